@@ -1,0 +1,146 @@
+"""Every check of user input and its message: function, argument, got, expected, the way out.
+
+``TypeError`` for types and dtypes, ``ValueError`` for shapes and values. All of them run before anything is launched.
+"""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from cupylosses.definition import Loss, Parameter
+
+#: What an operand may hold, beside integers where the definition accepts them.
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
+
+
+def reduction(loss: Loss, value: Any) -> str:
+    """The reduction, if the loss has it."""
+    if value in loss.reductions:
+        return value
+    expected = ", ".join(repr(x) for x in loss.reductions)
+    if value in ("batchmean",):
+        raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}; only kl_div has it.")
+    raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}.")
+
+
+def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None) -> str:
+    """The reduction that torch's old arguments mean, with one warning that names it."""
+    average = True if size_average is None else size_average
+    result = "none" if reduce is not None and not reduce else "mean" if average else "sum"
+    warnings.warn(
+        f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={result!r}.", UserWarning, stacklevel=4
+    )
+    return result
+
+
+def parameter(loss: Loss, spec: Parameter, value: Any) -> float:
+    """A parameter as a float, in range."""
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            hint = " Take it off the device with `.item()` first." if hasattr(value, "item") else ""
+            raise TypeError(
+                f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {type(value).__name__}.{hint}"
+            )
+        value = float(value)
+    if not spec.accepts(value):
+        raise ValueError(f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {value!r}.")
+    return value
+
+
+def flag(loss: Loss, name: str, value: Any) -> bool:
+    """A flag as a bool."""
+    if value is True or value is False:
+        return value
+    raise TypeError(f"{loss.name}: `{name}` must be True or False, got {value!r}.")
+
+
+def not_an_array(loss: Loss, name: str, value: Any) -> TypeError:
+    """The error for an operand that no array library owns."""
+    kind = type(value).__name__
+    hint = "; wrap it with `torch.as_tensor(...)` or `numpy.asarray(...)`"
+    return TypeError(
+        f"{loss.name}: `{name}` must be a torch.Tensor, a cupy.ndarray, a numpy.ndarray or an object with "
+        f"`__dlpack__`, got {kind}{hint}."
+    )
+
+
+def libraries(loss: Loss, kinds: Sequence[str]) -> None:
+    """Operands must live in one array library, or cross zero-copy."""
+    names = [f"`{x.name}` from {kind}" for x, kind in zip(loss.operands, kinds, strict=True)]
+    raise TypeError(
+        f"{loss.name}: operands must come from one array library, got {' and '.join(names)}. "
+        "Convert with `torch.from_numpy(x)`, `x.numpy()` or `cupy.asarray(x)`; "
+        "torch and CuPy tensors on a GPU mix freely."
+    )
+
+
+def devices(loss: Loss, found: Sequence[Any]) -> None:
+    """Operands must be on one device."""
+    names = [f"`{x.name}` on {device}" for x, device in zip(loss.operands, found, strict=True)]
+    raise ValueError(
+        f"{loss.name}: operands must be on one device, got {' and '.join(names)}. Move one with `.to(device)`."
+    )
+
+
+def dtypes(loss: Loss, names: Sequence[str]) -> None:
+    """Each operand's dtype must be one that it accepts, and one of them must be floating."""
+    for operand, name in zip(loss.operands, names, strict=True):
+        allowed = (*FLOATING, *INTEGER) if operand.integer else FLOATING
+        if name not in allowed:
+            raise TypeError(
+                f"{loss.name}: `{operand.name}` must have one of the dtypes {', '.join(allowed)}, got {name}. "
+                "Convert it with `.to(torch.float32)` or `.astype('float32')`."
+            )
+    if not any(name in FLOATING for name in names):
+        got = " and ".join(f"`{x.name}` of {name}" for x, name in zip(loss.operands, names, strict=True))
+        raise TypeError(
+            f"{loss.name}: at least one operand must be floating, got {got}. "
+            "Convert the prediction with `.float()` or `.astype('float32')`."
+        )
+
+
+def broadcast(loss: Loss, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The broadcast shape by NumPy's rules."""
+    rank = max(len(s) for s in shapes)
+    result = []
+    for d in range(-rank, 0):
+        sizes = {s[d] for s in shapes if -d <= len(s)} - {1}
+        if len(sizes) > 1:
+            raise ValueError(_broadcast_message(loss, shapes))
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
+def _broadcast_message(loss: Loss, shapes: Sequence[Sequence[int]]) -> str:
+    got = " and ".join(f"`{x.name}` of shape {tuple(s)}" for x, s in zip(loss.operands, shapes, strict=True))
+    hint = "Shapes are aligned at the last dimension; reshape one with `.reshape(...)` or `[:, None]`."
+    if len(shapes) == 2 and len(shapes[1]) == 1 < len(shapes[0]) and shapes[1][0] == shapes[0][0]:
+        name = loss.operands[1].name
+        hint = f"A 1-d `{name}` belongs to the last dimension; for one value per row use `{name}[:, None]`."
+    return f"{loss.name}: the shapes do not broadcast, got {got}. {hint}"
+
+
+def broadcast_warning(loss: Loss, shapes: Sequence[Sequence[int]]) -> str | None:
+    """torch's warning for operands of different shapes, for the losses where torch gives it."""
+    if not loss.warn_broadcast or tuple(shapes[0]) == tuple(shapes[1]):
+        return None
+    first, second = (x.name for x in loss.operands[:2])
+    return (
+        f"{loss.name}: `{second}` of shape {tuple(shapes[1])} is broadcast against `{first}` of shape "
+        f"{tuple(shapes[0])}, which may not be what you want; reshape or expand one to silence this."
+    )
+
+
+def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
+    """The dtype of the result. With ``ranks``, by torch's rule: a 0-d tensor does not widen tensors with dimensions."""
+    floating = [i for i, name in enumerate(names) if name in FLOATING]
+    if ranks is not None and any(ranks[i] > 0 for i in floating):
+        floating = [i for i in floating if ranks[i] > 0]
+    found = {names[i] for i in floating}
+    if found == {"float16", "bfloat16"}:
+        return "float32"
+    return max(found, key=FLOATING.index)

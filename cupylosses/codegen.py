@@ -1,0 +1,305 @@
+"""From a definition to CUDA source.
+
+The kernels under ``kernels/`` are complete but for types and the loss itself. What is generated here is the glue: the
+loss as a functor on dual numbers, and ``extern "C"`` entry points that fill in types and call the skeleton. Everything
+that can be wrong in a loss's expression is reported by the compiler at ``<loss>.<name>``, in the skeleton at
+``kernels/<file>``, because every part of the source carries its own ``#line``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cupylosses.definition import Loss
+from cupylosses.launch import BLOCKS_PER_SM, MAX_RANK, MAX_THREADS, UNROLL
+
+#: The files of ``kernels/`` in the order of their needs.
+POINTWISE = (
+    "types.cuh",
+    "tuple.cuh",
+    "dual.cuh",
+    "math.cuh",
+    "reduce.cuh",
+    "layout.cuh",
+    "expectation.cuh",
+    "pointwise.cuh",
+)
+BROADCAST = (*POINTWISE, "broadcast_gradient.cuh")
+
+#: How a dtype is spelled in CUDA, and its short name in entry points.
+STORAGE = {
+    "float16": ("half_t", "f16"),
+    "bfloat16": ("bfloat16_t", "bf16"),
+    "float32": ("float", "f32"),
+    "float64": ("double", "f64"),
+    "bool": ("bool", "bool"),
+    "int8": ("signed char", "i8"),
+    "uint8": ("unsigned char", "u8"),
+    "int16": ("short", "i16"),
+    "int32": ("int", "i32"),
+    "int64": ("int64", "i64"),
+}
+
+#: The entry points. The first three belong to a reduced loss, the next two to `reduction="none"`.
+KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
+    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "elements": "a value per element",
+    "elements_gradient": "the gradients for a grad_output per element",
+    "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
+    "combine_slices": "the gradient of one broadcast operand from its slices",
+}
+SUMS = frozenset({"broadcast_gradient", "combine_slices"})
+
+_ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What distinguishes one compiled module from another; hashable, and complete: equal variants have equal source.
+
+    ``kind`` names the entry point: one of :data:`KINDS`.
+    ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
+    """
+
+    loss: Loss
+    flags: tuple[bool, ...]
+    kind: str
+    storage: tuple[str, ...]
+    result: str
+    layout: str
+    lanes: int
+    access: tuple[str, ...]
+    gradients: tuple[bool, ...]
+    columns: bool = False
+
+    @property
+    def compute(self) -> str:
+        """The arithmetic type."""
+        return "double" if self.result == "float64" else "float"
+
+    @property
+    def title(self) -> str:
+        """The variant in words, for error messages and file names."""
+        dtypes = "-".join(STORAGE[x][1] for x in self.storage)
+        wanted = "".join("1" if x else "0" for x in self.gradients)
+        access = "-".join(self.access)
+        flags = "".join("1" if x else "0" for x in self.flags)
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}", access]
+        parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
+        return "_".join(parts)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        dtypes = "_".join(dict.fromkeys(STORAGE[x][1] for x in self.storage))
+        return f"{self.loss.name}_{self.kind}_{dtypes}"
+
+
+def kernel_directory() -> Path:
+    """``kernels/``: inside the package when it was installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "kernels", package.parent / "kernels"):
+        if (candidate / "pointwise.cuh").is_file():
+            return candidate
+    raise RuntimeError(
+        f"cupylosses: the kernel sources are missing; looked in {package / 'kernels'} and {package.parent / 'kernels'}. "
+        "Install the package again: `pip install --force-reinstall cupylosses`."
+    )
+
+
+@cache
+def _skeleton(files: tuple[str, ...]) -> str:
+    directory = kernel_directory()
+    return "".join(f'#line 1 "kernels/{name}"\n{(directory / name).read_text(encoding="utf-8")}' for name in files)
+
+
+def source(variant: Variant) -> str:
+    """The whole translation unit of a variant."""
+    files = BROADCAST if variant.kind in SUMS else POINTWISE
+    return f'{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
+
+
+def glue(variant: Variant) -> str:
+    """The part of the source that is written for this variant."""
+    body = _sum_entry(variant) if variant.kind in SUMS else _pointwise_entry(variant)
+    return f"{_functor(variant)}\n{body}"
+
+
+def _functor(variant: Variant) -> str:
+    """The loss as a functor on dual numbers."""
+    loss = variant.loss
+    operands = [x.name for x in loss.operands]
+    lines = ["struct Loss {", f"  using Compute = {variant.compute};"]
+    lines += [f"  double {x.name}_;" for x in loss.parameters]
+    lines += [
+        "",
+        f"  template <{', '.join(f'class {_title(x)}' for x in operands)}>",
+        f"  __device__ __forceinline__ auto operator()({', '.join(f'const {_title(x)}& {x}' for x in operands)}) const {{",
+    ]
+    lines += [
+        f"    constexpr bool {x.name} = {str(on).lower()};" for x, on in zip(loss.flags, variant.flags, strict=True)
+    ]
+    lines += [f"    const auto {x.name} = constant<Compute>({x.name}_);" for x in loss.parameters]
+    for name, expression in loss.let.items():
+        lines += [f'#line 1 "{loss.name}.{name}"', f"    const auto {name} = {expression};"]
+    lines += [f'#line 1 "{loss.name}.value"', f"    return {loss.value};"]
+    lines += [f'#line 1 "<{variant.title}>.entries"', "  }", "};"]
+    return "\n".join(lines) + "\n"
+
+
+def _title(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_")) + "T"
+
+
+def _source_types(variant: Variant) -> list[str]:
+    return [
+        f"Source<{STORAGE[dtype][0]}, Access::{_ACCESS[access]}>"
+        for dtype, access in zip(variant.storage, variant.access[:-1], strict=True)
+    ]
+
+
+def _types(variant: Variant) -> list[str]:
+    sinks = [
+        f"Sink<{STORAGE[dtype][0]}>" if wanted else "Absent"
+        for dtype, wanted in zip(variant.storage, variant.gradients, strict=True)
+    ]
+    result = STORAGE[variant.result][0]
+    element = "Absent"
+    if variant.kind == "elements":
+        element = f"Sink<{result}>"
+    elif variant.access[-1] != "none":
+        element = f"Source<{result}, Access::{_ACCESS[variant.access[-1]]}>"
+    return [
+        f"using Result = {result};",
+        f"using Sources = Tuple<{', '.join(_source_types(variant))}>;",
+        f"using Sinks = Tuple<{', '.join(sinks)}>;",
+        f"using Element = {element};",
+    ]
+
+
+def _parameters(variant: Variant) -> list[str]:
+    return [f"double {x.name}" for x in variant.loss.parameters]
+
+
+def _loss_argument(variant: Variant) -> str:
+    return f"Loss{{{', '.join(x.name for x in variant.loss.parameters)}}}"
+
+
+def _operand_pointers(variant: Variant) -> list[str]:
+    return [
+        f"const {STORAGE[dtype][0]}* {operand.name}"
+        for operand, dtype in zip(variant.loss.operands, variant.storage, strict=True)
+    ]
+
+
+def _sources_argument(variant: Variant) -> str:
+    names = [x.name for x in variant.loss.operands]
+    return f"make_tuple({', '.join(f'{t}{{{n}}}' for t, n in zip(_source_types(variant), names, strict=True))})"
+
+
+def _pointwise_entry(variant: Variant) -> str:
+    operands = variant.loss.operands
+    wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
+    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradient}}" if w else "Absent{}" for name, storage, w in wanted)
+    if variant.layout == "flat":
+        layout_type, layout_parameter = f"Flat<{variant.lanes}>", "int64 elements"
+        layout_local = ["  const Layout layout{elements};"]
+    else:
+        rank = 1 if variant.layout == "matrix" else MAX_RANK
+        layout_type = f"Rows<{variant.lanes}, {2 * len(operands) + 1}, {rank}>"
+        layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
+    unroll = f"<{UNROLL[variant.lanes]}>"
+    schedule = "Schedule{groups, chunks_per_group, steps}"
+    element, tail, call = {
+        "value": (
+            "Absent{}",
+            ["double* memory", "double divisor", "Result* value"],
+            f"reduce_value{unroll}(program, {schedule}, memory, divisor, value)",
+        ),
+        "value_and_gradient": (
+            "Absent{}",
+            ["double* memory", "double divisor", "Result* value", "const double* expected", "double* used"],
+            f"reduce_value_and_gradient{unroll}(program, {schedule}, memory, divisor, value, expected, used)",
+        ),
+        "verify_gradient": (
+            "Absent{}",
+            ["double divisor", "const Result* grad_output", "const double* used", "double* expected"],
+            f"verify_gradient{unroll}(program, {schedule}, divisor, grad_output, used, expected)",
+        ),
+        "elements": ("Element{values}", ["Result* values"], f"map_elements{unroll}(program, {schedule})"),
+        "elements_gradient": (
+            "Element{grad_output}",
+            ["const Result* grad_output"],
+            f"map_elements{unroll}(program, {schedule})",
+        ),
+    }[variant.kind]
+    arguments = [
+        *_operand_pointers(variant),
+        *(f"{storage}* {name}_gradient" for name, storage, w in wanted if w),
+        layout_parameter,
+        *_parameters(variant),
+        "int64 groups",
+        "int64 chunks_per_group",
+        "int64 steps",
+        *tail,
+    ]
+    lines = [
+        *_types(variant),
+        f"using Layout = {layout_type};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM})',
+        f"{variant.entry}({', '.join(arguments)}) {{",
+        *layout_local,
+        f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
+        f"      {_loss_argument(variant)}, layout, {_sources_argument(variant)},",
+        f"      make_tuple({sinks}), {element}, 0}};",
+        f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sum_entry(variant: Variant) -> str:
+    slot = variant.gradients.index(True)
+    storage = STORAGE[variant.storage[slot]][0]
+    gradient = f"{variant.loss.operands[slot].name}_gradient"
+    per_element = variant.access[-1] != "none"
+    dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {MAX_RANK}>"
+    arguments = [
+        *_operand_pointers(variant),
+        f"{storage}* {gradient}",
+        f"const __grid_constant__ {dimensions} kept",
+        f"const __grid_constant__ {dimensions} reduced",
+        *_parameters(variant),
+        "int64 outputs",
+        "int64 length",
+        "int64 slices",
+        "int64 slice_length",
+        "double divisor",
+        "const Result* grad_output",
+        "double* partials",
+    ]
+    mapping = f"<{str(variant.columns).lower()}>"
+    call = {
+        "broadcast_gradient": (
+            f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, partials)"
+        ),
+        "combine_slices": "combine_slices(program, deposit, outputs, slices, partials)",
+    }[variant.kind]
+    lines = [
+        *_types(variant),
+        "",
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
+        f"{variant.entry}({', '.join(arguments)}) {{",
+        f"  const BroadcastGradient<Loss, Sources, Element, {slot}> program{{",
+        f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
+        f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
+        f"  const Deposit<{storage}, Result> deposit{{{gradient}, {'nullptr' if per_element else 'grad_output'}, divisor}};",
+        f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"

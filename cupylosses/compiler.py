@@ -1,0 +1,99 @@
+"""From source to a kernel that can be launched: ``cupy.RawModule``, kept for the life of the process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from cupylosses.codegen import STORAGE, Variant, source
+
+#: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
+OPTIONS = ("-std=c++17", "-fmad=false")
+
+_lock = threading.Lock()
+_kernels: dict[Variant, Any] = {}
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled or loaded; the message says why and what to do."""
+
+
+def kernel(variant: Variant) -> Any:
+    """The launchable kernel of a variant, compiled on first use.
+
+    One lock, and modules are never dropped: two threads must not compile the same module, since the loser's would be
+    unloaded, which is an error while a CUDA graph is being captured.
+    """
+    found = _kernels.get(variant)
+    if found is None:
+        with _lock:
+            found = _kernels.get(variant)
+            if found is None:
+                found = _kernels[variant] = _compile(variant)
+    return found
+
+
+def _compile(variant: Variant) -> Any:
+    import cupy
+
+    text = source(variant)
+    try:
+        module = cupy.RawModule(code=text, options=OPTIONS)
+        module.compile()
+        return module.get_function(variant.entry)
+    except cupy.cuda.compiler.CompileException as error:
+        raise KernelError(
+            f"{variant.loss.name}: the kernel `{variant.entry}` for {_dtypes(variant)} did not compile:\n{error}\n"
+            f"The whole source is in {dump(variant, text)}."
+        ) from error
+    except OSError as error:
+        raise KernelError(
+            f"{variant.loss.name}: CuPy could not write its kernel cache: {error}. Set CUPY_CACHE_DIR to a writable "
+            "directory, or CUPY_CACHE_IN_MEMORY=1 to compile in every process."
+        ) from error
+    except RuntimeError as error:
+        raise KernelError(f"{variant.loss.name}: {_explain(error)}") from error
+
+
+def _explain(error: RuntimeError) -> str:
+    """The remedy for what goes wrong between CuPy and the CUDA installation."""
+    text = str(error)
+    if "CUDA headers" in text or "CUDA root directory" in text:
+        return (
+            f"CuPy needs the CUDA headers to compile any kernel, and found none ({text}). Install them with "
+            '`pip install "cupy-cuda13x[ctk]"` (or cupy-cuda12x), or point CUDA_PATH at a toolkit.'
+        )
+    if "nvrtc" in text.lower() and "load" in text.lower():
+        return (
+            f"CuPy could not load the run-time compiler ({text}). Install the CuPy wheel of your CUDA version with its "
+            'libraries: `pip install "cupy-cuda13x[ctk]"` or `"cupy-cuda12x[ctk]"`; for CUDA 11 '
+            "`pip install cupy-cuda11x nvidia-cuda-nvrtc-cu11`."
+        )
+    if "no kernel image" in text.lower() or "CUDA_ERROR_NO_BINARY_FOR_GPU" in text:
+        return (
+            f"the compiled kernel does not fit this GPU ({text}). The run-time compiler is older than the GPU: install "
+            "the CuPy wheel of a newer CUDA version, or set CUPY_COMPILE_WITH_PTX=1."
+        )
+    return f"a kernel could not be loaded: {text}"
+
+
+def _dtypes(variant: Variant) -> str:
+    names = [x.name for x in variant.loss.operands]
+    return ", ".join(f"`{n}` of {d}" for n, d in zip(names, variant.storage, strict=True))
+
+
+def dump(variant: Variant, text: str | None = None) -> Path:
+    """Writes the expanded source of a variant to a file with a stable name, and returns its path."""
+    directory = Path(os.environ.get("CUPYLOSSES_DUMP_DIR", Path(tempfile.gettempdir()) / "cupylosses"))
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{variant.title}.cu"
+    path.write_text(source(variant) if text is None else text, encoding="utf-8")
+    return path
+
+
+def short_name(dtype: str) -> str:
+    """`float32` as `f32`, for entry points and tables."""
+    return STORAGE[dtype][1]

@@ -1,0 +1,447 @@
+"""Plans and their execution: which kernels run for a call, with which arguments. No array library is named here.
+
+A :class:`Plan` is everything about a call that depends neither on addresses nor on parameter values: it is made once
+per combination of loss, dtypes, shapes and strides, and looked up afterwards. A :class:`Device` is what an array library
+offers on one GPU: allocation, the current stream, pointers. The functions below join the two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy
+
+from cupylosses import checks, compiler, interop, launch
+from cupylosses.codegen import Variant
+from cupylosses.definition import Loss
+
+#: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
+EXPECTATIONS = 4096
+
+#: Doubles in front of the partial sums: the ticket of the last block.
+TICKET = 2
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a plan needs to know of an operand; ``misalignment`` is its address modulo 16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    misalignment: int
+
+
+class Device(ABC):
+    """One GPU through the eyes of one array library."""
+
+    def __init__(self, index: int, processors: int) -> None:
+        self.index = index
+        self.processors = processors
+        self._workspaces: dict[int, tuple[Any, int, int]] = {}
+        self._table: tuple[Any, int] | None = None
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
+        """A new array with these strides, in elements, on the current stream."""
+
+    @abstractmethod
+    def full(self, count: int, value: float) -> Any:
+        """``count`` doubles, set on the current stream."""
+
+    @abstractmethod
+    def pointer(self, array: Any) -> int:
+        """The device address of an array."""
+
+    @abstractmethod
+    def stream(self) -> int:
+        """The library's current stream on this device."""
+
+    @abstractmethod
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured into a CUDA graph."""
+
+    def workspace(self, stream: int, groups: int) -> tuple[Any, int]:
+        """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
+
+        One per stream, since launches of one stream run one after another. A captured launch gets its own, because its
+        graph may be replayed on any stream; the graph then owns the memory.
+        """
+        need = TICKET + groups
+        if self.capturing():
+            array = self.full(need, 0.0)
+            return array, self.pointer(array)
+        found = self._workspaces.get(stream)
+        if found is None or found[2] < need:
+            size = max(need, 1024)
+            array = self.full(size, 0.0)
+            found = self._workspaces[stream] = (array, self.pointer(array), size)
+        return found[0], found[1]
+
+    def expectation(self, slot: int) -> int:
+        """The address of a slot in the table of expected grad_outputs, or 0 where there is none yet under capture."""
+        if self._table is None:
+            if self.capturing():
+                return 0
+            array = self.full(EXPECTATIONS, 1.0)
+            self._table = (array, self.pointer(array))
+        return self._table[1] + 8 * slot
+
+
+class Part:
+    """One launch of the pointwise engine: layout, schedule and grid, and the kernels for it."""
+
+    def __init__(self, plan: Plan, streams: Sequence[launch.Stream], processors: int) -> None:
+        self.plan = plan
+        self.layout = launch.layout(plan.shape, streams)
+        self.schedule = launch.schedule(self.layout.vectors, self.layout.lanes)
+        self.blocks = launch.grid(self.schedule.groups, self.schedule.threads, processors)
+        self.grid, self.block = (self.blocks,), (self.schedule.threads,)
+        self.cut = (self.schedule.groups, self.schedule.chunks_per_group, self.schedule.steps)
+        flat = self.layout.kind == "flat"
+        self.where: Any = self.layout.elements if flat else struct(self.layout.words())
+        self._kernels: dict[tuple[str, tuple[bool, ...]], Any] = {}
+
+    def launch(self, kind: str, gradients: tuple[bool, ...], arguments: tuple[Any, ...], stream: int) -> None:
+        """Launches the entry point ``kind`` with the arguments that follow the generated signature."""
+        kernel = self._kernels.get((kind, gradients))
+        if kernel is None:
+            kernel = self._kernels[kind, gradients] = compiler.kernel(self.variant(kind, gradients))
+        kernel(self.grid, self.block, arguments, stream=interop.stream(stream))
+
+    def variant(self, kind: str, gradients: tuple[bool, ...]) -> Variant:
+        """What is compiled for this launch."""
+        plan, operands = self.plan, len(self.plan.tensors)
+        element = self.layout.access[2 * operands] if kind == "elements_gradient" else "none"
+        return Variant(
+            plan.loss,
+            plan.flags,
+            kind,
+            plan.storage,
+            plan.result,
+            self.layout.kind,
+            self.layout.lanes,
+            (*self.layout.access[:operands], element),
+            gradients,
+        )
+
+
+class SumPart:
+    """The gradient of one broadcast operand: layout and launch."""
+
+    def __init__(self, plan: Plan, slot: int, grad_output: launch.Stream | None, processors: int) -> None:
+        tensor = plan.tensors[slot]
+        self.strides = launch.dense_strides(tensor.shape, tensor.strides)
+        result = launch.broadcast_strides(tensor.shape, self.strides, plan.shape)
+        none = (0,) * len(plan.shape)
+        read = [x.strides for x in plan.streams[: len(plan.tensors)]]
+        self.layout = launch.sum_layout(plan.shape, [*read, grad_output.strides if grad_output else none], result)
+        x = self.layout
+        warps = (-(-x.outputs // launch.WARP) if x.columns else x.outputs) * x.slices
+        self.grid = (launch.grid(warps, launch.MAX_THREADS, processors),)
+        self.combine_grid = (launch.grid(-(-x.outputs // launch.WARP), launch.MAX_THREADS, processors),)
+        self.block = (launch.MAX_THREADS,)
+        self.where = (
+            struct(launch.dimension_words(x.kept, x.kept_strides)),
+            struct(launch.dimension_words(x.reduced, x.reduced_strides)),
+        )
+        access = ("reused" if grad_output else "none",)
+        gradients = tuple(i == slot for i in range(len(plan.tensors)))
+        self.kernels = [
+            compiler.kernel(
+                Variant(
+                    plan.loss,
+                    plan.flags,
+                    kind,
+                    plan.storage,
+                    plan.result,
+                    "rows",
+                    1,
+                    (*("stream" for _ in plan.tensors), *access),
+                    gradients,
+                    x.columns,
+                )
+            )
+            for kind in ("broadcast_gradient", "combine_slices")[: 2 if x.slices > 1 else 1]
+        ]
+
+
+def struct(words: Sequence[int]) -> numpy.ndarray:
+    """64-bit words as one kernel argument passed by value."""
+    return numpy.array(words, dtype=numpy.int64).view([("words", numpy.int64, (len(words),))])
+
+
+class Plan:
+    """Everything about a call but addresses and parameter values."""
+
+    def __init__(
+        self,
+        loss: Loss,
+        flags: tuple[bool, ...],
+        reduction: str,
+        tensors: tuple[Tensor, ...],
+        result: str,
+        processors: int,
+    ) -> None:
+        shapes = [x.shape for x in tensors]
+        self.loss, self.flags, self.reduction, self.tensors = loss, flags, reduction, tensors
+        self.result, self.processors = result, processors
+        self.shape = checks.broadcast(loss, shapes)
+        self.warning = checks.broadcast_warning(loss, shapes)
+        self.elements = prod(self.shape)
+        self.batch = self.shape[0] if self.shape else 1
+        self.divisor = float({"mean": self.elements, "batchmean": self.batch}.get(reduction, 1))
+        self.storage = tuple(x.dtype for x in tensors)
+        self.floating = tuple(x.dtype in checks.FLOATING for x in tensors)
+        #: Operands that are read once per element: their gradient is written by the pointwise engine.
+        self.full = tuple(prod(x.shape) == self.elements for x in tensors)
+        self.slot = hash((loss.name, flags, reduction, self.shape, self.storage, result)) % EXPECTATIONS
+        self._gradient_parts: dict[launch.Stream, Part] = {}
+        self._sum_parts: dict[tuple[int, launch.Stream | None], SumPart] = {}
+
+    def values(self, parameters: Sequence[float]) -> Mapping[str, Any]:
+        """Parameters and flags by name, for the reference formula."""
+        names = [x.name for x in (*self.loss.parameters, *self.loss.flags)]
+        return dict(zip(names, (*parameters, *self.flags), strict=True))
+
+    @cached_property
+    def gradient_strides(self) -> tuple[tuple[int, ...], ...]:
+        """The strides of each operand's gradient."""
+        return tuple(launch.dense_strides(x.shape, x.strides) for x in self.tensors)
+
+    @cached_property
+    def result_strides(self) -> tuple[int, ...]:
+        """The strides of a value per element: those of the first operand that has the shape, without gaps."""
+        for x in self.tensors:
+            if x.shape == self.shape:
+                return launch.dense_strides(x.shape, x.strides)
+        return launch.dense_strides(self.shape, (0,) * len(self.shape))
+
+    @cached_property
+    def streams(self) -> list[launch.Stream]:
+        """The operands and, for each, its gradient (nothing where the pointwise engine writes none).
+
+        Gradients take part in the layout whether they are wanted or not, so that the order of additions, and with it
+        the value's bits, do not depend on it.
+        """
+        streams = [
+            launch.Stream(
+                launch.broadcast_strides(x.shape, x.strides, self.shape), interop.ITEMSIZE[x.dtype], x.misalignment
+            )
+            for x in self.tensors
+        ]
+        for i, x in enumerate(self.tensors):
+            strides = (0,) * len(self.shape)
+            if self.full[i] and self.floating[i]:
+                strides = launch.broadcast_strides(x.shape, self.gradient_strides[i], self.shape)
+            streams.append(launch.Stream(strides, interop.ITEMSIZE[x.dtype]))
+        return streams
+
+    @cached_property
+    def part(self) -> Part:
+        """The launch that computes the value."""
+        none = launch.Stream((0,) * len(self.shape), interop.ITEMSIZE[self.result])
+        if self.reduction != "none":
+            return Part(self, [*self.streams, none], self.processors)
+        absent = [launch.Stream(none.strides, x.itemsize) for x in self.streams[len(self.tensors) :]]
+        values = launch.Stream(self.result_strides, none.itemsize)
+        return Part(self, [*self.streams[: len(self.tensors)], *absent, values], self.processors)
+
+    def gradient_part(self, grad_output: launch.Stream) -> Part:
+        """The launch that computes the gradients for a grad_output per element."""
+        found = self._gradient_parts.get(grad_output)
+        if found is None:
+            found = self._gradient_parts[grad_output] = Part(self, [*self.streams, grad_output], self.processors)
+        return found
+
+    def sum_part(self, slot: int, grad_output: launch.Stream | None) -> SumPart:
+        """The launch that sums the gradient of a broadcast operand."""
+        found = self._sum_parts.get((slot, grad_output))
+        if found is None:
+            found = self._sum_parts[slot, grad_output] = SumPart(self, slot, grad_output, self.processors)
+        return found
+
+    def written(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
+        """Which of the wanted gradients the pointwise engine writes."""
+        return tuple(w and f for w, f in zip(wanted, self.full, strict=True))
+
+    def grad_output_stream(self, strides: Sequence[int], misalignment: int) -> launch.Stream:
+        """A grad_output per element as the layout sees it."""
+        return launch.Stream(tuple(strides), interop.ITEMSIZE[self.result], misalignment)
+
+
+@dataclass
+class Promise:
+    """Gradients that the forward kernel wrote for an expected grad_output, and each block's note of it."""
+
+    gradients: list[Any]
+    used: Any
+
+
+def gradient_buffers(plan: Plan, device: Device, wanted: Sequence[bool]) -> list[Any]:
+    """New arrays for the gradients that are wanted, None for the others."""
+    return [
+        device.empty(x.shape, strides, x.dtype) if w else None
+        for x, strides, w in zip(plan.tensors, plan.gradient_strides, wanted, strict=True)
+    ]
+
+
+def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
+    """The reduced value."""
+    part, stream = plan.part, device.stream()
+    value = device.empty((), (), plan.result)
+    memory, address = device.workspace(stream, part.cut[0])
+    arguments = (*pointers, part.where, *parameters, *part.cut, address, plan.divisor, device.pointer(value))
+    part.launch("value", (False,) * len(pointers), arguments, stream)
+    return value
+
+
+def reduce_with_gradient(
+    plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], wanted: tuple[bool, ...]
+) -> tuple[Any, Promise]:
+    """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
+    part, stream = plan.part, device.stream()
+    value = device.empty((), (), plan.result)
+    used = device.empty((part.blocks,), (1,), "float64")
+    gradients = gradient_buffers(plan, device, wanted)
+    memory, address = device.workspace(stream, part.cut[0])
+    arguments = (
+        *pointers,
+        *(device.pointer(x) for x in gradients if x is not None),
+        part.where,
+        *parameters,
+        *part.cut,
+        address,
+        plan.divisor,
+        device.pointer(value),
+        device.expectation(plan.slot),
+        device.pointer(used),
+    )
+    part.launch("value_and_gradient", wanted, arguments, stream)
+    return value, Promise(gradients, used)
+
+
+def verified_gradient(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    parameters: Sequence[float],
+    wanted: tuple[bool, ...],
+    grad_output: int,
+    promise: Promise | None,
+) -> list[Any]:
+    """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
+    part = plan.part
+    gradients = promise.gradients if promise else gradient_buffers(plan, device, wanted)
+    arguments = (
+        *pointers,
+        *(device.pointer(x) for x in gradients if x is not None),
+        part.where,
+        *parameters,
+        *part.cut,
+        plan.divisor,
+        grad_output,
+        device.pointer(promise.used) if promise else 0,
+        device.expectation(plan.slot),
+    )
+    part.launch("verify_gradient", wanted, arguments, device.stream())
+    return gradients
+
+
+def elements(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
+    """A value per element."""
+    part = plan.part
+    values = device.empty(plan.shape, plan.result_strides, plan.result)
+    arguments = (*pointers, part.where, *parameters, *part.cut, device.pointer(values))
+    part.launch("elements", (False,) * len(pointers), arguments, device.stream())
+    return values
+
+
+def elements_gradient(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    parameters: Sequence[float],
+    wanted: tuple[bool, ...],
+    grad_output: int,
+    grad_output_strides: Sequence[int],
+) -> list[Any]:
+    """The gradients that the pointwise engine writes, for a grad_output per element of any strides."""
+    part = plan.gradient_part(plan.grad_output_stream(grad_output_strides, grad_output % 16))
+    gradients = gradient_buffers(plan, device, wanted)
+    arguments = (
+        *pointers,
+        *(device.pointer(x) for x in gradients if x is not None),
+        part.where,
+        *parameters,
+        *part.cut,
+        grad_output,
+    )
+    part.launch("elements_gradient", wanted, arguments, device.stream())
+    return gradients
+
+
+def broadcast_gradient(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    parameters: Sequence[float],
+    slot: int,
+    grad_output: int,
+    grad_output_strides: Sequence[int] | None,
+) -> Any:
+    """The gradient of a broadcast operand, summed; ``grad_output_strides`` is None for one grad_output for all."""
+    per_element = None if grad_output_strides is None else plan.grad_output_stream(grad_output_strides, 0)
+    part, stream = plan.sum_part(slot, per_element), device.stream()
+    tensor, x = plan.tensors[slot], part.layout
+    gradient = device.empty(tensor.shape, part.strides, tensor.dtype)
+    partials = device.empty((x.slices * x.outputs,), (1,), "float64") if x.slices > 1 else None
+    arguments = (
+        *pointers,
+        device.pointer(gradient),
+        *part.where,
+        *parameters,
+        x.outputs,
+        x.length,
+        x.slices,
+        x.slice_length,
+        plan.divisor,
+        grad_output,
+        device.pointer(partials) if partials is not None else 0,
+    )
+    for kernel, grid in zip(part.kernels, (part.grid, part.combine_grid), strict=False):
+        kernel(grid, part.block, arguments, stream=interop.stream(stream))
+    return gradient
+
+
+def gradients(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    parameters: Sequence[float],
+    wanted: tuple[bool, ...],
+    grad_output: int,
+    grad_output_strides: Sequence[int] | None,
+    promise: Promise | None = None,
+) -> list[Any]:
+    """Every wanted gradient, whichever kernels it takes; None for the others."""
+    written = plan.written(wanted)
+    result: list[Any] = [None] * len(wanted)
+    if any(written):
+        if grad_output_strides is None:
+            result = verified_gradient(plan, device, pointers, parameters, written, grad_output, promise)
+        else:
+            result = elements_gradient(
+                plan, device, pointers, parameters, written, grad_output, grad_output_strides
+            )
+    for slot, (w, f) in enumerate(zip(wanted, plan.full, strict=True)):
+        if w and not f:
+            result[slot] = broadcast_gradient(
+                plan, device, pointers, parameters, slot, grad_output, grad_output_strides
+            )
+    return result

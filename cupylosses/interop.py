@@ -1,0 +1,119 @@
+"""Array libraries: whose an array is, its device pointer through DLPack, allocation, streams and devices.
+
+Neither torch nor CuPy is imported here before the user has imported it (an array of theirs proves that they did), with
+one exception: kernels are launched by CuPy, so a CUDA tensor of torch's imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+ITEMSIZE = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8,
+}  # fmt: skip
+
+
+@cache
+def cupy() -> ModuleType:
+    """CuPy, or an error that says how to get the one that fits."""
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise ImportError(
+            "cupylosses: tensors on a GPU need CuPy, which is not installed or does not load "
+            f"({error}). Install the wheel of your CUDA version: `pip install \"cupylosses[cuda13x]\"`, "
+            '`"cupylosses[cuda12x]"` or `"cupylosses[cuda11x]"`. Only one of them may be installed.'
+        ) from error
+    except OSError as error:
+        raise ImportError(
+            f"cupylosses: CuPy cannot create its kernel cache ({error}). Set CUPY_CACHE_DIR to a writable directory."
+        ) from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whose an array is
+
+_kinds: dict[type, str] = {}
+
+
+def kind(x: Any) -> str:
+    """``torch``, ``cupy``, ``numpy``, ``dlpack`` or ``unknown``, remembered by type."""
+    found = _kinds.get(type(x))
+    if found is None:
+        found = _kinds[type(x)] = _find_kind(x)
+    return found
+
+
+def _find_kind(x: Any) -> str:
+    import numpy
+
+    torch, loaded_cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch"
+    if loaded_cupy is not None and isinstance(x, loaded_cupy.ndarray):
+        return "cupy"
+    if isinstance(x, numpy.ndarray):
+        return "numpy"
+    return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
+
+
+#: Device types of DLPack that the libraries share.
+DLPACK_CPU = 1
+
+
+def adopt(x: Any, to: str | None) -> Any:
+    """An array of another library as one of ``to`` (or of the library that fits its device), sharing the memory."""
+    if to == "torch":
+        import torch
+
+        return torch.from_dlpack(x)
+    if to == "cupy" or (to is None and x.__dlpack_device__()[0] != DLPACK_CPU):
+        return cupy().from_dlpack(x)
+    import numpy
+
+    return numpy.from_dlpack(x)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# DLPack
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.POINTER(ctypes.c_uint64), ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+# Of `struct DLTensor` { void* data; DLDevice; int32 ndim; DLDataType; int64* shape; int64* strides; uint64 byte_offset }
+_DATA, _BYTE_OFFSET = 0, 5
+
+
+def capsule_pointer(capsule: Any) -> int:
+    """The device address in a DLPack capsule that nobody has consumed; the caller keeps the tensor alive.
+
+    Reading the header costs a third of importing the capsule into an array of CuPy's, and works for the dtypes that a
+    CuPy refuses (13.6 has no bfloat16): kernels read 16-bit words either way.
+    """
+    tensor = _capsule_pointer(capsule, b"dltensor")
+    return tensor[_DATA] + tensor[_BYTE_OFFSET]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Streams
+
+
+class Stream:
+    """A raw CUDA stream in the shape that CuPy's launcher takes."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+@cache
+def stream(ptr: int) -> Stream:
+    """The one object for a raw stream. Which stream is current is asked at every launch, never remembered."""
+    return Stream(ptr)

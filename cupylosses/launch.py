@@ -1,0 +1,286 @@
+"""Launch geometry: how a loss's index space is laid out, cut and spread over a GPU. Pure functions of integers.
+
+Nothing here knows a device, an array library or a loss; all of it is tested without a GPU. Three decisions are made:
+
+``layout``
+    which dimensions can be merged, which one is innermost, and how many neighbouring elements a lane takes at once;
+``schedule``
+    how the elements are cut into the chunks and groups that fix the order of additions (never from the device);
+``grid``
+    how many blocks run (the only thing that looks at the device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+WARP = 32
+
+#: Outer dimensions that ``kernels/layout.cuh`` has room for, after merging.
+MAX_RANK = 24
+
+#: Threads of a block, and blocks of an SM that the kernels are compiled for.
+MAX_THREADS = 256
+BLOCKS_PER_SM = 4
+
+#: Vectors a lane has in flight, by lanes per vector; and the terms it adds in the arithmetic type before switching to
+#: double.
+UNROLL = {1: 4, 2: 2, 4: 2, 8: 2}
+MAX_RUN = 64
+
+#: Partial sums of a reduced loss: enough to balance the GPU, few enough that the last block adds them in microseconds.
+MAX_GROUPS = 1 << 15
+
+#: Chunks below which each takes one step, so that a small loss spreads over the whole GPU.
+SPREAD = 4096
+
+#: Partial sums of a broadcast operand's gradient (doubles), and the slices that are worth having.
+MAX_PARTIALS = 1 << 19
+SLICE_TERMS = 128
+TARGET_WARPS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One tensor as the layout sees it: strides in elements, bytes per element, address modulo 16."""
+
+    strides: tuple[int, ...]
+    itemsize: int
+    misalignment: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A merged index space. ``sizes`` and each of ``strides`` run from the innermost dimension outwards."""
+
+    kind: str
+    lanes: int
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    access: tuple[str, ...]
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return prod(self.sizes)
+
+    @property
+    def vectors(self) -> int:
+        """The number of vectors; only a flat layout may end in a partial one."""
+        return -(-self.elements // self.lanes)
+
+    def words(self) -> list[int]:
+        """The kernel's ``Rows`` as 64-bit words, in the order of its fields."""
+        rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.lanes
+        inner = [s[0] for s in self.strides]
+        head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
+        rank = 1 if self.kind == "matrix" else MAX_RANK
+        return head + dimension_words(self.sizes[1:], [s[1:] for s in self.strides], rank)
+
+
+def dimension_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], rank: int = MAX_RANK) -> list[int]:
+    """The kernel's ``Dimensions`` as 64-bit words: rank, sizes, and the strides of each stream, padded to ``rank``."""
+    words = [len(sizes), *sizes, *[1] * (rank - len(sizes))]
+    for stream in strides:
+        words += [*stream, *[0] * (rank - len(stream))]
+    return words
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How vectors are cut (see "Order of additions" in ``kernels/pointwise.cuh``), and the threads of a block."""
+
+    groups: int
+    chunks_per_group: int
+    steps: int
+    threads: int
+
+
+def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new tensor of this shape without gaps, its dimensions in the order of ``strides``.
+
+    A dense tensor keeps its strides; an expanded or sliced one loses the overlap and the gaps.
+    """
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d] if strides[d] else 0, d))
+    expanded = [d for d in order if strides[d] == 0 and shape[d] != 1]
+    if expanded:
+        order = list(range(len(shape)))
+    result, step = [0] * len(shape), 1
+    for d in reversed(order):
+        result[d] = step
+        step *= max(shape[d], 1)
+    return tuple(result)
+
+
+def broadcast_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of ``shape`` viewed in the larger shape ``to``: 0 along every broadcast dimension."""
+    lead = len(to) - len(shape)
+    return (0,) * lead + tuple(0 if shape[d] == 1 != to[lead + d] else strides[d] for d in range(len(shape)))
+
+
+def merge(
+    shape: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Reorders and merges dimensions as far as all streams allow; the results run from the innermost outwards.
+
+    The first stream that tells two dimensions apart decides which is inner. Dimensions of size 1 vanish; if nothing
+    is left, one dimension of size 1 remains.
+    """
+
+    def inside(a: int, b: int) -> bool:
+        for stream in strides:
+            x, y = abs(stream[a]), abs(stream[b])
+            if x and y and x != y:
+                return x < y
+        return False
+
+    # Insertion, not sort: a broadcast stream abstains, so "inside" is no total order, and what it leaves open keeps
+    # the order of the shape.
+    order: list[int] = []
+    for d in reversed([d for d in range(len(shape)) if shape[d] != 1]):
+        position = len(order)
+        for i in reversed(range(len(order))):
+            if inside(d, order[i]):
+                position = i
+            elif inside(order[i], d):
+                break
+        order.insert(position, d)
+
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for d in order:
+        if sizes and all(s[d] == m[-1] * sizes[-1] for s, m in zip(strides, merged, strict=True)):
+            sizes[-1] *= shape[d]
+            continue
+        sizes.append(shape[d])
+        for s, m in zip(strides, merged, strict=True):
+            m.append(s[d])
+    if not sizes:
+        return (1,), tuple((1,) for _ in strides)
+    return tuple(sizes), tuple(tuple(m) for m in merged)
+
+
+def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
+    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow."""
+    sizes, strides = merge(shape, [x.strides for x in streams])
+    if len(sizes) - 1 > MAX_RANK:
+        raise ValueError(
+            f"cupylosses: at most {MAX_RANK + 1} dimensions that cannot be merged, got {len(sizes)}; "
+            "make the tensors contiguous with `.contiguous()`."
+        )
+    flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
+    lanes = 1
+    if all(s[0] in (0, 1) for s in strides):
+        lanes = _widest(sizes, strides, streams, flat)
+    access = tuple(_access(s, lanes, flat) for s in strides)
+    kind = "flat" if flat else "matrix" if len(sizes) <= 2 else "rows"
+    return Layout(kind, lanes, sizes, strides, access)
+
+
+def _widest(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool
+) -> int:
+    items = [x.itemsize for x in streams]
+    lanes = min(16 // min(items), 32 // max(items), 8)
+    while lanes > 1:
+        fits = flat or sizes[0] % lanes == 0
+        for stream, stride in zip(streams, strides, strict=True):
+            if stride[0] == 1:
+                word = min(16, lanes * stream.itemsize)
+                fits = fits and stream.misalignment % word == 0 and all(s % lanes == 0 for s in stride[1:])
+        if fits:
+            break
+        lanes //= 2
+    return lanes
+
+
+def _access(strides: Sequence[int], lanes: int, flat: bool) -> str:
+    if strides[0] == 0 and (flat or lanes > 1):
+        return "splat"
+    return "reused" if 0 in strides else "stream"
+
+
+def schedule(vectors: int, lanes: int) -> Schedule:
+    """Cuts ``vectors`` vectors of ``lanes`` elements into chunks and groups. Depends on nothing else, by design."""
+    unroll = UNROLL[lanes]
+    batches = -(-vectors // (WARP * unroll))
+    longest = max(1, MAX_RUN // (lanes * unroll))
+    steps = 1
+    while steps * 2 <= longest and batches // (steps * 2) >= SPREAD:
+        steps *= 2
+    chunks = -(-batches // steps)
+    chunks_per_group = -(-chunks // MAX_GROUPS)
+    groups = -(-chunks // chunks_per_group)
+    # Few groups: small blocks, so that every SM gets one.
+    threads = MAX_THREADS
+    while threads > 64 and groups * WARP < threads * 256:
+        threads //= 2
+    return Schedule(groups, chunks_per_group, steps, threads)
+
+
+def grid(groups: int, threads: int, processors: int) -> int:
+    """Blocks for ``groups`` groups of one warp each on a GPU with this many SMs."""
+    most = processors * BLOCKS_PER_SM * (MAX_THREADS // threads)
+    return max(1, min(-(-groups * WARP // threads), most))
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """The sum over the dimensions that an operand was broadcast along; each list runs innermost first."""
+
+    columns: bool
+    outputs: int
+    length: int
+    slices: int
+    slice_length: int
+    kept: tuple[int, ...]
+    kept_strides: tuple[tuple[int, ...], ...]
+    reduced: tuple[int, ...]
+    reduced_strides: tuple[tuple[int, ...], ...]
+
+
+def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
+    """Splits a non-empty shape into what a broadcast operand keeps and what is summed.
+
+    ``streams`` are the strides of what is read, ``result`` those of the gradient, 0 where it is summed over.
+    """
+    kept_dims = [d for d in range(len(shape)) if result[d] != 0 and shape[d] != 1]
+    summed = [d for d in range(len(shape)) if result[d] == 0 and shape[d] != 1]
+    everything = [*streams, result]
+    kept, kept_strides = merge([shape[d] for d in kept_dims], [[s[d] for d in kept_dims] for s in everything])
+    reduced, reduced_strides = merge([shape[d] for d in summed], [[s[d] for d in summed] for s in everything])
+    if not kept_dims:
+        kept_strides = tuple((0,) for _ in everything)
+    if not summed:
+        reduced_strides = tuple((0,) for _ in everything)
+    if max(len(kept), len(reduced)) > MAX_RANK:
+        raise ValueError(
+            f"cupylosses: at most {MAX_RANK} dimensions that cannot be merged, got {max(len(kept), len(reduced))}; "
+            "make the tensors contiguous with `.contiguous()`."
+        )
+    outputs, length = prod(kept), prod(reduced)
+    # Lanes run along whichever of the two is nearer to unit stride in what is read; ties go to the longer one.
+    near = [_nearest(strides[:-1]) for strides in (kept_strides, reduced_strides)]
+    columns = outputs > 1 and (near[0] < near[1] or (near[0] == near[1] and outputs >= length))
+    warps = -(-outputs // WARP) if columns else outputs
+    terms = SLICE_TERMS if columns else SLICE_TERMS * WARP
+    slices = max(1, min(-(-length // terms), TARGET_WARPS // warps, MAX_PARTIALS // outputs))
+    slice_length = -(-length // slices)
+    return SumLayout(
+        columns,
+        outputs,
+        length,
+        -(-length // slice_length),
+        slice_length,
+        kept,
+        kept_strides,
+        reduced,
+        reduced_strides,
+    )
+
+
+def _nearest(strides: Sequence[Sequence[int]]) -> int:
+    """The smallest non-zero innermost stride of the streams."""
+    return min((abs(s[0]) for s in strides if s[0] != 0), default=1 << 62)

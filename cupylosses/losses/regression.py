@@ -1,0 +1,97 @@
+"""Losses of a difference: mean squared error, absolute error, and the two that join them."""
+
+from cupylosses.definition import Kink, Operand, Parameter, define
+
+_INPUT = Operand("input", "The prediction.", integer=True)
+_TARGET = Operand("target", "The ground truth.", integer=True)
+
+
+def _zero_difference(**parameters):
+    return [Kink((0.75, 0.75), 0.0, (0.0, 0.0))]
+
+
+mse_loss = define(
+    name="mse_loss",
+    summary="Squared error.",
+    formula="(input - target)^2",
+    operands=(_INPUT, _TARGET),
+    value="square(input - target)",
+    reference=lambda xp, input, target: (input - target) ** 2,
+    torch="mse_loss",
+    legacy=True,
+    warn_broadcast=True,
+    source="C. F. Gauss, Theoria combinationis observationum, 1823.",
+)
+
+l1_loss = define(
+    name="l1_loss",
+    summary="Absolute error.",
+    formula="|input - target|",
+    operands=(_INPUT, _TARGET),
+    value="abs(input - target)",
+    reference=lambda xp, input, target: xp.abs(input - target),
+    torch="l1_loss",
+    legacy=True,
+    warn_broadcast=True,
+    kinks=_zero_difference,
+    convention="At input = target the gradient is 0.",
+    source="P. S. Laplace, Theorie analytique des probabilites, 1812.",
+)
+
+
+def _smooth_l1_reference(xp, input, target, beta):
+    d = xp.abs(input - target)
+    return d if beta == 0 else xp.where(d < beta, 0.5 * d * (d / beta), d - 0.5 * beta)
+
+
+def _smooth_l1_kinks(beta):
+    switch = [Kink((beta, 0.0), beta / 2, (1.0, -1.0))] if 0 < beta < float("inf") else []
+    return [Kink((0.75, 0.75), 0.0, (0.0, 0.0)), *switch]
+
+
+smooth_l1_loss = define(
+    name="smooth_l1_loss",
+    summary="Squared error for small differences, absolute error for large ones.",
+    formula="d^2 / (2 beta) where d < beta, else d - beta / 2, with d = |input - target|",
+    operands=(_INPUT, _TARGET),
+    parameters=(Parameter("beta", 1.0, "Where the two branches meet; 0 gives `l1_loss`.", minimum=0.0),),
+    # The slope is a factor, not a division, and stands between the two d so that beta = inf gives 0, not inf * 0.
+    let={"d": "abs(input - target)", "slope": "0.5 / beta"},
+    value="where(d < beta, (d * slope) * d, d - 0.5 * beta)",
+    reference=_smooth_l1_reference,
+    torch="smooth_l1_loss",
+    legacy=True,
+    warn_broadcast=True,
+    kinks=_smooth_l1_kinks,
+    convention="At d = beta both branches have slope 1; with beta = 0 the gradient at input = target is 0.",
+    cases=({}, {"beta": 0.25}, {"beta": 0.0}, {"beta": float("inf")}),
+    source="R. Girshick, Fast R-CNN, ICCV 2015.",
+)
+
+
+def _huber_reference(xp, input, target, delta):
+    d = xp.abs(input - target)
+    return 0.5 * d * d if delta == float("inf") else xp.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+
+
+def _huber_kinks(delta):
+    switch = [Kink((delta, 0.0), delta**2 / 2, (delta, -delta))] if delta < float("inf") else []
+    return [Kink((0.75, 0.75), 0.0, (0.0, 0.0)), *switch]
+
+
+huber_loss = define(
+    name="huber_loss",
+    summary="Squared error for small differences, absolute error scaled by delta for large ones.",
+    formula="d^2 / 2 where d < delta, else delta (d - delta / 2), with d = |input - target|",
+    operands=(_INPUT, _TARGET),
+    parameters=(Parameter("delta", 1.0, "Where the two branches meet.", minimum=0.0, exclusive=True),),
+    let={"d": "abs(input - target)"},
+    value="where(d < delta, 0.5 * square(d), delta * (d - 0.5 * delta))",
+    reference=_huber_reference,
+    torch="huber_loss",
+    warn_broadcast=True,
+    kinks=_huber_kinks,
+    convention="At d = delta both branches have slope delta.",
+    cases=({}, {"delta": 0.25}, {"delta": float("inf")}),
+    source="P. J. Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.",
+)

@@ -1,0 +1,146 @@
+// The gradient of a broadcast operand: an operand that was read once for many elements receives the sum over them.
+//
+//   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        m: the operand's own elements, "outputs"
+//                                                                         r: the dimensions it was broadcast along
+//
+// Two mappings, chosen by which of the two is innermost in memory (launch.py):
+//   kColumns   lanes along m: one column per lane, consecutive lanes read consecutive addresses
+//   otherwise  lanes along r: one output per warp, its lanes share the sum
+// r is cut into `slices` of `slice_length` so that few outputs still fill the GPU. With one slice the result is stored
+// at once; with more, partials[slice * outputs + m] holds the pieces and `combine_slices` adds them in order.
+//
+// Order of additions: a lane adds runs of kRun terms in Compute, runs in double, then (lanes along r) the fixed warp
+// tree, then slices in order. All of it follows from the two sizes, never from the grid.
+
+constexpr int kRun = 32;
+constexpr int kInFlight = 4;  // terms whose loads are issued together; divides kRun
+
+template <class Loss_, class Sources_, class Element_, int kSlot_>
+struct BroadcastGradient {
+  using Loss = Loss_;
+  using Compute = typename Loss::Compute;
+  using Slots = typename MakeIndices<Sources_::kSize>::type;
+  static constexpr int kOperands = Sources_::kSize;
+  static constexpr int kStreams = kOperands + 2;  // operands, grad_output, the result
+  static constexpr int kElementStream = kOperands;
+  static constexpr int kResultStream = kOperands + 1;
+  static constexpr unsigned kMask = 1u << kSlot_;
+  static constexpr bool kScaledPerElement = IsSource<Element_>::value;
+
+  Loss loss;
+  Sources_ sources;
+  Element_ element;
+  const Dimensions<kStreams, kMaxRank>& kept;  // kernel parameters: copies would go to local memory
+  const Dimensions<kStreams, kMaxRank>& reduced;
+
+  struct Term {
+    typename LoadedTuple<1, Sources_>::type operands;
+    Compute grad_output;
+  };
+
+  __device__ __forceinline__ void load_term(const int64 (&at)[kStreams], Term& term) const {
+    load_term(at, term, Slots{});
+  }
+  __device__ __forceinline__ Compute derivative(const Term& term) const {
+    return derivative(term, Slots{});
+  }
+
+ private:
+  template <int... kSlot>
+  __device__ __forceinline__ void load_term(const int64 (&at)[kStreams], Term& term, Indices<kSlot...>) const {
+    ((get<kSlot>(term.operands) = ::load<1>(get<kSlot>(sources), at[kSlot])), ...);
+    if constexpr (kScaledPerElement) term.grad_output = ::load<1>(element, at[kElementStream]).template lane<Compute>(0);
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ Compute derivative(const Term& term, Indices<kSlot...>) const {
+    const auto y = loss(variable<kMask, kSlot>(get<kSlot>(term.operands).template lane<Compute>(0))...);
+    const Compute d = y.value != y.value ? y.value : tangent_or_zero(y, kSlot_);  // as in pointwise.cuh
+    return kScaledPerElement ? d * term.grad_output : d;
+  }
+};
+
+// What is left to do with a finished sum: the common factor and the rounding.
+template <class Storage, class Result>
+struct Deposit {
+  Storage* pointer;
+  const Result* grad_output;  // null when grad_output came per element
+  double divisor;
+
+  __device__ __forceinline__ void store(int64 offset, double sum) const {
+    const double factor = grad_output == nullptr ? 1.0 : widen<double>(*grad_output) / divisor;
+    pointer[offset] = Narrow<Storage>::from(sum * factor);
+  }
+};
+
+// Preconditions: blockDim.x is a multiple of 32. Warps work independently.
+template <bool kColumns, class Program, class Storage, class Result>
+__device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
+                                           int64 outputs, int64 length, int64 slices, int64 slice_length,
+                                           double* partials) {
+  constexpr int kStreams = Program::kStreams;
+  using Compute = typename Program::Compute;
+  const int lane = threadIdx.x % kWarp;
+  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  const int64 bundles = kColumns ? (outputs + kWarp - 1) / kWarp : outputs;
+  const int64 stride = kColumns ? 1 : kWarp;
+  for (int64 task = static_cast<int64>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+       task < bundles * slices; task += warps) {
+    const int64 slice = task / bundles;
+    const int64 bundle = task - slice * bundles;
+    const int64 output = kColumns ? bundle * kWarp + lane : bundle;
+    const bool active = output < outputs;
+    const int64 end = min((slice + 1) * slice_length, length);
+    int64 base[kStreams];
+    program.kept.offsets(active ? output : 0, base);
+    double total = 0.0;
+    for (int64 run = slice * slice_length + (kColumns ? 0 : lane); run < end; run += kRun * stride) {
+      Compute partial = 0;
+#pragma unroll 1
+      for (int batch = 0; batch < kRun; batch += kInFlight) {
+        typename Program::Term term[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          const int64 r = run + (batch + i) * stride;
+          // A term that does not exist loads the first one instead, so that the loads need no branch, and is dropped.
+          int64 at[kStreams];
+          program.reduced.offsets(r < end ? r : 0, at);
+#pragma unroll
+          for (int s = 0; s < kStreams; ++s) at[s] += base[s];
+          program.load_term(at, term[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          if (run + (batch + i) * stride < end) partial += program.derivative(term[i]);
+        }
+      }
+      total += partial;
+    }
+    if (!kColumns) {
+      // Lanes whose first term lies behind the end have skipped the loop: meet again before the shuffles.
+      __syncwarp();
+      total = warp_sum(total);
+    }
+    if (active && (kColumns || lane == 0)) {
+      if (slices > 1) {
+        partials[slice * outputs + output] = total;
+      } else {
+        deposit.store(base[Program::kResultStream], total);
+      }
+    }
+  }
+}
+
+// g[m] from its slices, one thread per output.
+template <class Program, class Storage, class Result>
+__device__ __forceinline__ void combine_slices(const Program& program, const Deposit<Storage, Result>& deposit,
+                                               int64 outputs, int64 slices, const double* partials) {
+  const int64 threads = static_cast<int64>(gridDim.x) * blockDim.x;
+  for (int64 m = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; m < outputs; m += threads) {
+    double total = 0.0;
+    for (int64 slice = 0; slice < slices; ++slice) total += partials[slice * outputs + m];
+    int64 base[Program::kStreams];
+    program.kept.offsets(m, base);
+    deposit.store(base[Program::kResultStream], total);
+  }
+}

@@ -1,0 +1,294 @@
+// The pointwise engine: an element-wise loss of up to kMaxOperands operands, optionally reduced to one number, with the
+// gradients of any of its operands.
+//
+//   value       y[i] = loss(x_0[i], x_1[i], ...)                  stored per element, or summed
+//   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output a number or per element
+//
+// Knows no loss by name, no framework, and no shape beyond the layout. The generated glue (codegen.py) supplies
+//   Loss      a functor on dual numbers, with `Compute`, its arithmetic type
+//   Layout    Flat or Rows
+//   Sources   Tuple of Source, one per operand; the stream of operand k is k
+//   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
+//   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
+//
+// Order of additions. The index space is cut into chunks of 32 lanes x kUnroll * steps vectors. A lane adds its elements
+// of a chunk in order, in Compute (at most 64 terms); chunks of a group are added in double, then lanes by a fixed tree.
+// One partial per group is stored, and the last block adds the partials in order. Chunks and groups follow from the
+// number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits alone.
+
+// How a stream is read. A splat is one number for the whole vector (stride 0 along it).
+enum class Access { kStream, kReused, kSplat };
+
+struct Absent {};
+
+template <class Storage_, Access kAccess_>
+struct Source {
+  using Storage = Storage_;
+  static constexpr Access kAccess = kAccess_;
+  const Storage* pointer;
+};
+
+template <class Storage_>
+struct Sink {
+  using Storage = Storage_;
+  Storage* pointer;
+};
+
+// What lies in registers of a source's vector.
+template <class S, int kLanes>
+struct Loaded {
+  static constexpr bool kSplat = S::kAccess == Access::kSplat;
+  Pack<typename S::Storage, kSplat ? 1 : kLanes> pack;
+
+  template <class Compute>
+  __device__ __forceinline__ Compute lane(int i) const {
+    return widen<Compute>(pack.lane[kSplat ? 0 : i]);
+  }
+};
+
+template <int kLanes, class S>
+__device__ __forceinline__ Loaded<S, kLanes> load(const S& source, int64 offset) {
+  if constexpr (S::kAccess == Access::kSplat) {
+    return {load_reused<1>(source.pointer + offset)};
+  } else if constexpr (S::kAccess == Access::kReused) {
+    return {load_reused<kLanes>(source.pointer + offset)};
+  } else {
+    return {load_stream<kLanes>(source.pointer + offset)};
+  }
+}
+
+template <int kLanes, class Storage, class Compute>
+__device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kLanes]) {
+  store_stream<kLanes>(sink.pointer + offset, NarrowPack<Storage, kLanes>::from(x));
+}
+template <int kLanes, class Compute>
+__device__ __forceinline__ void store(Absent, int64, const Compute (&)[kLanes]) {}
+
+template <bool kCondition, class A, class B>
+struct Conditional {
+  using type = A;
+};
+template <class A, class B>
+struct Conditional<false, A, B> {
+  using type = B;
+};
+
+template <class T>
+struct IsSource {
+  static constexpr bool value = false;
+};
+template <class Storage, Access kAccess>
+struct IsSource<Source<Storage, kAccess>> {
+  static constexpr bool value = true;
+};
+template <class T>
+struct IsSink {
+  static constexpr bool value = false;
+};
+template <class Storage>
+struct IsSink<Sink<Storage>> {
+  static constexpr bool value = true;
+};
+
+// The bits of the operands that have a gradient.
+template <class... S>
+__device__ constexpr unsigned gradient_mask(const Tuple<S...>*) {
+  unsigned mask = 0, bit = 1;
+  ((mask |= IsSink<S>::value ? bit : 0u, bit <<= 1), ...);
+  return mask;
+}
+
+// Packs of all operands.
+template <int kLanes, class T>
+struct LoadedTuple;
+template <int kLanes, class... S>
+struct LoadedTuple<kLanes, Tuple<S...>> {
+  using type = Tuple<Loaded<S, kLanes>...>;
+};
+
+template <class Loss_, class Layout_, int kLanes, class Sources_, class Sinks_, class Element_>
+struct Pointwise {
+  using Loss = Loss_;
+  using Compute = typename Loss::Compute;
+  using Layout = Layout_;
+  using Cursor = typename Layout::Cursor;
+  using Slots = typename MakeIndices<Sources_::kSize>::type;
+  static constexpr int kOperands = Sources_::kSize;
+  static constexpr int kElementStream = 2 * kOperands;
+  static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
+  static constexpr bool kScaledPerElement = IsSource<Element_>::value;
+  static constexpr bool kStoresValues = IsSink<Element_>::value;
+
+  Loss loss;
+  const Layout& layout;  // a kernel parameter: a copy of Rows would go to local memory
+  Sources_ sources;
+  Sinks_ sinks;
+  Element_ element;
+  Compute scale;  // of the gradients, when grad_output is one number
+
+  // kBatch whole vectors of the lane: all loads are issued before the first result is needed.
+  template <int kBatch>
+  __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum) const {
+    Registers<kLanes> vectors[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      load_all(cursor, 0, vectors[u], Slots{});
+      layout.advance(cursor);
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) evaluate(vectors[u], sum, Slots{});
+  }
+
+  // One vector of which some elements may not exist, element by element: rare, so kept small.
+  __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum) const {
+    const int64 present = layout.present(cursor);
+#pragma unroll 1
+    for (int i = 0; i < kLanes && i < present; ++i) {
+      Registers<1> element;
+      load_all(cursor, i, element, Slots{});
+      evaluate(element, sum, Slots{});
+    }
+    layout.advance(cursor);
+  }
+
+ private:
+  // A vector between its load and its result: the operands, and where the results go.
+  template <int kWidth>
+  struct Registers {
+    typename LoadedTuple<kWidth, Sources_>::type operands;
+    typename Conditional<kScaledPerElement, Loaded<Element_, kWidth>, Absent>::type grad_output;
+    int64 sink_offset[kOperands];
+    int64 element_offset;
+  };
+
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void load_all(const Cursor& at, int i, Registers<kWidth>& to, Indices<kSlot...>) const {
+    ((get<kSlot>(to.operands) = load<kWidth>(get<kSlot>(sources), source_offset<kSlot>(at, i, get<kSlot>(sources)))),
+     ...);
+    if constexpr (kScaledPerElement) {
+      to.grad_output = load<kWidth>(element, source_offset<kElementStream>(at, i, element));
+    }
+    ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
+    to.element_offset = layout.template offset<kElementStream, false>(at) + i;
+  }
+
+  template <int kStream, class S>
+  __device__ __forceinline__ int64 source_offset(const Cursor& at, int i, const S&) const {
+    constexpr bool kSplat = S::kAccess == Access::kSplat;
+    return layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
+  }
+
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Indices<kSlot...>) const {
+    Compute value[kWidth];
+    Compute gradient[kOperands][kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const auto y = loss(variable<kMask, kSlot>(get<kSlot>(x.operands).template lane<Compute>(i))...);
+      value[i] = y.value;
+      sum += y.value;
+      Compute factor = scale;
+      if constexpr (kScaledPerElement) factor = x.grad_output.template lane<Compute>(i);
+      // A loss that is NaN has no gradient to follow: NaN, also where the derivative formula happens to be finite.
+      ((gradient[kSlot][i] = y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor), ...);
+    }
+    if constexpr (kStoresValues) store<kWidth>(element, x.element_offset, value);
+    (store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], gradient[kSlot]), ...);
+  }
+};
+
+// How the index space is cut; see "Order of additions" above and launch.py, which chooses it.
+struct Schedule {
+  int64 groups;
+  int64 chunks_per_group;
+  int64 steps;
+};
+
+// Visits every element once. With kSum, partials[group] receives the sum of each group.
+// Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
+template <bool kSum, int kUnroll, class Program>
+__device__ __forceinline__ void sweep(const Program& program, const Schedule& schedule, double* partials) {
+  const int lane = threadIdx.x % kWarp;
+  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  const int64 vectors = program.layout.vectors();
+  const int64 first_group = static_cast<int64>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  for (int64 group = first_group; group < schedule.groups; group += warps) {
+    double total = 0.0;
+    for (int64 c = 0; c < schedule.chunks_per_group; ++c) {
+      int64 first = (group * schedule.chunks_per_group + c) * schedule.steps * (kUnroll * kWarp);
+      if (first >= vectors) break;
+      typename Program::Compute partial = 0;
+      auto cursor = program.layout.at(first + lane);
+      for (int64 s = 0; s < schedule.steps; ++s) {
+        first += kUnroll * kWarp;
+        if (program.layout.whole_up_to(first - 1)) {
+          program.template visit<kUnroll>(cursor, partial);
+        } else {
+#pragma unroll 1
+          for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial);
+        }
+      }
+      total += partial;
+    }
+    if (kSum) {
+      total = warp_sum(total);
+      if (lane == 0) partials[group] = total;
+    }
+  }
+}
+
+// The workspace of a reduced loss: a ticket in the first 16 bytes, then one partial per group.
+struct Workspace {
+  unsigned* ticket;
+  double* partials;
+};
+__device__ __forceinline__ Workspace workspace(double* memory) {
+  return {reinterpret_cast<unsigned*>(memory), memory + 2};
+}
+
+// The last block turns the partials into the value.
+// Preconditions: every thread of every block calls it once, after its part of the sweep.
+template <class Result>
+__device__ __forceinline__ void finish(const Workspace& work, const Schedule& schedule, double divisor, Result* value) {
+  if (!arrive_last(work.ticket)) return;
+  const double total = sum_partials(work.partials, schedule.groups);
+  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the entry points call
+
+// value = sum(loss) / divisor
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void reduce_value(Program program, const Schedule& schedule, double* memory, double divisor,
+                                             Result* value) {
+  const Workspace work = workspace(memory);
+  sweep<true, kUnroll>(program, schedule, work.partials);
+  finish(work, schedule, divisor, value);
+}
+
+// The same, and the gradients for the expected grad_output.
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void reduce_value_and_gradient(Program program, const Schedule& schedule, double* memory,
+                                                          double divisor, Result* value, const double* expected,
+                                                          double* used) {
+  program.scale = static_cast<typename Program::Compute>(expect(expected, used) / divisor);
+  reduce_value<kUnroll>(program, schedule, memory, divisor, value);
+}
+
+// The gradients for the true grad_output, unless this block's part was written with it already.
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void verify_gradient(Program program, const Schedule& schedule, double divisor,
+                                                const Result* grad_output, const double* used, double* expected) {
+  bool stale;
+  const double g = verify(widen<double>(*grad_output), used, expected, &stale);
+  if (!stale) return;
+  program.scale = static_cast<typename Program::Compute>(g / divisor);
+  sweep<false, kUnroll>(program, schedule, nullptr);
+}
+
+// Values, or gradients for a grad_output per element: no reduction.
+template <int kUnroll, class Program>
+__device__ __forceinline__ void map_elements(const Program& program, const Schedule& schedule) {
+  sweep<false, kUnroll>(program, schedule, nullptr);
+}
