@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
@@ -24,9 +23,11 @@ _NAMES = {
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 _MAX_PLANS = 4096
 
 _to_dlpack = torch._C._to_dlpack
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
@@ -45,9 +46,8 @@ class TorchDevice(engine.Device):
     def full(self, count: int, value: float) -> torch.Tensor:
         return torch.full((count,), value, dtype=torch.float64, device=self.device)
 
-    def pointer(self, array: torch.Tensor) -> int:
-        capsule = _to_dlpack(array)
-        return interop.capsule_pointer(capsule)
+    def address(self, array: torch.Tensor) -> int:
+        return array.data_ptr()
 
     def stream(self) -> int:
         return torch._C._cuda_getCurrentRawStream(self.index)
@@ -55,53 +55,63 @@ class TorchDevice(engine.Device):
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
-    def guard(self) -> Any:
-        """Makes this device current while kernels are launched; free when it already is."""
-        if torch._C._cuda_getDevice() == self.index:
-            return _NO_GUARD
-        return torch.cuda.device(self.index)
+
+class _Call(NamedTuple):
+    """A loss about to be computed: what the Functions take besides the operands."""
+
+    plan: engine.Plan
+    device: TorchDevice
+    parameters: tuple[float, ...]
+    pointers: list[int]
 
 
-_NO_GUARD = nullcontext()
 _devices: dict[int, TorchDevice] = {}
-_plans: dict[Any, engine.Plan] = {}
+_plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
+
+
+def pointer(x: torch.Tensor) -> int:
+    """The device address of a user's tensor, through DLPack."""
+    capsule = _to_dlpack(x)
+    return interop.capsule_pointer(capsule)
 
 
 def evaluate(
     loss: Loss, operands: tuple[torch.Tensor, ...], reduction: str, parameters: tuple[float, ...], flags: tuple[bool, ...]
 ) -> torch.Tensor:
     """The loss of torch tensors."""
-    index = operands[0].get_device()
-    plain = operands[0].is_cuda and not _transforms_active() and not _is_compiling()
-    for x in operands:
-        if x.get_device() != index:
-            checks.devices(loss, [x.device for x in operands])
-        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_neg():
-            plain = False
-    if not plain:
+    if _is_compiling() or _transforms_active():
         return _evaluate_reference(loss, operands, reduction, parameters, flags)
-
-    device = _devices.get(index)
-    if device is None:
-        device = _devices[index] = TorchDevice(index)
-    pointers = [device.pointer(x) for x in operands]
-    autocast = torch.is_autocast_enabled()
-    key = (loss, reduction, flags, index, autocast) + tuple(
-        (x.dtype, x.shape, x.stride(), p & 15) for x, p in zip(operands, pointers)
-    )
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _make_plan(key, loss, flags, reduction, operands, pointers, autocast, device)
+    pointers: list[int] = []
+    key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled()]
+    differentiable = False
+    for x in operands:
+        if not x.is_cuda or type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
+            return _evaluate_reference(loss, operands, reduction, parameters, flags)
+        differentiable = differentiable or x.requires_grad
+        address = pointer(x)
+        pointers.append(address)
+        key += (x.dtype, x.shape, x.stride(), x.get_device(), address & 15)
+    found = _plans.get(tuple(key))
+    if found is None:
+        found = _make_plan(tuple(key), loss, flags, reduction, operands, pointers)
+    plan, device = found
     if plan.warning:
         warnings.warn(plan.warning, UserWarning, stacklevel=4)
     if plan.elements == 0:
-        return _evaluate_reference(loss, operands, reduction, parameters, flags)
-    with device.guard():
-        if torch.is_grad_enabled() and any([x.requires_grad for x in operands]):
-            function = _Elements if reduction == "none" else _Reduced
-            return function.apply(plan, device, parameters, pointers, *operands)
-        run = engine.elements if reduction == "none" else engine.reduce
-        return run(plan, device, pointers, parameters)
+        return _evaluate_reference(loss, operands, reduction, parameters, flags, warn=False)
+    call = _Call(plan, device, parameters, pointers)
+    if _current_device() == device.index:
+        return _run(call, operands, differentiable)
+    with torch.cuda.device(device.index):
+        return _run(call, operands, differentiable)
+
+
+def _run(call: _Call, operands: Sequence[torch.Tensor], differentiable: bool) -> torch.Tensor:
+    """Launches, through an autograd Function if a gradient can be asked for. The device is current."""
+    elements = call.plan.reduction == "none"
+    if differentiable and torch.is_grad_enabled():
+        return (_Elements if elements else _Reduced).apply(call, *operands)
+    return (engine.elements if elements else engine.reduce)(call.plan, call.device, call.pointers, call.parameters)
 
 
 def _make_plan(
@@ -111,10 +121,12 @@ def _make_plan(
     reduction: str,
     operands: Sequence[torch.Tensor],
     pointers: Sequence[int],
-    autocast: bool,
-    device: TorchDevice,
-) -> engine.Plan:
-    names, result = _result(loss, operands, autocast)
+) -> tuple[engine.Plan, TorchDevice]:
+    names, result = _dtypes(loss, operands)
+    index = _common_device(loss, operands)
+    device = _devices.get(index)
+    if device is None:
+        device = _devices[index] = TorchDevice(index)
     tensors = tuple(
         engine.Tensor(name, tuple(x.shape), x.stride(), p % 16)
         for name, x, p in zip(names, operands, pointers, strict=True)
@@ -122,16 +134,23 @@ def _make_plan(
     plan = engine.Plan(loss, flags, reduction, tensors, result, device.processors)
     if len(_plans) >= _MAX_PLANS:
         _plans.clear()
-    _plans[key] = plan
-    return plan
+    _plans[key] = plan, device
+    return plan, device
 
 
-def _result(loss: Loss, operands: Sequence[torch.Tensor], autocast: bool) -> tuple[list[str], str]:
+def _common_device(loss: Loss, operands: Sequence[torch.Tensor]) -> int:
+    if len({x.device for x in operands}) > 1:
+        checks.devices(loss, [x.device for x in operands])
+    return operands[0].get_device()
+
+
+def _dtypes(loss: Loss, operands: Sequence[torch.Tensor]) -> tuple[list[str], str]:
     """The dtype of each operand and of the result: torch's promotion, and float32 for halves under autocast."""
     names = [_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch.")) for x in operands]
     checks.dtypes(loss, names)
     result = checks.promote(names, [x.dim() for x in operands])
-    # Autocast's list of float32 losses: operands are read in their own dtype, which is the cast without its copy.
+    # Autocast runs these losses in float32: operands are read in their own dtype, which is its cast without the copy.
+    autocast = operands[0].is_cuda and torch.is_autocast_enabled()
     return names, "float32" if autocast and result != "float64" else result
 
 
@@ -143,79 +162,96 @@ def _evaluate_reference(
     flags: Sequence[bool],
     warn: bool = True,
 ) -> torch.Tensor:
+    """The loss by its formula, which torch differentiates."""
+    _common_device(loss, operands)
+    _, result = _dtypes(loss, operands)
     shapes = [tuple(x.shape) for x in operands]
     shape = checks.broadcast(loss, shapes)
     warning = checks.broadcast_warning(loss, shapes)
     if warning and warn:
         warnings.warn(warning, UserWarning, stacklevel=5)
-    autocast = operands[0].is_cuda and torch.is_autocast_enabled()
-    _, result = _result(loss, operands, autocast)
     names = [x.name for x in (*loss.parameters, *loss.flags)]
     values = dict(zip(names, (*parameters, *flags), strict=True))
     return reference.evaluate(loss, operands, reduction, values, result, shape[0] if shape else 1)
 
 
-class _Loss(Function):
-    """What both Functions share: saved operands, and a backward that takes the gradients from the engine."""
-
-    @staticmethod
-    def remember(ctx: Any, plan: engine.Plan, device: TorchDevice, parameters: Any, operands: Any) -> None:
-        ctx.plan, ctx.device, ctx.parameters = plan, device, parameters
-        # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them.
-        ctx.save_for_backward(*operands)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        operands, plan, device = ctx.saved_tensors, ctx.plan, ctx.device
-        wanted = ctx.needs_input_grad[4:]
-        if torch.is_grad_enabled():
-            # create_graph=True: kernels are opaque to autograd, so the differentiable route is the formula.
-            return None, None, None, None, *_differentiable(plan, ctx.parameters, operands, wanted, grad_output)
-        try:
-            promise = ctx.promises.pop()  # handed out once; a second backward computes into new buffers
-            wanted = ctx.promised
-        except IndexError:
-            promise = None
-        with device.guard():
-            pointers = [device.pointer(x) for x in operands]
-            strides = grad_output.stride() if plan.reduction == "none" else None
-            found = engine.gradients(
-                plan, device, pointers, ctx.parameters, wanted, device.pointer(grad_output), strides, promise
-            )
-        return None, None, None, None, *found
+# ----------------------------------------------------------------------------------------------------------------------
+# The Functions
 
 
-class _Reduced(_Loss):
-    """A loss reduced to one number: value and gradients in one pass."""
+def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+    """The gradients from the engine: those that were promised, if there are any left, or computed now."""
+    operands = ctx.saved_tensors
+    plan, device, parameters, _ = ctx.call
+    wanted = ctx.needs_input_grad[1:]
+    if torch.is_grad_enabled():
+        # create_graph=True: kernels are opaque to autograd, so the differentiable route is the formula.
+        return None, *_differentiable(ctx.call, operands, wanted, grad_output)
+    try:
+        promise, wanted = ctx.promises.pop()  # handed out once; a second backward computes into new buffers
+    except IndexError:
+        promise = None
+    if _current_device() == device.index:
+        return None, *_gradients(ctx.call, operands, wanted, grad_output, promise)
+    with torch.cuda.device(device.index):
+        return None, *_gradients(ctx.call, operands, wanted, grad_output, promise)
 
-    @staticmethod
-    def forward(ctx: Any, plan: engine.Plan, device: TorchDevice, parameters: Any, pointers: Any, *operands: Any) -> Any:
-        _Loss.remember(ctx, plan, device, parameters, operands)
-        wanted = ctx.needs_input_grad[4:]
-        written = plan.written(wanted)
-        if not options.one_pass_enabled() or not any(written):
-            ctx.promises = []
-            return engine.reduce(plan, device, pointers, parameters)
-        value, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
-        ctx.promises, ctx.promised = [promise], wanted
-        return value
 
-
-class _Elements(_Loss):
-    """A loss per element."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: engine.Plan, device: TorchDevice, parameters: Any, pointers: Any, *operands: Any) -> Any:
-        _Loss.remember(ctx, plan, device, parameters, operands)
-        ctx.promises = []
-        return engine.elements(plan, device, pointers, parameters)
+def _gradients(
+    call: _Call,
+    operands: Sequence[torch.Tensor],
+    wanted: tuple[bool, ...],
+    grad_output: torch.Tensor,
+    promise: engine.Promise | None,
+) -> list[torch.Tensor | None]:
+    # Asked again: a hook that offloads saved tensors brings them back elsewhere.
+    pointers = [pointer(x) for x in operands]
+    strides = grad_output.stride() if call.plan.reduction == "none" else None
+    return engine.gradients(
+        call.plan, call.device, pointers, call.parameters, wanted, pointer(grad_output), strides, promise
+    )
 
 
 def _differentiable(
-    plan: engine.Plan, parameters: Any, operands: Sequence[torch.Tensor], wanted: Sequence[bool], grad_output: torch.Tensor
+    call: _Call, operands: Sequence[torch.Tensor], wanted: Sequence[bool], grad_output: torch.Tensor
 ) -> list[torch.Tensor | None]:
+    plan = call.plan
     with torch.enable_grad():
-        value = _evaluate_reference(plan.loss, operands, plan.reduction, parameters, plan.flags, warn=False)
+        value = _evaluate_reference(plan.loss, operands, plan.reduction, call.parameters, plan.flags, warn=False)
         inputs = [x for x, w in zip(operands, wanted, strict=True) if w]
         found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), create_graph=True))
     return [next(found) if w else None for w in wanted]
+
+
+class _Reduced(Function):
+    """A loss reduced to one number: value and gradients in one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *operands: torch.Tensor) -> torch.Tensor:
+        # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them.
+        ctx.save_for_backward(*operands)
+        ctx.call = call
+        ctx.promises = []
+        plan, device, parameters, pointers = call
+        wanted = ctx.needs_input_grad[1:]
+        written = plan.written(wanted)
+        if True not in written or not options.one_pass_enabled():
+            return engine.reduce(plan, device, pointers, parameters)
+        value, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
+        ctx.promises.append((promise, wanted))
+        return value
+
+    backward = staticmethod(_backward)
+
+
+class _Elements(Function):
+    """A loss per element."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*operands)
+        ctx.call = call
+        ctx.promises = []
+        return engine.elements(call.plan, call.device, call.pointers, call.parameters)
+
+    backward = staticmethod(_backward)

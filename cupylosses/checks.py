@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from cupylosses.definition import Loss, Parameter
+from cupylosses.definition import Loss, Parameter, registry
 
 #: What an operand may hold, beside integers where the definition accepts them.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -22,9 +22,9 @@ def reduction(loss: Loss, value: Any) -> str:
     if value in loss.reductions:
         return value
     expected = ", ".join(repr(x) for x in loss.reductions)
-    if value in ("batchmean",):
-        raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}; only kl_div has it.")
-    raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}.")
+    owners = [name for name, x in registry().items() if isinstance(value, str) and value in x.reductions]
+    hint = f", which is only for {', '.join(owners)}" if owners else ""
+    raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}{hint}.")
 
 
 def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None) -> str:
@@ -119,8 +119,8 @@ def _broadcast_message(loss: Loss, shapes: Sequence[Sequence[int]]) -> str:
     got = " and ".join(f"`{x.name}` of shape {tuple(s)}" for x, s in zip(loss.operands, shapes, strict=True))
     hint = "Shapes are aligned at the last dimension; reshape one with `.reshape(...)` or `[:, None]`."
     if len(shapes) == 2 and len(shapes[1]) == 1 < len(shapes[0]) and shapes[1][0] == shapes[0][0]:
-        name = loss.operands[1].name
-        hint = f"A 1-d `{name}` belongs to the last dimension; for one value per row use `{name}[:, None]`."
+        name, index = loss.operands[1].name, ", ".join([":", *["None"] * (len(shapes[0]) - 1)])
+        hint = f"A 1-d `{name}` belongs to the last dimension; for one value per row use `{name}[{index}]`."
     return f"{loss.name}: the shapes do not broadcast, got {got}. {hint}"
 
 

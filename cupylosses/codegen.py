@@ -99,6 +99,24 @@ class Variant:
         return f"{self.loss.name}_{self.kind}_{dtypes}"
 
 
+def varying(variant: Variant) -> str:
+    """The arguments that differ from call to call, as a :mod:`struct` format: "q" an address, "d" a number.
+
+    They stand first in every entry point; what a plan fixes stands last, and is packed once.
+    """
+    tail = {
+        "value": 2,
+        "value_and_gradient": 4,
+        "verify_gradient": 3,
+        "elements": 1,
+        "elements_gradient": 1,
+        "broadcast_gradient": 2,
+        "combine_slices": 2,
+    }[variant.kind]
+    pointers = len(variant.storage) + sum(variant.gradients) + tail
+    return "q" * pointers + "d" * len(variant.loss.parameters)
+
+
 def kernel_directory() -> Path:
     """``kernels/``: inside the package when it was installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent
@@ -213,39 +231,37 @@ def _pointwise_entry(variant: Variant) -> str:
         layout_type = f"Rows<{variant.lanes}, {2 * len(operands) + 1}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.lanes]}>"
-    schedule = "Schedule{groups, chunks_per_group, steps}"
     element, tail, call = {
         "value": (
             "Absent{}",
-            ["double* memory", "double divisor", "Result* value"],
-            f"reduce_value{unroll}(program, {schedule}, memory, divisor, value)",
+            ["double* memory", "Result* value"],
+            f"reduce_value{unroll}(program, groups, memory, divisor, value)",
         ),
         "value_and_gradient": (
             "Absent{}",
-            ["double* memory", "double divisor", "Result* value", "const double* expected", "double* used"],
-            f"reduce_value_and_gradient{unroll}(program, {schedule}, memory, divisor, value, expected, used)",
+            ["double* memory", "Result* value", "const double* expected", "double* used"],
+            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, value, expected, used)",
         ),
         "verify_gradient": (
             "Absent{}",
-            ["double divisor", "const Result* grad_output", "const double* used", "double* expected"],
-            f"verify_gradient{unroll}(program, {schedule}, divisor, grad_output, used, expected)",
+            ["const Result* grad_output", "const double* used", "double* expected"],
+            f"verify_gradient{unroll}(program, groups, divisor, grad_output, used, expected)",
         ),
-        "elements": ("Element{values}", ["Result* values"], f"map_elements{unroll}(program, {schedule})"),
+        "elements": ("Element{values}", ["Result* values"], f"map_elements{unroll}(program, groups)"),
         "elements_gradient": (
             "Element{grad_output}",
             ["const Result* grad_output"],
-            f"map_elements{unroll}(program, {schedule})",
+            f"map_elements{unroll}(program, groups)",
         ),
     }[variant.kind]
     arguments = [
         *_operand_pointers(variant),
         *(f"{storage}* {name}_gradient" for name, storage, w in wanted if w),
-        layout_parameter,
+        *tail,
         *_parameters(variant),
         "int64 groups",
-        "int64 chunks_per_group",
-        "int64 steps",
-        *tail,
+        "double divisor",
+        layout_parameter,
     ]
     lines = [
         *_types(variant),
@@ -272,16 +288,16 @@ def _sum_entry(variant: Variant) -> str:
     arguments = [
         *_operand_pointers(variant),
         f"{storage}* {gradient}",
-        f"const __grid_constant__ {dimensions} kept",
-        f"const __grid_constant__ {dimensions} reduced",
+        "const Result* grad_output",
+        "double* partials",
         *_parameters(variant),
         "int64 outputs",
         "int64 length",
         "int64 slices",
         "int64 slice_length",
         "double divisor",
-        "const Result* grad_output",
-        "double* partials",
+        f"const __grid_constant__ {dimensions} kept",
+        f"const __grid_constant__ {dimensions} reduced",
     ]
     mapping = f"<{str(variant.columns).lower()}>"
     call = {

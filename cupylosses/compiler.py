@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cupylosses.codegen import STORAGE, Variant, source
+from cupylosses.codegen import Variant, source, varying
 
 #: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
 OPTIONS = ("-std=c++17", "-fmad=false")
@@ -94,6 +97,64 @@ def dump(variant: Variant, text: str | None = None) -> Path:
     return path
 
 
-def short_name(dtype: str) -> str:
-    """`float32` as `f32`, for entry points and tables."""
-    return STORAGE[dtype][1]
+class Launcher:
+    """A kernel with its grid and the arguments that never change, ready to be launched with those that do.
+
+    Arguments lie in a buffer that CUDA reads during the launch, one per thread because the launch releases the GIL.
+    ``fixed`` stand last in the kernel's signature: integers, floats, and structs as lists of 64-bit words.
+    """
+
+    def __init__(self, variant: Variant, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]]) -> None:
+        from cupy_backends.cuda.api import driver
+
+        self._launch = driver.launchKernel
+        self._kernel = kernel(variant)
+        self._function = self._kernel.kernel.ptr
+        self._grid, self._block = grid, block
+        self._varying = len(varying(variant))
+        self._pack = struct.Struct("=" + varying(variant)).pack_into
+        self._fixed = [_words(x) for x in fixed]
+        self._local = threading.local()
+
+    def __call__(self, stream: int, *arguments: int | float) -> None:
+        """Launches on a raw stream of the device that was current when this was made; it must be current again."""
+        try:
+            buffer, table = self._local.memory
+        except AttributeError:
+            buffer, table = self._prepare()
+        self._pack(buffer, 0, *arguments)
+        self._launch(self._function, self._grid, 1, 1, self._block, 1, 1, 0, stream, table, 0)
+
+    def _prepare(self) -> tuple[Any, int]:
+        _ensure_context()
+        sizes = [1] * self._varying + [len(x) for x in self._fixed]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        buffer = (ctypes.c_uint64 * sum(sizes))()
+        for start, words in zip(starts[self._varying :], self._fixed, strict=True):
+            buffer[start : start + len(words)] = words
+        address = ctypes.addressof(buffer)
+        table = (ctypes.c_uint64 * len(starts))(*(address + 8 * start for start in starts))
+        self._local.table = table
+        self._local.memory = buffer, ctypes.addressof(table)
+        return self._local.memory
+
+
+def _words(x: int | float | Sequence[int]) -> list[int]:
+    """An argument as unsigned 64-bit words."""
+    if isinstance(x, (int, float)):
+        return [struct.unpack("=Q", struct.pack("=q" if isinstance(x, int) else "=d", x))[0]]
+    return [word & 0xFFFFFFFFFFFFFFFF for word in x]
+
+
+_contexts = threading.local()
+
+
+def _ensure_context() -> None:
+    """A thread that never called CUDA has no context, and the driver does not make one."""
+    from cupy.cuda import runtime
+
+    known = _contexts.__dict__.setdefault("devices", set())
+    device = runtime.getDevice()
+    if device not in known:
+        runtime.memGetInfo()
+        known.add(device)

@@ -30,7 +30,7 @@ class CupyDevice(engine.Device):
     def full(self, count: int, value: float) -> Any:
         return cupy.full(count, value, dtype=cupy.float64)
 
-    def pointer(self, array: Any) -> int:
+    def address(self, array: Any) -> int:
         return array.data.ptr
 
     def stream(self) -> int:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
-
-import numpy
 
 from cupylosses import checks, compiler, interop, launch
 from cupylosses.codegen import Variant
@@ -55,8 +53,8 @@ class Device(ABC):
         """``count`` doubles, set on the current stream."""
 
     @abstractmethod
-    def pointer(self, array: Any) -> int:
-        """The device address of an array."""
+    def address(self, array: Any) -> int:
+        """The device address of an array that this object allocated."""
 
     @abstractmethod
     def stream(self) -> int:
@@ -75,12 +73,12 @@ class Device(ABC):
         need = TICKET + groups
         if self.capturing():
             array = self.full(need, 0.0)
-            return array, self.pointer(array)
+            return array, self.address(array)
         found = self._workspaces.get(stream)
         if found is None or found[2] < need:
             size = max(need, 1024)
             array = self.full(size, 0.0)
-            found = self._workspaces[stream] = (array, self.pointer(array), size)
+            found = self._workspaces[stream] = (array, self.address(array), size)
         return found[0], found[1]
 
     def expectation(self, slot: int) -> int:
@@ -89,30 +87,32 @@ class Device(ABC):
             if self.capturing():
                 return 0
             array = self.full(EXPECTATIONS, 1.0)
-            self._table = (array, self.pointer(array))
+            self._table = (array, self.address(array))
         return self._table[1] + 8 * slot
 
 
 class Part:
-    """One launch of the pointwise engine: layout, schedule and grid, and the kernels for it."""
+    """One launch of the pointwise engine: layout, groups and grid, and the kernels for it."""
 
     def __init__(self, plan: Plan, streams: Sequence[launch.Stream], processors: int) -> None:
         self.plan = plan
         self.layout = launch.layout(plan.shape, streams)
-        self.schedule = launch.schedule(self.layout.vectors, self.layout.lanes)
-        self.blocks = launch.grid(self.schedule.groups, self.schedule.threads, processors)
-        self.grid, self.block = (self.blocks,), (self.schedule.threads,)
-        self.cut = (self.schedule.groups, self.schedule.chunks_per_group, self.schedule.steps)
-        flat = self.layout.kind == "flat"
-        self.where: Any = self.layout.elements if flat else struct(self.layout.words())
-        self._kernels: dict[tuple[str, tuple[bool, ...]], Any] = {}
+        self.groups = launch.groups(self.layout.vectors, self.layout.lanes)
+        self.threads = launch.threads(self.groups)
+        self.blocks = launch.grid(self.groups, self.threads, processors)
+        self.warps = self.blocks * self.threads // launch.WARP
+        self._launchers: dict[tuple[str, tuple[bool, ...]], compiler.Launcher] = {}
 
-    def launch(self, kind: str, gradients: tuple[bool, ...], arguments: tuple[Any, ...], stream: int) -> None:
-        """Launches the entry point ``kind`` with the arguments that follow the generated signature."""
-        kernel = self._kernels.get((kind, gradients))
-        if kernel is None:
-            kernel = self._kernels[kind, gradients] = compiler.kernel(self.variant(kind, gradients))
-        kernel(self.grid, self.block, arguments, stream=interop.stream(stream))
+    def launcher(self, kind: str, gradients: tuple[bool, ...]) -> compiler.Launcher:
+        """The kernel for an entry point, with everything that this plan fixes."""
+        found = self._launchers.get((kind, gradients))
+        if found is None:
+            variant = self.variant(kind, gradients)
+            where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
+            fixed = (self.groups, self.plan.divisor, where)
+            found = compiler.Launcher(variant, self.blocks, self.threads, fixed)
+            self._launchers[kind, gradients] = found
+        return found
 
     def variant(self, kind: str, gradients: tuple[bool, ...]) -> Variant:
         """What is compiled for this launch."""
@@ -132,48 +132,50 @@ class Part:
 
 
 class SumPart:
-    """The gradient of one broadcast operand: layout and launch."""
+    """The gradient of one broadcast operand: layout and launches."""
 
     def __init__(self, plan: Plan, slot: int, grad_output: launch.Stream | None, processors: int) -> None:
-        tensor = plan.tensors[slot]
+        tensor, operands = plan.tensors[slot], len(plan.tensors)
         self.strides = launch.dense_strides(tensor.shape, tensor.strides)
         result = launch.broadcast_strides(tensor.shape, self.strides, plan.shape)
         none = (0,) * len(plan.shape)
-        read = [x.strides for x in plan.streams[: len(plan.tensors)]]
-        self.layout = launch.sum_layout(plan.shape, [*read, grad_output.strides if grad_output else none], result)
-        x = self.layout
+        read = [x.strides for x in plan.streams[:operands]]
+        x = launch.sum_layout(plan.shape, [*read, grad_output.strides if grad_output else none], result)
+        self.partials = x.slices * x.outputs if x.slices > 1 else 0
         warps = (-(-x.outputs // launch.WARP) if x.columns else x.outputs) * x.slices
-        self.grid = (launch.grid(warps, launch.MAX_THREADS, processors),)
-        self.combine_grid = (launch.grid(-(-x.outputs // launch.WARP), launch.MAX_THREADS, processors),)
-        self.block = (launch.MAX_THREADS,)
-        self.where = (
-            struct(launch.dimension_words(x.kept, x.kept_strides)),
-            struct(launch.dimension_words(x.reduced, x.reduced_strides)),
+        fixed = (
+            x.outputs,
+            x.length,
+            x.slices,
+            x.slice_length,
+            plan.divisor,
+            launch.dimension_words(x.kept, x.kept_strides),
+            launch.dimension_words(x.reduced, x.reduced_strides),
         )
-        access = ("reused" if grad_output else "none",)
-        gradients = tuple(i == slot for i in range(len(plan.tensors)))
-        self.kernels = [
-            compiler.kernel(
-                Variant(
-                    plan.loss,
-                    plan.flags,
-                    kind,
-                    plan.storage,
-                    plan.result,
-                    "rows",
-                    1,
-                    (*("stream" for _ in plan.tensors), *access),
-                    gradients,
-                    x.columns,
-                )
+        kinds = {"broadcast_gradient": warps, "combine_slices": -(-x.outputs // launch.WARP)}
+        if not self.partials:
+            del kinds["combine_slices"]
+        variant = Variant(
+            plan.loss,
+            plan.flags,
+            "broadcast_gradient",
+            plan.storage,
+            plan.result,
+            "rows",
+            1,
+            (*("stream" for _ in plan.tensors), "reused" if grad_output else "none"),
+            tuple(i == slot for i in range(operands)),
+            x.columns,
+        )
+        self.launchers = [
+            compiler.Launcher(
+                replace(variant, kind=kind),
+                launch.grid(count, launch.MAX_THREADS, processors),
+                launch.MAX_THREADS,
+                fixed,
             )
-            for kind in ("broadcast_gradient", "combine_slices")[: 2 if x.slices > 1 else 1]
+            for kind, count in kinds.items()
         ]
-
-
-def struct(words: Sequence[int]) -> numpy.ndarray:
-    """64-bit words as one kernel argument passed by value."""
-    return numpy.array(words, dtype=numpy.int64).view([("words", numpy.int64, (len(words),))])
 
 
 class Plan:
@@ -201,6 +203,8 @@ class Plan:
         #: Operands that are read once per element: their gradient is written by the pointwise engine.
         self.full = tuple(prod(x.shape) == self.elements for x in tensors)
         self.slot = hash((loss.name, flags, reduction, self.shape, self.storage, result)) % EXPECTATIONS
+        self.no_gradients = (False,) * len(tensors)
+        self._written: dict[tuple[bool, ...], tuple[bool, ...]] = {}
         self._gradient_parts: dict[launch.Stream, Part] = {}
         self._sum_parts: dict[tuple[int, launch.Stream | None], SumPart] = {}
 
@@ -266,9 +270,12 @@ class Plan:
             found = self._sum_parts[slot, grad_output] = SumPart(self, slot, grad_output, self.processors)
         return found
 
-    def written(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
+    def written(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which of the wanted gradients the pointwise engine writes."""
-        return tuple(w and f for w, f in zip(wanted, self.full, strict=True))
+        found = self._written.get(wanted)
+        if found is None:
+            found = self._written[wanted] = tuple(w and f for w, f in zip(wanted, self.full, strict=True))
+        return found
 
     def grad_output_stream(self, strides: Sequence[int], misalignment: int) -> launch.Stream:
         """A grad_output per element as the layout sees it."""
@@ -277,27 +284,28 @@ class Plan:
 
 @dataclass
 class Promise:
-    """Gradients that the forward kernel wrote for an expected grad_output, and each block's note of it."""
+    """Gradients that the forward kernel wrote for an expected grad_output, and each warp's note of it."""
 
     gradients: list[Any]
     used: Any
+    addresses: tuple[int, ...]  # of the gradients that exist, then of the notes
 
 
-def gradient_buffers(plan: Plan, device: Device, wanted: Sequence[bool]) -> list[Any]:
-    """New arrays for the gradients that are wanted, None for the others."""
-    return [
+def gradient_buffers(plan: Plan, device: Device, wanted: Sequence[bool]) -> tuple[list[Any], list[int]]:
+    """New arrays for the gradients that are wanted, None for the others; and the addresses of the arrays."""
+    arrays = [
         device.empty(x.shape, strides, x.dtype) if w else None
         for x, strides, w in zip(plan.tensors, plan.gradient_strides, wanted, strict=True)
     ]
+    return arrays, [device.address(x) for x in arrays if x is not None]
 
 
 def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
     """The reduced value."""
     part, stream = plan.part, device.stream()
     value = device.empty((), (), plan.result)
-    memory, address = device.workspace(stream, part.cut[0])
-    arguments = (*pointers, part.where, *parameters, *part.cut, address, plan.divisor, device.pointer(value))
-    part.launch("value", (False,) * len(pointers), arguments, stream)
+    memory, address = device.workspace(stream, part.groups)
+    part.launcher("value", plan.no_gradients)(stream, *pointers, address, device.address(value), *parameters)
     return value
 
 
@@ -307,23 +315,21 @@ def reduce_with_gradient(
     """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
     part, stream = plan.part, device.stream()
     value = device.empty((), (), plan.result)
-    used = device.empty((part.blocks,), (1,), "float64")
-    gradients = gradient_buffers(plan, device, wanted)
-    memory, address = device.workspace(stream, part.cut[0])
-    arguments = (
+    used = device.empty((part.warps,), (1,), "float64")
+    gradients, addresses = gradient_buffers(plan, device, wanted)
+    notes = device.address(used)
+    memory, address = device.workspace(stream, part.groups)
+    part.launcher("value_and_gradient", wanted)(
+        stream,
         *pointers,
-        *(device.pointer(x) for x in gradients if x is not None),
-        part.where,
-        *parameters,
-        *part.cut,
+        *addresses,
         address,
-        plan.divisor,
-        device.pointer(value),
+        device.address(value),
         device.expectation(plan.slot),
-        device.pointer(used),
+        notes,
+        *parameters,
     )
-    part.launch("value_and_gradient", wanted, arguments, stream)
-    return value, Promise(gradients, used)
+    return value, Promise(gradients, used, (*addresses, notes))
 
 
 def verified_gradient(
@@ -336,29 +342,21 @@ def verified_gradient(
     promise: Promise | None,
 ) -> list[Any]:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
-    part = plan.part
-    gradients = promise.gradients if promise else gradient_buffers(plan, device, wanted)
-    arguments = (
-        *pointers,
-        *(device.pointer(x) for x in gradients if x is not None),
-        part.where,
-        *parameters,
-        *part.cut,
-        plan.divisor,
-        grad_output,
-        device.pointer(promise.used) if promise else 0,
-        device.expectation(plan.slot),
+    if promise is None:
+        gradients, addresses = gradient_buffers(plan, device, wanted)
+        notes = 0
+    else:
+        gradients, (*addresses, notes) = promise.gradients, promise.addresses
+    plan.part.launcher("verify_gradient", wanted)(
+        device.stream(), *pointers, *addresses, grad_output, notes, device.expectation(plan.slot), *parameters
     )
-    part.launch("verify_gradient", wanted, arguments, device.stream())
     return gradients
 
 
 def elements(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
     """A value per element."""
-    part = plan.part
     values = device.empty(plan.shape, plan.result_strides, plan.result)
-    arguments = (*pointers, part.where, *parameters, *part.cut, device.pointer(values))
-    part.launch("elements", (False,) * len(pointers), arguments, device.stream())
+    plan.part.launcher("elements", plan.no_gradients)(device.stream(), *pointers, device.address(values), *parameters)
     return values
 
 
@@ -373,16 +371,8 @@ def elements_gradient(
 ) -> list[Any]:
     """The gradients that the pointwise engine writes, for a grad_output per element of any strides."""
     part = plan.gradient_part(plan.grad_output_stream(grad_output_strides, grad_output % 16))
-    gradients = gradient_buffers(plan, device, wanted)
-    arguments = (
-        *pointers,
-        *(device.pointer(x) for x in gradients if x is not None),
-        part.where,
-        *parameters,
-        *part.cut,
-        grad_output,
-    )
-    part.launch("elements_gradient", wanted, arguments, device.stream())
+    gradients, addresses = gradient_buffers(plan, device, wanted)
+    part.launcher("elements_gradient", wanted)(device.stream(), *pointers, *addresses, grad_output, *parameters)
     return gradients
 
 
@@ -398,24 +388,12 @@ def broadcast_gradient(
     """The gradient of a broadcast operand, summed; ``grad_output_strides`` is None for one grad_output for all."""
     per_element = None if grad_output_strides is None else plan.grad_output_stream(grad_output_strides, 0)
     part, stream = plan.sum_part(slot, per_element), device.stream()
-    tensor, x = plan.tensors[slot], part.layout
+    tensor = plan.tensors[slot]
     gradient = device.empty(tensor.shape, part.strides, tensor.dtype)
-    partials = device.empty((x.slices * x.outputs,), (1,), "float64") if x.slices > 1 else None
-    arguments = (
-        *pointers,
-        device.pointer(gradient),
-        *part.where,
-        *parameters,
-        x.outputs,
-        x.length,
-        x.slices,
-        x.slice_length,
-        plan.divisor,
-        grad_output,
-        device.pointer(partials) if partials is not None else 0,
-    )
-    for kernel, grid in zip(part.kernels, (part.grid, part.combine_grid), strict=False):
-        kernel(grid, part.block, arguments, stream=interop.stream(stream))
+    partials = device.empty((part.partials,), (1,), "float64") if part.partials else None
+    memory = device.address(partials) if partials is not None else 0
+    for launcher in part.launchers:
+        launcher(stream, *pointers, device.address(gradient), grad_output, memory, *parameters)
     return gradient
 
 
@@ -436,12 +414,11 @@ def gradients(
         if grad_output_strides is None:
             result = verified_gradient(plan, device, pointers, parameters, written, grad_output, promise)
         else:
-            result = elements_gradient(
-                plan, device, pointers, parameters, written, grad_output, grad_output_strides
-            )
-    for slot, (w, f) in enumerate(zip(wanted, plan.full, strict=True)):
-        if w and not f:
-            result[slot] = broadcast_gradient(
-                plan, device, pointers, parameters, slot, grad_output, grad_output_strides
-            )
+            result = elements_gradient(plan, device, pointers, parameters, written, grad_output, grad_output_strides)
+    if written != wanted:
+        for slot, (w, f) in enumerate(zip(wanted, plan.full, strict=True)):
+            if w and not f:
+                result[slot] = broadcast_gradient(
+                    plan, device, pointers, parameters, slot, grad_output, grad_output_strides
+                )
     return result

@@ -85,6 +85,8 @@ def _torch(loss: Loss, arrays: Sequence[Any], wanted: Sequence[bool], options: d
     with torch.enable_grad():
         value = _call(loss, leaves, options)
     inputs = [x for x, w in zip(leaves, wanted, strict=True) if w]
+    if not inputs:
+        return value, [None] * len(wanted)
     grad_output = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
     found = iter(torch.autograd.grad(value, inputs, grad_output))
     return value.detach(), [next(found) if w else None for w in wanted]
@@ -97,6 +99,8 @@ def _numpy(loss: Loss, arrays: Sequence[Any], wanted: Sequence[bool], options: d
         raise ImportError(
             f"{loss.name}: gradients of NumPy arrays need torch: `pip install \"cupylosses[torch]\"`."
         ) from error
+    # torch has no negative strides: a reversed array is the one kind that is copied.
+    arrays = [x.copy() if any(s < 0 for s in x.strides) else x for x in arrays]
     value, gradients = _torch(loss, [torch.from_numpy(x) for x in arrays], wanted, options)
     return value.numpy()[()], [None if g is None else g.numpy() for g in gradients]
 

@@ -98,22 +98,3 @@ def capsule_pointer(capsule: Any) -> int:
     """
     tensor = _capsule_pointer(capsule, b"dltensor")
     return tensor[_DATA] + tensor[_BYTE_OFFSET]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Streams
-
-
-class Stream:
-    """A raw CUDA stream in the shape that CuPy's launcher takes."""
-
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
-
-
-@cache
-def stream(ptr: int) -> Stream:
-    """The one object for a raw stream. Which stream is current is asked at every launch, never remembered."""
-    return Stream(ptr)

@@ -4,8 +4,8 @@ Nothing here knows a device, an array library or a loss; all of it is tested wit
 
 ``layout``
     which dimensions can be merged, which one is innermost, and how many neighbouring elements a lane takes at once;
-``schedule``
-    how the elements are cut into the chunks and groups that fix the order of additions (never from the device);
+``groups`` and ``threads``
+    how the elements are cut, which fixes the order of additions (never from the device);
 ``grid``
     how many blocks run (the only thing that looks at the device).
 """
@@ -25,16 +25,11 @@ MAX_RANK = 24
 MAX_THREADS = 256
 BLOCKS_PER_SM = 4
 
-#: Vectors a lane has in flight, by lanes per vector; and the terms it adds in the arithmetic type before switching to
-#: double.
-UNROLL = {1: 4, 2: 2, 4: 2, 8: 2}
-MAX_RUN = 64
+#: Vectors a lane has in flight, by lanes per vector.
+UNROLL = {1: 4, 2: 4, 4: 4, 8: 4}
 
-#: Partial sums of a reduced loss: enough to balance the GPU, few enough that the last block adds them in microseconds.
-MAX_GROUPS = 1 << 15
-
-#: Chunks below which each takes one step, so that a small loss spreads over the whole GPU.
-SPREAD = 4096
+#: Partial sums of a reduced loss: a warp each on the largest GPUs, and few enough for the last block to add at once.
+MAX_GROUPS = 1 << 12
 
 #: Partial sums of a broadcast operand's gradient (doubles), and the slices that are worth having.
 MAX_PARTIALS = 1 << 19
@@ -86,16 +81,6 @@ def dimension_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], rank
     for stream in strides:
         words += [*stream, *[0] * (rank - len(stream))]
     return words
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How vectors are cut (see "Order of additions" in ``kernels/pointwise.cuh``), and the threads of a block."""
-
-    groups: int
-    chunks_per_group: int
-    steps: int
-    threads: int
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
@@ -202,28 +187,34 @@ def _access(strides: Sequence[int], lanes: int, flat: bool) -> str:
     return "reused" if 0 in strides else "stream"
 
 
-def schedule(vectors: int, lanes: int) -> Schedule:
-    """Cuts ``vectors`` vectors of ``lanes`` elements into chunks and groups. Depends on nothing else, by design."""
-    unroll = UNROLL[lanes]
-    batches = -(-vectors // (WARP * unroll))
-    longest = max(1, MAX_RUN // (lanes * unroll))
-    steps = 1
-    while steps * 2 <= longest and batches // (steps * 2) >= SPREAD:
-        steps *= 2
-    chunks = -(-batches // steps)
-    chunks_per_group = -(-chunks // MAX_GROUPS)
-    groups = -(-chunks // chunks_per_group)
-    # Few groups: small blocks, so that every SM gets one.
-    threads = MAX_THREADS
-    while threads > 64 and groups * WARP < threads * 256:
-        threads //= 2
-    return Schedule(groups, chunks_per_group, steps, threads)
+def groups(vectors: int, lanes: int) -> int:
+    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise.cuh``).
+
+    Depends on nothing else, by design: the sum has the same bits on every GPU.
+    """
+    return min(-(-vectors // (WARP * UNROLL[lanes])), MAX_GROUPS)
+
+
+def threads(groups: int) -> int:
+    """Threads of a block: fewer where there are few groups, so that every SM gets one.
+
+    Depends on the groups alone, because the last block's sum over the partials is cut by it.
+    """
+    count = MAX_THREADS
+    while count > 64 and groups * WARP < count * 512:
+        count //= 2
+    return count
 
 
 def grid(groups: int, threads: int, processors: int) -> int:
-    """Blocks for ``groups`` groups of one warp each on a GPU with this many SMs."""
-    most = processors * BLOCKS_PER_SM * (MAX_THREADS // threads)
-    return max(1, min(-(-groups * WARP // threads), most))
+    """Blocks for ``groups`` groups of one warp each on a GPU with this many SMs.
+
+    No more than run at once, and no more than it takes for the same number of rounds: full rounds finish together.
+    """
+    per_block = threads // WARP
+    most = processors * BLOCKS_PER_SM * (MAX_THREADS // threads) * per_block
+    rounds = -(-groups // most)
+    return max(1, -(-groups // (rounds * per_block)))
 
 
 @dataclass(frozen=True)

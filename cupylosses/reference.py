@@ -20,15 +20,26 @@ def evaluate(
     """The loss of ``operands`` in dtype ``result``; ``batch`` is what `batchmean` divides by."""
     xp = array_namespace(*operands)
     compute = xp.float64 if result == "float64" else xp.float32
-    elements = loss.reference(xp, *(xp.astype(x, compute, copy=False) for x in operands), **values)
+    operands = [xp.astype(x, compute, copy=False) for x in operands]
+    elements = loss.reference(xp, *operands, **values)
     if is_torch_array(elements) and elements.requires_grad:
-        # A loss that is NaN has a NaN gradient, as in the kernels; torch's own abs, for one, says 0 there.
-        elements = elements * xp.where(xp.isnan(elements), elements.detach(), xp.ones_like(elements))
+        elements = _with_nan_gradients(xp, elements, operands)
     if reduction != "none":
         total = xp.sum(elements, dtype=xp.float64)
         divisor = {"mean": elements.size if not is_torch_array(elements) else elements.numel(), "batchmean": batch}
         elements = total / xp.asarray(float(divisor.get(reduction, 1)), dtype=xp.float64, device=_device(total))
     return xp.astype(elements, getattr(xp, result), copy=False)
+
+
+def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:
+    """The same values; where one is NaN, so are its derivatives with respect to every operand.
+
+    The kernels have this rule. torch has none: its ``abs`` says 0, and a ``where`` forgets the operand not chosen.
+    """
+    bad = xp.isnan(elements)
+    zero = xp.zeros_like(elements)
+    squares = sum(xp.where(bad, x, zero) ** 2 for x in operands)
+    return xp.where(bad, squares * xp.where(bad, elements.detach(), zero), elements)
 
 
 def _device(x: Any) -> Any:

@@ -84,8 +84,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 bundles = kColumns ? (outputs + kWarp - 1) / kWarp : outputs;
   const int64 stride = kColumns ? 1 : kWarp;
-  for (int64 task = static_cast<int64>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-       task < bundles * slices; task += warps) {
+  for (int64 task = global_warp(); task < bundles * slices; task += warps) {
     const int64 slice = task / bundles;
     const int64 bundle = task - slice * bundles;
     const int64 output = kColumns ? bundle * kWarp + lane : bundle;

@@ -1,37 +1,37 @@
 // One pass: the gradient is written while the value is computed, before its scale is known.
 //
-// The forward kernel scales the gradient with an expected grad_output, and each block notes the one it used. In backward
-// each block compares its note with the true grad_output and leaves at once when they agree; otherwise it computes its
+// The forward kernel scales the gradient with an expected grad_output, and each warp notes the one it used. In backward
+// each warp compares its note with the true grad_output and leaves at once when they agree; otherwise it computes its
 // part of the gradient again, with the true scale and otherwise the same arithmetic, so the bits do not depend on which
 // kernel wrote them. The true value becomes the expectation of the next call. Nothing waits for the host.
 //
 // The expectation is one double in a table shared by all calls. It may change at any moment (another stream, another
-// loss that hashes to the same slot), and two blocks of one launch may read different values: hence one note per block,
+// loss that hashes to the same slot), and two warps of one launch may read different values: hence one note per warp,
 // and the same grid in both kernels. A wrong expectation costs a second pass, never a wrong gradient.
+//
+// Per warp, not per block, because then no barrier stands between the note and the loads of the operands.
 
-// The expected grad_output, in every thread of the block. Without a table the expectation is 1.
-// Preconditions: every thread of the block calls it once.
+__device__ __forceinline__ int64 global_warp() {
+  return static_cast<int64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+}
+
+// The expected grad_output, the same in every lane. Without a table the expectation is 1.
+// Preconditions: every lane of the warp calls it together.
 __device__ __forceinline__ double expect(const double* expected, double* used) {
-  __shared__ double grad_output;
-  if (threadIdx.x == 0) {
-    // One thread reads for all: the slot may change between two reads.
-    grad_output = expected == nullptr ? 1.0 : __ldcg(expected);
-    if (used != nullptr) used[blockIdx.x] = grad_output;
+  double grad_output = 1.0;
+  if (expected != nullptr) {
+    // Lane 0 reads for all: the slot may change between two reads.
+    grad_output = __shfl_sync(0xffffffffu, __ldcg(expected), 0);
   }
-  __syncthreads();
+  if (threadIdx.x % 32 == 0 && used != nullptr) used[global_warp()] = grad_output;
   return grad_output;
 }
 
-// The true grad_output in every thread of the block; `stale` tells whether this block's gradient was written with
-// another one. Compared as bits: a NaN equals itself, and -0 differs from 0. Without notes the gradient is always stale.
-// Preconditions: every thread of the block calls it once.
-__device__ __forceinline__ double verify(double true_grad_output, const double* used, double* expected, bool* stale) {
-  __shared__ bool differs;
-  if (threadIdx.x == 0) {
-    differs = used == nullptr || __double_as_longlong(used[blockIdx.x]) != __double_as_longlong(true_grad_output);
-    if (differs && expected != nullptr && blockIdx.x == 0) *expected = true_grad_output;
-  }
-  __syncthreads();
-  *stale = differs;
-  return true_grad_output;
+// Whether this warp's gradient was written with another grad_output than the true one, the same in every lane. Compared
+// as bits: a NaN equals itself, and -0 differs from 0. Without notes the gradient is always stale.
+// Preconditions: every lane of the warp calls it together.
+__device__ __forceinline__ bool verify(double true_grad_output, const double* used, double* expected) {
+  const bool stale = used == nullptr || __double_as_longlong(used[global_warp()]) != __double_as_longlong(true_grad_output);
+  if (stale && expected != nullptr && global_warp() == 0 && threadIdx.x == 0) *expected = true_grad_output;
+  return stale;
 }

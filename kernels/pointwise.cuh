@@ -11,10 +11,13 @@
 //   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
-// Order of additions. The index space is cut into chunks of 32 lanes x kUnroll * steps vectors. A lane adds its elements
-// of a chunk in order, in Compute (at most 64 terms); chunks of a group are added in double, then lanes by a fixed tree.
-// One partial per group is stored, and the last block adds the partials in order. Chunks and groups follow from the
+// Order of additions. The index space is cut into batches of 32 lanes x kUnroll vectors, and batch b belongs to group
+// b % groups: neighbouring warps read neighbouring batches, which memory likes, and groups are many and equal. A lane adds
+// its elements in order, kMaxRun of them in Compute and those runs in double, then lanes are added by a fixed tree. One
+// partial per group is stored, and the last block adds the partials in order. The number of groups follows from the
 // number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits alone.
+
+constexpr int kMaxRun = 64;
 
 // How a stream is read. A splat is one number for the whole vector (stride 0 along it).
 enum class Access { kStream, kReused, kSplat };
@@ -113,6 +116,7 @@ struct Pointwise {
   using Layout = Layout_;
   using Cursor = typename Layout::Cursor;
   using Slots = typename MakeIndices<Sources_::kSize>::type;
+  static constexpr int kVector = kLanes;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
   static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
@@ -197,31 +201,24 @@ struct Pointwise {
   }
 };
 
-// How the index space is cut; see "Order of additions" above and launch.py, which chooses it.
-struct Schedule {
-  int64 groups;
-  int64 chunks_per_group;
-  int64 steps;
-};
-
 // Visits every element once. With kSum, partials[group] receives the sum of each group.
 // Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
 template <bool kSum, int kUnroll, class Program>
-__device__ __forceinline__ void sweep(const Program& program, const Schedule& schedule, double* partials) {
+__device__ __forceinline__ void sweep(const Program& program, int64 groups, double* partials) {
+  constexpr int kBatch = kUnroll * kWarp;
+  constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();
-  const int64 first_group = static_cast<int64>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  for (int64 group = first_group; group < schedule.groups; group += warps) {
+  for (int64 group = global_warp(); group < groups; group += warps) {
     double total = 0.0;
-    for (int64 c = 0; c < schedule.chunks_per_group; ++c) {
-      int64 first = (group * schedule.chunks_per_group + c) * schedule.steps * (kUnroll * kWarp);
-      if (first >= vectors) break;
+    int64 first = group * kBatch;
+    while (first < vectors) {
       typename Program::Compute partial = 0;
-      auto cursor = program.layout.at(first + lane);
-      for (int64 s = 0; s < schedule.steps; ++s) {
-        first += kUnroll * kWarp;
-        if (program.layout.whole_up_to(first - 1)) {
+#pragma unroll 1
+      for (int run = 0; run < kRun && first < vectors; ++run, first += groups * kBatch) {
+        auto cursor = program.layout.at(first + lane);
+        if (program.layout.whole_up_to(first + kBatch - 1)) {
           program.template visit<kUnroll>(cursor, partial);
         } else {
 #pragma unroll 1
@@ -246,13 +243,24 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
   return {reinterpret_cast<unsigned*>(memory), memory + 2};
 }
 
-// The last block turns the partials into the value.
-// Preconditions: every thread of every block calls it once, after its part of the sweep.
-template <class Result>
-__device__ __forceinline__ void finish(const Workspace& work, const Schedule& schedule, double divisor, Result* value) {
-  if (!arrive_last(work.ticket)) return;
-  const double total = sum_partials(work.partials, schedule.groups);
-  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+// Sweeps, and leaves the sum of all elements in thread 0 of one block; `result` says which.
+// Preconditions: every thread of every block calls it once.
+template <int kUnroll, class Program>
+__device__ __forceinline__ double reduce_all(const Program& program, int64 groups, double* memory, bool* result) {
+  // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is that
+  // of sum_partials, whose other leaves are zero.
+  __shared__ double shared_partials[kWarp];
+  const bool alone = gridDim.x == 1 && groups <= kWarp;
+  const Workspace work = workspace(memory);
+  double* partials = alone ? shared_partials : work.partials;
+  sweep<true, kUnroll>(program, groups, partials);
+  if (alone) {
+    __syncthreads();
+    *result = true;
+    return threadIdx.x < kWarp ? warp_sum(threadIdx.x < groups ? partials[threadIdx.x] : 0.0) : 0.0;
+  }
+  *result = arrive_last(work.ticket);
+  return *result ? sum_partials(partials, groups) : 0.0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -260,35 +268,34 @@ __device__ __forceinline__ void finish(const Workspace& work, const Schedule& sc
 
 // value = sum(loss) / divisor
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void reduce_value(Program program, const Schedule& schedule, double* memory, double divisor,
+__device__ __forceinline__ void reduce_value(Program program, int64 groups, double* memory, double divisor,
                                              Result* value) {
-  const Workspace work = workspace(memory);
-  sweep<true, kUnroll>(program, schedule, work.partials);
-  finish(work, schedule, divisor, value);
+  bool result;
+  const double total = reduce_all<kUnroll>(program, groups, memory, &result);
+  if (result && threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
 // The same, and the gradients for the expected grad_output.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void reduce_value_and_gradient(Program program, const Schedule& schedule, double* memory,
+__device__ __forceinline__ void reduce_value_and_gradient(Program program, int64 groups, double* memory,
                                                           double divisor, Result* value, const double* expected,
                                                           double* used) {
   program.scale = static_cast<typename Program::Compute>(expect(expected, used) / divisor);
-  reduce_value<kUnroll>(program, schedule, memory, divisor, value);
+  reduce_value<kUnroll>(program, groups, memory, divisor, value);
 }
 
-// The gradients for the true grad_output, unless this block's part was written with it already.
+// The gradients for the true grad_output, unless this warp's part was written with it already.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void verify_gradient(Program program, const Schedule& schedule, double divisor,
+__device__ __forceinline__ void verify_gradient(Program program, int64 groups, double divisor,
                                                 const Result* grad_output, const double* used, double* expected) {
-  bool stale;
-  const double g = verify(widen<double>(*grad_output), used, expected, &stale);
-  if (!stale) return;
+  const double g = widen<double>(*grad_output);
+  if (!verify(g, used, expected)) return;
   program.scale = static_cast<typename Program::Compute>(g / divisor);
-  sweep<false, kUnroll>(program, schedule, nullptr);
+  sweep<false, kUnroll>(program, groups, nullptr);
 }
 
 // Values, or gradients for a grad_output per element: no reduction.
 template <int kUnroll, class Program>
-__device__ __forceinline__ void map_elements(const Program& program, const Schedule& schedule) {
-  sweep<false, kUnroll>(program, schedule, nullptr);
+__device__ __forceinline__ void map_elements(const Program& program, int64 groups) {
+  sweep<false, kUnroll>(program, groups, nullptr);
 }

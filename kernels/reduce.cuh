@@ -10,14 +10,18 @@ __device__ __forceinline__ double warp_sum(double x) {
 }
 
 // Sum over the threads of a block, in thread 0.
-// Preconditions: every thread of the block calls it; blockDim.x is a multiple of 32 and at most 1024. Ends without a
+// Preconditions: every thread of the block calls it; blockDim.x is a power of two from 32 to 1024. Ends without a
 // barrier: a second call needs a __syncthreads() between, because the shared memory is the same.
 __device__ __forceinline__ double block_sum(double x) {
   __shared__ double warp_totals[32];
   x = warp_sum(x);
   if (threadIdx.x % 32 == 0) warp_totals[threadIdx.x / 32] = x;
   __syncthreads();
-  if (threadIdx.x < 32) x = warp_sum(threadIdx.x < blockDim.x / 32 ? warp_totals[threadIdx.x] : 0.0);
+  const int warps = blockDim.x / 32;
+  if (threadIdx.x < 32) {
+    x = threadIdx.x < warps ? warp_totals[threadIdx.x] : 0.0;
+    for (int offset = warps / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  }
   return x;
 }
 
@@ -27,19 +31,36 @@ __device__ __forceinline__ double block_sum(double x) {
 // another one running at the same time would count both: tickets belong to one stream.
 __device__ __forceinline__ bool arrive_last(unsigned* ticket) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+  if (threadIdx.x == 0) {
+    // The barrier put the block's writes before this fence, and the fence puts them before the ticket.
+    __threadfence();
+    last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
   __syncthreads();
-  if (last) __threadfence();
   return last;
 }
 
 // partials[0] + partials[1] + ... in an order that depends on `count` and blockDim.x alone, in thread 0.
 // Preconditions: those of block_sum. Reads past L1, where a stale line of an earlier launch could lie.
 __device__ __forceinline__ double sum_partials(const double* partials, int64 count) {
+  // One block does this while the GPU waits: its loads overlap, and its additions form a tree instead of a chain.
+  constexpr int kAhead = 16;
   double total = 0.0;
-#pragma unroll 8
-  for (int64 i = threadIdx.x; i < count; i += blockDim.x) total += __ldcg(partials + i);
+  for (int64 first = threadIdx.x; first < count; first += kAhead * blockDim.x) {
+    double x[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int64 i = first + static_cast<int64>(j) * blockDim.x;
+      x[j] = i < count ? __ldcg(partials + i) : 0.0;
+    }
+#pragma unroll
+    for (int step = 1; step < kAhead; step *= 2) {
+#pragma unroll
+      for (int j = 0; j < kAhead; j += 2 * step) x[j] += x[j + step];
+    }
+    total += x[0];
+  }
   return block_sum(total);
 }

@@ -41,7 +41,11 @@ l1_loss = define(
 
 def _smooth_l1_reference(xp, input, target, beta):
     d = xp.abs(input - target)
-    return d if beta == 0 else xp.where(d < beta, 0.5 * d * (d / beta), d - 0.5 * beta)
+    if beta == 0:
+        return d
+    # Each branch sees only its own elements: the square of a large d, not chosen, would still give a NaN gradient.
+    small = xp.where(d < beta, d, xp.zeros_like(d))
+    return xp.where(d < beta, 0.5 * small * (small / beta), d - 0.5 * beta)
 
 
 def _smooth_l1_kinks(beta):
@@ -71,7 +75,10 @@ smooth_l1_loss = define(
 
 def _huber_reference(xp, input, target, delta):
     d = xp.abs(input - target)
-    return 0.5 * d * d if delta == float("inf") else xp.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    if delta == float("inf"):
+        return 0.5 * d * d
+    small = xp.where(d <= delta, d, xp.zeros_like(d))  # as in smooth L1
+    return xp.where(d <= delta, 0.5 * small * small, delta * (d - 0.5 * delta))
 
 
 def _huber_kinks(delta):
@@ -82,11 +89,12 @@ def _huber_kinks(delta):
 huber_loss = define(
     name="huber_loss",
     summary="Squared error for small differences, absolute error scaled by delta for large ones.",
-    formula="d^2 / 2 where d < delta, else delta (d - delta / 2), with d = |input - target|",
+    formula="d^2 / 2 where d <= delta, else delta (d - delta / 2), with d = |input - target|",
     operands=(_INPUT, _TARGET),
     parameters=(Parameter("delta", 1.0, "Where the two branches meet.", minimum=0.0, exclusive=True),),
     let={"d": "abs(input - target)"},
-    value="where(d < delta, 0.5 * square(d), delta * (d - 0.5 * delta))",
+    # Not `<`: with delta = inf an infinite d must not reach the second branch, where it is inf - inf.
+    value="where(d <= delta, 0.5 * square(d), delta * (d - 0.5 * delta))",
     reference=_huber_reference,
     torch="huber_loss",
     warn_broadcast=True,

@@ -1,0 +1,260 @@
+"""One check: a loss on random operands in some layout, held against the truth and against torch.
+
+It is a value of few fields (:class:`Check`), so that tests, comparisons and messages speak of the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from cupylosses import checks, functional
+from cupylosses.definition import Loss
+from cupylosses.testing import eager, memory, samples
+from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
+from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Comparison, compare, dtype_name
+from cupylosses.testing.truth import Truth, flushes, truth
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Instead of a layout: all edges of the domains, contiguous.
+EDGES = "edges"
+
+#: The upstream gradients of a reduced loss: the one that the forward pass expects, and one that it does not.
+GRAD_OUTPUTS = (1.0, -1.75)
+
+#: Where the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
+TRUTH_ON_CPU = 1 << 22
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call returned: the value, and a gradient for each operand that required one."""
+
+    value: Tensor
+    gradients: tuple[Tensor | None, ...]
+
+    def to(self, device: str) -> Result:
+        """The same on another device."""
+        return Result(self.value.to(device), tuple(None if g is None else g.to(device) for g in self.gradients))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the value and the gradients compare, and what else is wrong."""
+
+    value: Comparison | None
+    gradients: tuple[Comparison, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Check:
+    """A loss with parameters, dtypes, reduction, layout and choice of gradients.
+
+    ``dtypes`` has one entry for all operands, or one for each, the last of which serves the rest; ``wanted`` says which
+    operands require grad, by default all floating ones.
+    """
+
+    loss: Loss
+    case: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    dtypes: tuple[str, ...] = ("float32",)
+    reduction: str = "mean"
+    layout: str = "contiguous"
+    wanted: tuple[bool, ...] | None = None
+    shape: Shape = SHAPE
+    device: str = "cpu"
+    seed: int = 0
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Every parameter and flag by name."""
+        return self.loss.values(self.case)
+
+    @cached_property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        """The dtype of each operand."""
+        given = self.dtypes
+        return tuple(given[min(i, len(given) - 1)] for i in range(len(self.loss.operands)))
+
+    @cached_property
+    def gradients_of(self) -> tuple[bool, ...]:
+        """Which operands require grad."""
+        return self.wanted or tuple(name in checks.FLOATING for name in self.operand_dtypes)
+
+    @property
+    def possible(self) -> bool:
+        """Whether the loss takes these dtypes and the shape has enough dimensions for the layout."""
+        accepted = all(
+            name in checks.FLOATING or operand.integer
+            for name, operand in zip(self.operand_dtypes, self.loss.operands, strict=True)
+        )
+        return accepted and (self.layout == EDGES or len(self.shape) >= LAYOUTS[self.layout].rank)
+
+    @cached_property
+    def id(self) -> str:
+        """The check in words, for test names and messages."""
+        return "-".join((self.loss.name, *self.words))
+
+    @property
+    def words(self) -> tuple[str, str, str, str, str]:
+        """Case, dtypes, reduction, layout and the operands that require grad, as tables print them."""
+        case = " ".join(f"{k}={v}" for k, v in self.case.items()) or "defaults"
+        names = [x.name for x, w in zip(self.loss.operands, self.gradients_of, strict=True) if w]
+        wanted = "all" if len(names) == len(self.loss.operands) else "+".join(names) or "none"
+        return case, "+".join(self.dtypes), self.reduction, self.layout, wanted
+
+    def operands(self) -> list[Tensor]:
+        """The operands, in their layout, on the device."""
+        if self.layout == EDGES:
+            return samples.edges(self.loss, self.values, self.operand_dtypes, self.device)
+        layout = LAYOUTS[self.layout]
+        shapes = layout.shapes(self.shape, len(self.loss.operands))
+        drawn = samples.operands(self.loss, self.values, self.operand_dtypes, shapes, self.device, self.seed)
+        return layout.place(drawn)
+
+    def ours(self) -> Callable[..., Tensor]:
+        """The library's function with these parameters and this reduction."""
+        function = getattr(functional, self.loss.name)
+        return lambda *operands: function(*operands, reduction=self.reduction, **self.case)
+
+    def torch(self) -> list[Callable[..., Tensor]]:
+        """Torch's ways to compute the same, the preferred one first."""
+        formula = eager.formula(self.loss, self.values, self.reduction)
+        twin = eager.twin(self.loss, self.case, self.reduction)
+        return [twin, formula] if twin else [formula]
+
+    def upstream(self, operands: Sequence[Tensor]) -> list[Any]:
+        """The upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
+        import torch
+
+        if self.reduction != "none":
+            return list(GRAD_OUTPUTS)
+        shape = torch.broadcast_shapes(*(x.shape for x in operands))
+        # Of the result's dtype, and no smaller than 1/4: a gradient times 0 says nothing.
+        generator = torch.Generator(self.device).manual_seed(self.seed + 1)
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device=self.device) * 2 + 0.25
+        return [drawn.to(eager.promoted(operands))]
+
+
+def run(
+    function: Callable[..., Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grad_output: Any
+) -> Result:
+    """Forward, and backward to the operands that are wanted; with none, forward alone, outside of any graph."""
+    import torch
+
+    leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
+    value = function(*leaves)
+    inputs = [x for x in leaves if x.requires_grad]
+    upstream = grad_output if isinstance(grad_output, torch.Tensor) else torch.full_like(value, grad_output)
+    found = iter(torch.autograd.grad(value, inputs, upstream.to(value.dtype)) if inputs else ())
+    return Result(value.detach(), tuple(next(found) if w else None for w in wanted))
+
+
+def run_torch(check: Check, operands: Sequence[Tensor], grad_output: Any) -> Result | None:
+    """Torch's result by the first way that works: twins lack some dtypes, and some combinations of dtypes."""
+    for function in check.torch():
+        try:
+            return run(function, operands, check.gradients_of, grad_output)
+        except (RuntimeError, NotImplementedError):
+            continue
+    return None
+
+
+def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
+    """Runs a check: the library against the truth and torch, for every upstream gradient."""
+    operands = check.operands() if operands is None else operands
+    where = "cpu" if max(x.numel() for x in operands) < TRUTH_ON_CPU else check.device
+    upstream = check.upstream(operands)
+    exact = _truth(check, operands, upstream[0], where)
+    values: list[Comparison] = []
+    gradients: list[Comparison] = []
+    problems: list[str] = []
+    for grad_output in upstream:
+        expected = exact if grad_output is upstream[0] else exact.times(grad_output / upstream[0])
+        theirs = run_torch(check, operands, grad_output)
+        memory.poison(_output_bytes(check, operands), check.device)
+        ours = run(check.ours(), operands, check.gradients_of, grad_output)
+        wrong = _form(check, operands, ours)
+        problems += wrong
+        if wrong:
+            continue
+        value, found = judge(ours.to(where), expected, theirs and theirs.to(where), _biases(check, operands))
+        values.append(value)
+        gradients += found
+        if not value.ok:
+            problems.append(f"value: {value}")
+        names = [x.name for x, w in zip(check.loss.operands, check.gradients_of, strict=True) if w]
+        problems += [f"gradient of {name}: {c}" for name, c in zip(names, found, strict=True) if not c.ok]
+    return Outcome(values[0] if values else None, tuple(gradients), tuple(problems))
+
+
+def judge(
+    ours: Result, expected: Truth, theirs: Result | None, biases: Sequence[float | None]
+) -> tuple[Comparison, list[Comparison]]:
+    """Compares a value and every gradient with the truth, torch's result beside; ``biases`` as in `compare`."""
+    value = compare(ours.value, expected.value, None if theirs is None else theirs.value)
+    gradients = []
+    for i, (gradient, exact) in enumerate(zip(ours.gradients, expected.gradients, strict=True)):
+        if gradient is not None and exact is not None:
+            gradients.append(compare(gradient, exact, None if theirs is None else theirs.gradients[i], biases[i]))
+    return value, gradients
+
+
+def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
+    moved = [x.detach().to(where) for x in operands]
+    upstream = grad_output if isinstance(grad_output, float) else grad_output.to(where)
+    return truth(
+        check.loss, moved, check.values, check.reduction, upstream, check.gradients_of, flush=flushes(operands)
+    )
+
+
+def _biases(check: Check, operands: Sequence[Tensor]) -> list[float | None]:
+    """Where a gradient may be off by more than the table says: broadcast operands on the CPU."""
+    import torch
+
+    elements = prod(torch.broadcast_shapes(*(x.shape for x in operands)))
+    return [SUMMED_BY_TORCH if not x.is_cuda and x.numel() < elements else None for x in operands]
+
+
+def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
+    """What is wrong with shapes, dtypes and devices."""
+    import torch
+
+    shape = () if check.reduction != "none" else torch.broadcast_shapes(*(x.shape for x in operands))
+    problems = _differences("value", result.value, shape, eager.promoted(operands), operands[0])
+    for operand, x, w, gradient in zip(
+        check.loss.operands, operands, check.gradients_of, result.gradients, strict=True
+    ):
+        if w and gradient is not None:
+            problems += _differences(f"gradient of {operand.name}", gradient, x.shape, x.dtype, x)
+    return problems
+
+
+def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Tensor) -> list[str]:
+    problems = []
+    if tuple(x.shape) != tuple(shape):
+        problems.append(f"{what}: shape {tuple(x.shape)}, expected {tuple(shape)}")
+    if x.dtype != kind:
+        problems.append(f"{what}: dtype {dtype_name(x.dtype)}, expected {dtype_name(kind)}")
+    if x.device != like.device:
+        problems.append(f"{what}: on {x.device}, expected {like.device}")
+    return problems
+
+
+def _output_bytes(check: Check, operands: Sequence[Tensor]) -> list[int]:
+    """Sizes of what a call allocates: the value and the gradients."""
+    import torch
+
+    elements = prod(torch.broadcast_shapes(*(x.shape for x in operands))) if check.reduction == "none" else 1
+    value = elements * eager.promoted(operands).itemsize
+    return [value, *(x.numel() * x.element_size() for x, w in zip(operands, check.gradients_of, strict=True) if w)]

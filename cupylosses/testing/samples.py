@@ -1,0 +1,137 @@
+"""Operands for tests: random ones from the declared domains, and the points where losses go wrong.
+
+Numbers are drawn in float64 from a seed and rounded to the dtype of the operand once; the truth reads the rounded ones,
+so nothing is lost between what a kernel reads and what it is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from math import inf, nan, prod
+from typing import TYPE_CHECKING, Any
+
+from cupylosses.definition import Loss
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, dtype
+
+#: Standard deviation of real operands: both branches of losses that switch at a distance of about 1 are met.
+SPREAD = 2.0
+
+#: Fewer elements are drawn on the CPU, so that a test has the same numbers on every device.
+DRAWN_ON_DEVICE = 1 << 22
+
+
+def operands(
+    loss: Loss,
+    values: Mapping[str, Any],
+    dtypes: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    device: str = "cpu",
+    seed: int = 0,
+) -> list[Tensor]:
+    """One contiguous random tensor per operand.
+
+    Args:
+        loss: The definition, whose operands say what they hold.
+        values: Every parameter and flag by name: flags may decide a domain.
+        dtypes: A dtype per operand, floating or, where the definition takes them, integer.
+        shapes: A shape per operand.
+        device: Where the tensors go.
+        seed: Equal seeds give equal numbers.
+    """
+    import torch
+
+    large = max(map(prod, shapes)) >= DRAWN_ON_DEVICE
+    generator = torch.Generator(device if large else "cpu").manual_seed(seed)
+    return [
+        _sample(operand.domain_for(values), shape, getattr(torch, name), generator).to(device)
+        for operand, shape, name in zip(loss.operands, shapes, dtypes, strict=True)
+    ]
+
+
+def _sample(domain: str, shape: Sequence[int], kind: dtype, generator: Generator) -> Tensor:
+    import torch
+
+    wide = torch.float64 if kind == torch.float64 or prod(shape) < DRAWN_ON_DEVICE else torch.float32
+    x = torch.randn(tuple(shape), generator=generator, dtype=wide, device=generator.device)
+    x = _DOMAINS[domain](x)
+    if not kind.is_floating_point:
+        x = x.round() if kind.is_signed else x.round().abs()
+    return x.to(kind)
+
+
+def _probability(x: Tensor) -> Tensor:
+    # A last dimension of one element has no distribution but 1; each element is then one of two outcomes.
+    return x.softmax(-1) if x.dim() and x.shape[-1] > 1 else x.sigmoid()
+
+
+def _log_probability(x: Tensor) -> Tensor:
+    from torch.nn.functional import logsigmoid
+
+    return x.log_softmax(-1) if x.dim() and x.shape[-1] > 1 else logsigmoid(x)
+
+
+_DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "real": lambda x: x * SPREAD,
+    "probability": _probability,
+    "log_probability": _log_probability,
+    "sign": lambda x: (x >= 0).to(x.dtype) * 2 - 1,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Edges
+
+
+def edges(loss: Loss, values: Mapping[str, Any], dtypes: Sequence[str], device: str = "cpu") -> list[Tensor]:
+    """Every combination of the edges of the operands' domains, and the kinks with their neighbours on all sides."""
+    import torch
+
+    kinds = [getattr(torch, name) for name in dtypes]
+    domains = [operand.domain_for(values) for operand in loss.operands]
+    points = list(product(*(list(domain_edges(d, kind)) for d, kind in zip(domains, kinds, strict=True))))
+    for kink in loss.kinks(**values):
+        points += product(*(neighbours(x, kind) for x, kind in zip(kink.operands, kinds, strict=True)))
+    columns = zip(*points, strict=True)
+    return [torch.tensor(x, dtype=torch.float64).to(kind).to(device) for x, kind in zip(columns, kinds, strict=True)]
+
+
+def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
+    """Zeros, the smallest and large numbers, infinities that the domain has, and NaN.
+
+    Large numbers have squares beyond their dtype and differences within. Of log-probabilities, -80 has an exponential
+    that is still normal in float32, and -10000 one that is 0 in every dtype.
+    """
+    import torch
+
+    if not kind.is_floating_point:
+        yield from {"sign": (-1.0, 1.0)}.get(domain, (0.0, 1.0, 2.0))
+        return
+    info = torch.finfo(kind)
+    subnormal, large = info.tiny / 2, info.max**0.75
+    yield from {
+        "real": (0.0, -0.0, 1.0, -1.5, info.tiny, subnormal, large, -large, inf, -inf),
+        "probability": (0.0, subnormal, info.tiny, 0.25, 1 - info.eps / 2, 1.0),
+        "log_probability": (0.0, -info.tiny, -info.eps, -1.5, -80.0, -10000.0, -inf),
+        "sign": (-1.0, 1.0),
+    }[domain]
+    yield nan
+
+
+def neighbours(x: float, kind: dtype) -> tuple[float, ...]:
+    """The numbers of a dtype below, at and above ``x``; of an infinity only itself, of 0 the smallest normal ones.
+
+    A GPU that flushes subnormal numbers sees no other neighbours of 0, and where they are kept, every product with them
+    is rounded by up to half of it: the truth is then no measure.
+    """
+    import torch
+
+    if abs(x) == inf or not kind.is_floating_point:
+        return (x,)
+    if x == 0:
+        tiny = torch.finfo(kind).tiny
+        return (-tiny, 0.0, tiny)
+    at = torch.tensor(x, dtype=kind)
+    return tuple(torch.nextafter(at, torch.full_like(at, to)).item() for to in (-inf, x, inf))

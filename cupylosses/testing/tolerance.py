@@ -1,0 +1,211 @@
+"""What counts as right: one metric, one table, one rule.
+
+The metric is the error in units in the last place (ulp) of the result's own dtype. NaN equals NaN and nothing else, an
+infinity equals itself, zeros are equal whatever their sign. A finite truth beyond the largest number of the dtype
+stands for infinity, which counts as the number after the largest one.
+
+A result is accepted if it is at most half a unit away, which is what rounding costs, plus what the arithmetic costs:
+:data:`TABLE` times the epsilon of the arithmetic type, relative to the size of what was added (:class:`Expected`).
+Where that is exceeded, an element still passes if it is at least as close to the truth as torch's own result; a NaN or
+an infinity in the wrong place never does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import frexp, inf, ldexp, log2
+from typing import TYPE_CHECKING, NamedTuple
+
+from cupylosses.testing.pieces import part, pieces
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+
+class Tolerance(NamedTuple):
+    """Allowed errors of the arithmetic, in epsilons of the arithmetic type.
+
+    ``element`` is what one element may be off: two operations, and an ``exp`` or ``log`` that is good to 2 units.
+    ``bias`` is what a sum may be off beyond that: errors of single elements are independent and add like their root
+    mean square, so of a long sum only what they have in common is left.
+    """
+
+    element: float
+    bias: float
+
+
+#: By the dtype of the result. The kernels compute in float32 below float64, and so do errors count; for float64 the
+#: truth is no better than the arithmetic, and its own errors come on top.
+TABLE: dict[str, Tolerance] = {
+    "float16": Tolerance(element=4, bias=0.25),
+    "bfloat16": Tolerance(element=4, bias=0.25),
+    "float32": Tolerance(element=4, bias=0.25),
+    "float64": Tolerance(element=8, bias=4),
+}
+
+
+#: The bias of the gradient of a broadcast operand on the CPU, where torch adds it up in the arithmetic type; the
+#: kernels do it in float64.
+SUMMED_BY_TORCH = 8.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The truth in float64, and the sizes in which errors of the arithmetic are measured.
+
+    A result is a sum of terms; each has a size, which is at least its absolute value and more where it is
+    ill-conditioned (see ``truth.py``). ``rms`` is the root of the sum of their squares, ``total`` their sum. For a
+    result that is one term, both are its size.
+    """
+
+    exact: Tensor
+    rms: Tensor
+    total: Tensor
+
+    def times(self, factor: float) -> Expected:
+        """The truth of ``factor`` times the result."""
+        return Expected(self.exact * factor, self.rms * abs(factor), self.total * abs(factor))
+
+    def to(self, device: str) -> Expected:
+        """The same on another device."""
+        return Expected(self.exact.to(device), self.rms.to(device), self.total.to(device))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a result is from the truth, and the result that it is compared with."""
+
+    elements: int = 0
+    rejected: int = 0
+    ulps: float = 0.0
+    other_ulps: float | None = None
+    first: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element was accepted."""
+        return self.rejected == 0
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.elements} elements within {self.ulps:.3g} ulp"
+        return f"{self.rejected} of {self.elements} elements are wrong (up to {self.ulps:.3g} ulp), first {self.first}"
+
+
+def arithmetic(name: str) -> str:
+    """The dtype that a result of dtype ``name`` is computed in."""
+    return "float64" if name == "float64" else "float32"
+
+
+def dtype_name(kind: dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(kind).removeprefix("torch.")
+
+
+def ulp(x: Tensor, kind: dtype) -> Tensor:
+    """The distance between neighbouring numbers of dtype ``kind`` at each finite ``x``."""
+    import torch
+
+    info = torch.finfo(kind)
+    lowest, highest = int(log2(info.tiny)), frexp(info.max)[1] - 1
+    exponent = torch.frexp(x.double()).exponent - 1
+    exponent = torch.where(x == 0, lowest, exponent).clamp(lowest, highest)
+    return torch.exp2(exponent.double() + log2(info.eps))
+
+
+def errors(result: Tensor, exact: Tensor) -> Tensor:
+    """The absolute error of every element; infinite where a NaN or an infinity is in the wrong place."""
+    import torch
+
+    beyond = _beyond(result.dtype)
+    value = result.double()
+    finite = exact.isfinite()
+    value = torch.where(finite & value.isinf(), value.sign() * beyond, value)
+    wanted = torch.where(finite, exact.clamp(-beyond, beyond), exact)
+    same = (value == wanted) | (value.isnan() & wanted.isnan())
+    distance = torch.where(same, 0.0, (value - wanted).abs())
+    return torch.where(distance.isnan(), inf, distance)
+
+
+def _beyond(kind: dtype) -> float:
+    """The number after the largest one; infinity where float64 does not hold it."""
+    import torch
+
+    exponent = frexp(torch.finfo(kind).max)[1]
+    return ldexp(1.0, exponent) if exponent < 1024 else inf
+
+
+def allowed(expected: Expected, kind: dtype, bias: float | None = None) -> Tensor:
+    """The error that the table allows each element of a result of dtype ``kind``; ``bias`` overrides the table's."""
+    import torch
+
+    name = dtype_name(kind)
+    tolerance, compute = TABLE[name], torch.finfo(getattr(torch, arithmetic(name)))
+    computed = compute.eps * (tolerance.element * expected.rms + (bias or tolerance.bias) * expected.total)
+    # Below the smallest normal number the GPU flushes float32 to zero.
+    flushed = compute.tiny if name != "float64" else 0.0
+    finite = torch.where(computed.isfinite(), computed, 0.0)
+    return 0.5 * ulp(expected.exact, kind) + finite + flushed
+
+
+def compare(result: Tensor, expected: Expected, other: Tensor | None = None, bias: float | None = None) -> Comparison:
+    """Holds a result against the truth by the rule above.
+
+    ``other`` is torch's own result, ``bias`` overrides the table's.
+
+    Raises:
+        ValueError: the result has not the shape of the truth.
+    """
+    if result.shape != expected.exact.shape:
+        raise ValueError(f"the result has shape {tuple(result.shape)}, the truth {tuple(expected.exact.shape)}")
+    comparison = Comparison(other_ulps=None if other is None else 0.0)
+    for index in pieces(result.shape):
+        cut = Expected(*(part(x, index) for x in (expected.exact, expected.rms, expected.total)))
+        theirs = None if other is None else other[index]
+        comparison = _merge(comparison, _piece(result[index], cut, theirs, index, bias))
+    return comparison
+
+
+def _piece(
+    result: Tensor, expected: Expected, other: Tensor | None, index: tuple[slice, ...], bias: float | None
+) -> Comparison:
+    unit = ulp(expected.exact, result.dtype)
+    error = errors(result, expected.exact)
+    accepted = error <= allowed(expected, result.dtype, bias)
+    other_ulps = None
+    if other is not None:
+        their_error = errors(other, expected.exact)
+        accepted |= error.isfinite() & (error <= their_error)
+        other_ulps = _largest(their_error / unit)
+    rejected = int((~accepted).sum())
+    first = ""
+    if rejected:
+        at = tuple((~accepted).nonzero()[0].tolist())
+        place = tuple((i.start or 0) + n for i, n in zip(index, at, strict=True))
+        first = f"at {place}: got {result[at].item()!r}, expected {expected.exact[at].item()!r}"
+    return Comparison(result.numel(), rejected, _largest(error / unit), other_ulps, first)
+
+
+def _merge(a: Comparison, b: Comparison) -> Comparison:
+    return replace(
+        a,
+        elements=a.elements + b.elements,
+        rejected=a.rejected + b.rejected,
+        ulps=max(a.ulps, b.ulps),
+        other_ulps=None if b.other_ulps is None else max(a.other_ulps or 0.0, b.other_ulps),
+        first=a.first or b.first,
+    )
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.max()) if x.numel() else 0.0
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors agree in dtype, shape and every bit."""
+    import torch
+
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    word = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.contiguous().view(word), b.contiguous().view(word))

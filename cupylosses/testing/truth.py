@@ -1,0 +1,153 @@
+"""The truth: value and gradients in float64, through the reference formula and torch's automatic differentiation.
+
+Operands of any dtype are exact in float64, so the truth is that of the very numbers that a kernel reads.
+
+Beside each number stands the size of its terms (:class:`cupylosses.testing.tolerance.Expected`). The size of a term f
+is its absolute value or the sum of |x df/dx| over its operands x, whichever is larger: how far f moves, relative to the
+movement, when operands move by a rounding error. Where a formula must cancel (``log(t) - x``), arithmetic does no
+better; elsewhere the size is of the order of the value, and the table stays strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from cupylosses import reference
+from cupylosses.definition import Loss
+from cupylosses.testing.pieces import LIMIT, part, pieces
+from cupylosses.testing.tolerance import Expected, arithmetic, dtype_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The value of a loss and the gradient of each operand; None for operands that have none or need none."""
+
+    value: Expected
+    gradients: tuple[Expected | None, ...]
+
+    def times(self, grad_output: float) -> Truth:
+        """The truth for another grad_output of a reduced loss: gradients are linear in it."""
+        return Truth(self.value, tuple(None if g is None else g.times(grad_output) for g in self.gradients))
+
+
+def truth(
+    loss: Loss,
+    operands: Sequence[Tensor],
+    values: Mapping[str, Any],
+    reduction: str,
+    grad_output: Tensor | float = 1.0,
+    wanted: Sequence[bool] | None = None,
+    flush: bool = False,
+    limit: int = LIMIT,
+) -> Truth:
+    """Value and gradients of a loss, on the device of its operands.
+
+    Args:
+        loss: The definition.
+        operands: Tensors of any dtype and layout that broadcast.
+        values: Every parameter and flag by name (``loss.values(case)``).
+        reduction: One of ``loss.reductions``.
+        grad_output: The upstream gradient: a number, or a tensor of the result's shape.
+        wanted: The operands whose gradients are needed; by default all floating ones.
+        flush: Whether subnormal float32 numbers count as zero, as they do on a GPU where arithmetic is in float32.
+        limit: Elements that are worked on at a time.
+    """
+    import torch
+
+    shape = torch.broadcast_shapes(*(x.shape for x in operands))
+    if wanted is None:
+        wanted = [x.is_floating_point() for x in operands]
+    divisor = {"mean": prod(shape), "batchmean": shape[0] if shape else 1}.get(reduction, 1)
+    scalar = reduction != "none"
+    upstream = torch.as_tensor(grad_output, dtype=torch.float64, device=operands[0].device)
+
+    value = _Sum(operands[0], () if scalar else shape)
+    gradients = [_Sum(x, x.shape) if w else None for x, w in zip(operands, wanted, strict=True)]
+    for index in pieces(shape, limit):
+        cut = [_widen(part(x, index), flush) for x in operands]
+        terms, derivatives = _elements(loss, cut, values, wanted)
+        value.add(*terms, () if scalar else index)
+        factor = upstream if scalar else part(upstream, index)
+        for gradient, derivative in zip(gradients, derivatives, strict=True):
+            if gradient is not None and derivative is not None:
+                gradient.add(derivative[0] * factor, derivative[1] * factor.abs(), index)
+    return Truth(value.divided(divisor), tuple(None if g is None else g.divided(divisor) for g in gradients))
+
+
+class _Sum:
+    """Sums of terms, of their sizes and of the squares of these, into a shape that is that of the terms or smaller."""
+
+    def __init__(self, like: Tensor, shape: Sequence[int]) -> None:
+        import torch
+
+        self.buffers = [torch.zeros(tuple(shape), dtype=torch.float64, device=like.device) for _ in range(3)]
+
+    def add(self, terms: Tensor, sizes: Tensor, index: Sequence[slice]) -> None:
+        """Adds the terms of a piece."""
+        for buffer, x in zip(self.buffers, (terms, sizes**2, sizes), strict=True):
+            target = part(buffer, index)
+            target += x.sum_to_size(target.shape)
+
+    def divided(self, divisor: int) -> Expected:
+        """The sums divided, as a mean is; nothing divided by nothing is NaN, as in torch."""
+        exact, squares, total = self.buffers
+        if divisor != 1:
+            exact, squares, total = exact / divisor, squares / divisor / max(divisor, 1), total / divisor
+        return Expected(exact, squares.sqrt(), total)
+
+
+def _widen(x: Tensor, flush: bool) -> Tensor:
+    import torch
+
+    wide = x.detach().double()
+    # Half numbers are normal in float32 even where they are subnormal in their own type.
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.where(wide.abs() < tiny, 0.0, wide) if flush and x.is_floating_point() else wide
+
+
+def _elements(
+    loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any], wanted: Sequence[bool]
+) -> tuple[tuple[Tensor, Tensor], list[tuple[Tensor, Tensor] | None]]:
+    """Value and derivatives of every element, each with its size."""
+    import torch
+
+    with torch.enable_grad():
+        leaves = [x.contiguous().requires_grad_() for x in torch.broadcast_tensors(*operands)]
+        value = reference.evaluate(loss, leaves, "none", values, "float64", 1)
+        first = _derivatives(value, leaves, create_graph=True)
+        derivatives = [
+            _with_size(d, leaves, _derivatives(d, leaves)) if w else None for d, w in zip(first, wanted, strict=True)
+        ]
+    return _with_size(value, leaves, first), derivatives
+
+
+def _derivatives(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
+    """The derivative of each element of ``y`` with respect to the same element of each leaf."""
+    import torch
+
+    if not y.requires_grad:
+        return [torch.zeros_like(x) for x in leaves]
+    found = torch.autograd.grad(y.sum(), leaves, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)]
+
+
+def _with_size(y: Tensor, leaves: Sequence[Tensor], derivatives: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    import torch
+
+    y, size = y.detach(), y.detach().abs()
+    moved = torch.stack([(x.detach() * d.detach()).abs() for x, d in zip(leaves, derivatives, strict=True)]).sum(0)
+    size = torch.fmax(size, torch.where(torch.isfinite(moved), moved, 0.0))
+    return y, torch.where(size.isfinite(), size, 0.0)
+
+
+def flushes(operands: Sequence[Tensor]) -> bool:
+    """Whether a loss of these operands treats subnormal float32 numbers as zero: on a GPU, below float64."""
+    return operands[0].is_cuda and all(
+        arithmetic(dtype_name(x.dtype)) == "float32" for x in operands if x.is_floating_point()
+    )

@@ -1,0 +1,155 @@
+"""Every kernel that calls of a loss can reach, found by making the calls and noting what they would have compiled.
+
+The engine plans and launches as always, only that launches do nothing: so what is listed here is what users' calls
+compile, whatever the engine decides, and nothing has to be kept in step with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import numpy
+
+from cupylosses import checks, compiler, engine, interop, launch
+from cupylosses.codegen import Variant
+from cupylosses.definition import Loss
+from cupylosses.testing.nvrtc import Compiled
+
+#: One of each kind of layout needs this many elements in both directions.
+ROWS, COLUMNS = 4096, 4096
+
+
+class NoDevice(engine.Device):
+    """A device that allocates nothing and on which nothing runs."""
+
+    def __init__(self) -> None:
+        super().__init__(index=0, processors=132)
+
+    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
+        return numpy.empty(0)
+
+    def full(self, count: int, value: float) -> Any:
+        return numpy.empty(0)
+
+    def pointer(self, array: Any) -> int:
+        return 0
+
+    def stream(self) -> int:
+        return 0
+
+    def capturing(self) -> bool:
+        return False
+
+
+def variants(loss: Loss, fast: bool = False) -> list[Variant]:
+    """The kernels behind a loss: each setting of its flags, dtype, layout, reduction and choice of gradients.
+
+    ``fast`` keeps two dtypes, all gradients together, and the layouts that are not rare.
+    """
+    found: dict[Variant, None] = {}
+
+    def note(variant: Variant) -> Any:
+        found[variant] = None
+        return lambda *_, **__: None
+
+    with mock.patch.object(compiler, "kernel", note):
+        for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
+            for tensors in layout_settings(dtypes, fast):
+                _call(loss, flags, tensors, fast)
+    return list(found)
+
+
+def flag_settings(loss: Loss) -> list[tuple[bool, ...]]:
+    """The settings of the flags that the cases of the definition contain."""
+    return list(dict.fromkeys(tuple(loss.values(case)[x.name] for x in loss.flags) for case in loss.cases))
+
+
+def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
+    """Operands of one dtype, of mixed floating dtypes, and integers where the definition takes them."""
+    count = len(loss.operands)
+    for dtype in ("float32", "bfloat16") if fast else checks.FLOATING:
+        yield (dtype,) * count
+    if not fast:
+        yield ("float32", *("bfloat16",) * (count - 1))
+        for dtype in checks.INTEGER:
+            mixed = ("float32", *(dtype if x.integer else "float32" for x in loss.operands[1:]))
+            if dtype in mixed:
+                yield mixed
+
+
+def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[engine.Tensor, ...]]:
+    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; and in another order."""
+    contiguous = tuple(_tensor(x, (ROWS, COLUMNS)) for x in dtypes)
+    yield contiguous
+    for i, dtype in enumerate(dtypes):
+        for shape in [(COLUMNS,)] if fast else [(COLUMNS,), (ROWS, 1), ()]:
+            yield (*contiguous[:i], _tensor(dtype, shape), *contiguous[i + 1 :])
+    if fast:
+        return
+    first, *others = contiguous
+    itemsize = interop.ITEMSIZE[first.dtype]
+    yield engine.Tensor(first.dtype, first.shape, first.strides, itemsize % 16), *others
+    yield engine.Tensor(first.dtype, first.shape, first.strides[::-1], 0), *others
+    for step in (COLUMNS + 1, 2 * COLUMNS):  # rows of a larger matrix, odd and even: without and with vectors
+        yield engine.Tensor(first.dtype, first.shape, (step, 1), 0), *others
+    yield tuple(engine.Tensor(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
+
+
+def _tensor(dtype: str, shape: tuple[int, ...]) -> engine.Tensor:
+    return engine.Tensor(dtype, shape, launch.dense_strides(shape, (0,) * len(shape)), 0)
+
+
+def _call(loss: Loss, flags: tuple[bool, ...], tensors: tuple[engine.Tensor, ...], fast: bool) -> None:
+    """Forward and backward of one call, reduced and not, for each choice of gradients."""
+    device, pointers = NoDevice(), [0] * len(tensors)
+    parameters = tuple(x.default for x in loss.parameters)
+    result = checks.promote([x.dtype for x in tensors], [len(x.shape) for x in tensors])
+    floating = [x.dtype in checks.FLOATING for x in tensors]
+    choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
+    if fast:
+        choices = choices[-1:]
+
+    plan = engine.Plan(loss, flags, "mean", tensors, result, device.processors)
+    engine.reduce(plan, device, pointers, parameters)
+    for wanted in choices:
+        written = plan.written(wanted)
+        promise = None
+        if any(written):
+            _, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
+        engine.gradients(plan, device, pointers, parameters, wanted, 0, None, promise)
+
+    plan = engine.Plan(loss, flags, "none", tensors, result, device.processors)
+    engine.elements(plan, device, pointers, parameters)
+    dense = launch.dense_strides(plan.shape, (0,) * len(plan.shape))
+    for wanted, strides in product(choices, [dense, (0,) * len(plan.shape)]):
+        engine.gradients(plan, device, pointers, parameters, wanted, 0, strides)
+
+
+def complaints(variant: Variant, compiled: Compiled) -> list[str]:
+    """What is wrong with a compiled kernel: warnings, spilled registers, narrow accesses to contiguous operands."""
+    found = list(compiled.warnings)
+    if compiled.spills:
+        found.append(f"{compiled.spills} bytes of registers spilled")
+    loads, stores = wide_accesses(variant)
+    if compiled.wide_loads < loads:
+        found.append(f"{compiled.wide_loads} 16-byte loads in the kernel, expected at least {loads}")
+    if compiled.wide_stores < stores:
+        found.append(f"{compiled.wide_stores} 16-byte stores in the kernel, expected at least {stores}")
+    return found
+
+
+def wide_accesses(variant: Variant) -> tuple[int, int]:
+    """The 16-byte loads and stores that one vector of a contiguous variant takes, at least."""
+
+    def words(dtype: str) -> int:
+        return variant.lanes * interop.ITEMSIZE[dtype] // 16
+
+    if variant.layout != "flat":
+        return 0, 0
+    read = [*variant.storage, variant.result]
+    loads = sum(words(x) for x, access in zip(read, variant.access, strict=True) if access not in ("splat", "none"))
+    stores = sum(words(x) for x, wanted in zip(variant.storage, variant.gradients, strict=True) if wanted)
+    return loads, stores + (words(variant.result) if variant.kind == "elements" else 0)
