@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import Function
@@ -28,6 +28,7 @@ _MAX_PLANS = 4096
 
 _to_dlpack = torch._C._to_dlpack
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
@@ -53,17 +54,11 @@ class TorchDevice(engine.Device):
         return torch._C._cuda_getCurrentRawStream(self.index)
 
     def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return _is_capturing()
 
 
-class _Call(NamedTuple):
-    """A loss about to be computed: what the Functions take besides the operands."""
-
-    plan: engine.Plan
-    device: TorchDevice
-    parameters: tuple[float, ...]
-    pointers: list[int]
-
+#: A loss about to be computed, as the Functions take it: plan, device, parameters, addresses of the operands.
+_Call = tuple[engine.Plan, TorchDevice, tuple[float, ...], list[int]]
 
 _devices: dict[int, TorchDevice] = {}
 _plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
@@ -82,36 +77,32 @@ def evaluate(
     if _is_compiling() or _transforms_active():
         return _evaluate_reference(loss, operands, reduction, parameters, flags)
     pointers: list[int] = []
-    key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled()]
+    key: tuple[Any, ...] = (loss, reduction, flags, torch.is_autocast_enabled())
     differentiable = False
     for x in operands:
         if not x.is_cuda or type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
             return _evaluate_reference(loss, operands, reduction, parameters, flags)
-        differentiable = differentiable or x.requires_grad
+        if x.requires_grad:
+            differentiable = True
         address = pointer(x)
         pointers.append(address)
         key += (x.dtype, x.shape, x.stride(), x.get_device(), address & 15)
-    found = _plans.get(tuple(key))
+    found = _plans.get(key)
     if found is None:
-        found = _make_plan(tuple(key), loss, flags, reduction, operands, pointers)
+        found = _make_plan(key, loss, flags, reduction, operands, pointers)
     plan, device = found
     if plan.warning:
         warnings.warn(plan.warning, UserWarning, stacklevel=4)
     if plan.elements == 0:
         return _evaluate_reference(loss, operands, reduction, parameters, flags, warn=False)
-    call = _Call(plan, device, parameters, pointers)
-    if _current_device() == device.index:
-        return _run(call, operands, differentiable)
-    with torch.cuda.device(device.index):
-        return _run(call, operands, differentiable)
-
-
-def _run(call: _Call, operands: Sequence[torch.Tensor], differentiable: bool) -> torch.Tensor:
-    """Launches, through an autograd Function if a gradient can be asked for. The device is current."""
-    elements = call.plan.reduction == "none"
+    if _current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return evaluate(loss, operands, reduction, parameters, flags)
+    elements = reduction == "none"
     if differentiable and torch.is_grad_enabled():
-        return (_Elements if elements else _Reduced).apply(call, *operands)
-    return (engine.elements if elements else engine.reduce)(call.plan, call.device, call.pointers, call.parameters)
+        call = plan, device, parameters, pointers
+        return (_apply_elements if elements else _apply_reduced)(call, *operands)
+    return (engine.elements if elements else engine.reduce)(plan, device, pointers, parameters)
 
 
 def _make_plan(
@@ -186,38 +177,30 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     wanted = ctx.needs_input_grad[1:]
     if torch.is_grad_enabled():
         # create_graph=True: kernels are opaque to autograd, so the differentiable route is the formula.
-        return None, *_differentiable(ctx.call, operands, wanted, grad_output)
+        return None, *_differentiable(plan, parameters, operands, wanted, grad_output)
+    if _current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return _backward(ctx, grad_output)
     try:
         promise, wanted = ctx.promises.pop()  # handed out once; a second backward computes into new buffers
     except IndexError:
         promise = None
-    if _current_device() == device.index:
-        return None, *_gradients(ctx.call, operands, wanted, grad_output, promise)
-    with torch.cuda.device(device.index):
-        return None, *_gradients(ctx.call, operands, wanted, grad_output, promise)
-
-
-def _gradients(
-    call: _Call,
-    operands: Sequence[torch.Tensor],
-    wanted: tuple[bool, ...],
-    grad_output: torch.Tensor,
-    promise: engine.Promise | None,
-) -> list[torch.Tensor | None]:
-    # Asked again: a hook that offloads saved tensors brings them back elsewhere.
-    pointers = [pointer(x) for x in operands]
-    strides = grad_output.stride() if call.plan.reduction == "none" else None
-    return engine.gradients(
-        call.plan, call.device, pointers, call.parameters, wanted, pointer(grad_output), strides, promise
-    )
+    # Addresses are asked for again: a hook that offloads saved tensors brings them back elsewhere.
+    pointers = [x.data_ptr() for x in operands]
+    strides = grad_output.stride() if plan.reduction == "none" else None
+    address = grad_output.data_ptr()
+    return None, *engine.gradients(plan, device, pointers, parameters, wanted, address, strides, promise)
 
 
 def _differentiable(
-    call: _Call, operands: Sequence[torch.Tensor], wanted: Sequence[bool], grad_output: torch.Tensor
+    plan: engine.Plan,
+    parameters: Sequence[float],
+    operands: Sequence[torch.Tensor],
+    wanted: Sequence[bool],
+    grad_output: torch.Tensor,
 ) -> list[torch.Tensor | None]:
-    plan = call.plan
     with torch.enable_grad():
-        value = _evaluate_reference(plan.loss, operands, plan.reduction, call.parameters, plan.flags, warn=False)
+        value = _evaluate_reference(plan.loss, operands, plan.reduction, parameters, plan.flags, warn=False)
         inputs = [x for x, w in zip(operands, wanted, strict=True) if w]
         found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), create_graph=True))
     return [next(found) if w else None for w in wanted]
@@ -252,6 +235,12 @@ class _Elements(Function):
         ctx.save_for_backward(*operands)
         ctx.call = call
         ctx.promises = []
-        return engine.elements(call.plan, call.device, call.pointers, call.parameters)
+        plan, device, parameters, pointers = call
+        return engine.elements(plan, device, pointers, parameters)
 
     backward = staticmethod(_backward)
+
+
+# Function.apply first looks for transforms of torch.func, which evaluate() has done.
+_apply_reduced = super(Function, _Reduced).apply
+_apply_elements = super(Function, _Elements).apply

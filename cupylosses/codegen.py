@@ -240,12 +240,12 @@ def _pointwise_entry(variant: Variant) -> str:
         "value_and_gradient": (
             "Absent{}",
             ["double* memory", "Result* value", "const double* expected", "double* used"],
-            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, value, expected, used)",
+            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, weight, value, expected, used)",
         ),
         "verify_gradient": (
             "Absent{}",
             ["const Result* grad_output", "const double* used", "double* expected"],
-            f"verify_gradient{unroll}(program, groups, divisor, grad_output, used, expected)",
+            f"verify_gradient{unroll}(program, groups, weight, grad_output, used, expected)",
         ),
         "elements": ("Element{values}", ["Result* values"], f"map_elements{unroll}(program, groups)"),
         "elements_gradient": (
@@ -261,6 +261,7 @@ def _pointwise_entry(variant: Variant) -> str:
         *_parameters(variant),
         "int64 groups",
         "double divisor",
+        "double weight",
         layout_parameter,
     ]
     lines = [
@@ -272,7 +273,7 @@ def _pointwise_entry(variant: Variant) -> str:
         *layout_local,
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
         f"      {_loss_argument(variant)}, layout, {_sources_argument(variant)},",
-        f"      make_tuple({sinks}), {element}, 0}};",
+        f"      make_tuple({sinks}), {element}}};",
         f"  {call};",
         "}",
     ]

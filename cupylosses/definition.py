@@ -13,6 +13,7 @@ import keyword
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -140,7 +141,7 @@ class Loss:
                 if name not in names:
                     raise ValueError(f"{self.name}: a case names the unknown parameter {name!r}")
 
-    @property
+    @cached_property
     def reductions(self) -> tuple[str, ...]:
         """The reductions that the loss accepts."""
         return (*REDUCTIONS, "batchmean") if self.batchmean else REDUCTIONS

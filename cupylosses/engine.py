@@ -64,14 +64,14 @@ class Device(ABC):
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a CUDA graph."""
 
-    def workspace(self, stream: int, groups: int) -> tuple[Any, int]:
+    def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
         """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
 
         One per stream, since launches of one stream run one after another. A captured launch gets its own, because its
         graph may be replayed on any stream; the graph then owns the memory.
         """
         need = TICKET + groups
-        if self.capturing():
+        if capturing:
             array = self.full(need, 0.0)
             return array, self.address(array)
         found = self._workspaces.get(stream)
@@ -101,6 +101,7 @@ class Part:
         self.threads = launch.threads(self.groups)
         self.blocks = launch.grid(self.groups, self.threads, processors)
         self.warps = self.blocks * self.threads // launch.WARP
+        self.spare_notes: dict[int, list[Notes]] = {}
         self._launchers: dict[tuple[str, tuple[bool, ...]], compiler.Launcher] = {}
 
     def launcher(self, kind: str, gradients: tuple[bool, ...]) -> compiler.Launcher:
@@ -109,7 +110,7 @@ class Part:
         if found is None:
             variant = self.variant(kind, gradients)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            fixed = (self.groups, self.plan.divisor, where)
+            fixed = (self.groups, self.plan.divisor, 1.0 / self.plan.divisor, where)
             found = compiler.Launcher(variant, self.blocks, self.threads, fixed)
             self._launchers[kind, gradients] = found
         return found
@@ -282,29 +283,47 @@ class Plan:
         return launch.Stream(tuple(strides), interop.ITEMSIZE[self.result], misalignment)
 
 
-@dataclass
-class Promise:
-    """Gradients that the forward kernel wrote for an expected grad_output, and each warp's note of it."""
+class Notes:
+    """Each warp's note of the grad_output it expected: written in forward, read in backward.
 
-    gradients: list[Any]
-    used: Any
-    addresses: tuple[int, ...]  # of the gradients that exist, then of the notes
+    Backward gives its notes back for the next forward of the same launch on the same stream, where they are free by
+    then. That spares an allocation per call; a graph under capture keeps its own.
+    """
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: Any, address: int) -> None:
+        self.array, self.address = array, address
+
+
+class Promise:
+    """Gradients that the forward kernel wrote for an expected grad_output, and the notes of it."""
+
+    __slots__ = ("addresses", "gradients", "notes", "reusable")
+
+    def __init__(self, gradients: list[Any], addresses: list[int], notes: Notes, reusable: bool) -> None:
+        self.gradients, self.addresses, self.notes, self.reusable = gradients, addresses, notes, reusable
 
 
 def gradient_buffers(plan: Plan, device: Device, wanted: Sequence[bool]) -> tuple[list[Any], list[int]]:
     """New arrays for the gradients that are wanted, None for the others; and the addresses of the arrays."""
-    arrays = [
-        device.empty(x.shape, strides, x.dtype) if w else None
-        for x, strides, w in zip(plan.tensors, plan.gradient_strides, wanted, strict=True)
-    ]
-    return arrays, [device.address(x) for x in arrays if x is not None]
+    arrays: list[Any] = []
+    addresses = []
+    for tensor, strides, w in zip(plan.tensors, plan.gradient_strides, wanted):
+        if w:
+            array = device.empty(tensor.shape, strides, tensor.dtype)
+            addresses.append(device.address(array))
+            arrays.append(array)
+        else:
+            arrays.append(None)
+    return arrays, addresses
 
 
 def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
     """The reduced value."""
     part, stream = plan.part, device.stream()
     value = device.empty((), (), plan.result)
-    memory, address = device.workspace(stream, part.groups)
+    memory, address = device.workspace(stream, part.groups, device.capturing())
     part.launcher("value", plan.no_gradients)(stream, *pointers, address, device.address(value), *parameters)
     return value
 
@@ -313,12 +332,16 @@ def reduce_with_gradient(
     plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], wanted: tuple[bool, ...]
 ) -> tuple[Any, Promise]:
     """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
-    part, stream = plan.part, device.stream()
+    part, stream, capturing = plan.part, device.stream(), device.capturing()
+    spare = part.spare_notes.get(stream)
+    if spare and not capturing:
+        notes = spare.pop()
+    else:
+        array = device.empty((part.warps,), (1,), "float64")
+        notes = Notes(array, device.address(array))
     value = device.empty((), (), plan.result)
-    used = device.empty((part.warps,), (1,), "float64")
     gradients, addresses = gradient_buffers(plan, device, wanted)
-    notes = device.address(used)
-    memory, address = device.workspace(stream, part.groups)
+    memory, address = device.workspace(stream, part.groups, capturing)
     part.launcher("value_and_gradient", wanted)(
         stream,
         *pointers,
@@ -326,10 +349,10 @@ def reduce_with_gradient(
         address,
         device.address(value),
         device.expectation(plan.slot),
-        notes,
+        notes.address,
         *parameters,
     )
-    return value, Promise(gradients, used, (*addresses, notes))
+    return value, Promise(gradients, addresses, notes, not capturing)
 
 
 def verified_gradient(
@@ -342,15 +365,18 @@ def verified_gradient(
     promise: Promise | None,
 ) -> list[Any]:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
+    part, stream = plan.part, device.stream()
+    launcher = part.launcher("verify_gradient", wanted)
+    expectation = device.expectation(plan.slot)
     if promise is None:
         gradients, addresses = gradient_buffers(plan, device, wanted)
-        notes = 0
-    else:
-        gradients, (*addresses, notes) = promise.gradients, promise.addresses
-    plan.part.launcher("verify_gradient", wanted)(
-        device.stream(), *pointers, *addresses, grad_output, notes, device.expectation(plan.slot), *parameters
-    )
-    return gradients
+        launcher(stream, *pointers, *addresses, grad_output, 0, expectation, *parameters)
+        return gradients
+    notes = promise.notes
+    launcher(stream, *pointers, *promise.addresses, grad_output, notes.address, expectation, *parameters)
+    if promise.reusable and not device.capturing():
+        part.spare_notes.setdefault(stream, []).append(notes)
+    return promise.gradients
 
 
 def elements(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:

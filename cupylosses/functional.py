@@ -32,15 +32,16 @@ def _evaluate(
     if flags:
         flags = tuple([checks.flag(loss, s.name, x) for s, x in zip(loss.flags, flags)])
     library, operands = common_library(loss, operands)
-    return backend(library).evaluate(loss, operands, reduction, parameters, flags)
+    return (_BACKENDS[library] or backend(library)).evaluate(loss, operands, reduction, parameters, flags)
 
 
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """The library that owns all operands, after taking over, zero-copy, those of another on the same device."""
-    kinds = [interop.kind(x) for x in operands]
-    first = kinds[0]
-    if first in _BACKENDS and kinds.count(first) == len(kinds):
+    known = interop.known_kind
+    first = known(type(operands[0]))
+    if first in _BACKENDS and all([known(type(x)) == first for x in operands]):
         return first, operands
+    kinds = [interop.kind(x) for x in operands]
     for operand, kind, x in zip(loss.operands, kinds, operands, strict=True):
         if kind == "unknown":
             raise checks.not_an_array(loss, operand.name, x)

@@ -40,6 +40,7 @@ def cupy() -> ModuleType:
 # Whose an array is
 
 _kinds: dict[type, str] = {}
+known_kind = _kinds.get  # the kind of a type that was seen before, or None
 
 
 def kind(x: Any) -> str:

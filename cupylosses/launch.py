@@ -23,7 +23,7 @@ MAX_RANK = 24
 
 #: Threads of a block, and blocks of an SM that the kernels are compiled for.
 MAX_THREADS = 256
-BLOCKS_PER_SM = 4
+BLOCKS_PER_SM = 3
 
 #: Vectors a lane has in flight, by lanes per vector.
 UNROLL = {1: 4, 2: 4, 4: 4, 8: 4}

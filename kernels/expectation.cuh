@@ -15,17 +15,41 @@ __device__ __forceinline__ int64 global_warp() {
   return static_cast<int64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
 }
 
-// The expected grad_output, the same in every lane. Without a table the expectation is 1.
-// Preconditions: every lane of the warp calls it together.
-__device__ __forceinline__ double expect(const double* expected, double* used) {
-  double grad_output = 1.0;
-  if (expected != nullptr) {
-    // Lane 0 reads for all: the slot may change between two reads.
-    grad_output = __shfl_sync(0xffffffffu, __ldcg(expected), 0);
+// grad_output * weight when it is known from the start.
+template <class Compute>
+struct KnownScale {
+  Compute value;
+  __device__ __forceinline__ Compute factor() {
+    return value;
   }
-  if (threadIdx.x % 32 == 0 && used != nullptr) used[global_warp()] = grad_output;
-  return grad_output;
-}
+};
+
+// expected grad_output * weight, noted in used[warp]. Without a table the expectation is 1. The load is issued when this
+// is made and awaited when the factor is first asked for, behind the loads of the operands: a small loss is all latency.
+// A weight and not a divisor, because a division in double is a call, around which those loads would have to be spilled.
+// Preconditions: every lane of the warp makes it, and asks the first time, together.
+template <class Compute>
+struct ExpectedScale {
+  double* used;
+  double weight;
+  double loaded;
+  bool known;
+  Compute value;
+
+  __device__ __forceinline__ ExpectedScale(const double* expected, double* used, double weight)
+      : used(used), weight(weight), loaded(expected == nullptr ? 1.0 : __ldcg(expected)), known(false) {}
+
+  __device__ __forceinline__ Compute factor() {
+    if (!known) {
+      // Lane 0's for all: the slot may change between two reads.
+      const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
+      if (threadIdx.x % 32 == 0) used[global_warp()] = grad_output;
+      value = static_cast<Compute>(grad_output * weight);
+      known = true;
+    }
+    return value;
+  }
+};
 
 // Whether this warp's gradient was written with another grad_output than the true one, the same in every lane. Compared
 // as bits: a NaN equals itself, and -0 differs from 0. Without notes the gradient is always stale.

@@ -128,11 +128,11 @@ struct Pointwise {
   Sources_ sources;
   Sinks_ sinks;
   Element_ element;
-  Compute scale;  // of the gradients, when grad_output is one number
 
-  // kBatch whole vectors of the lane: all loads are issued before the first result is needed.
-  template <int kBatch>
-  __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum) const {
+  // kBatch whole vectors of the lane: all loads are issued before the first result is needed. `scale` gives the factor
+  // of the gradients when grad_output is one number; it is asked for behind the loads.
+  template <int kBatch, class Scale>
+  __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale) const {
     Registers<kLanes> vectors[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
@@ -140,17 +140,19 @@ struct Pointwise {
       layout.advance(cursor);
     }
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) evaluate(vectors[u], sum, Slots{});
+    for (int u = 0; u < kBatch; ++u) evaluate(vectors[u], sum, scale.factor(), Slots{});
   }
 
   // One vector of which some elements may not exist, element by element: rare, so kept small.
-  __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum) const {
+  template <class Scale>
+  __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale) const {
     const int64 present = layout.present(cursor);
+    const Compute factor = scale.factor();  // here, where the warp is together
 #pragma unroll 1
     for (int i = 0; i < kLanes && i < present; ++i) {
       Registers<1> element;
       load_all(cursor, i, element, Slots{});
-      evaluate(element, sum, Slots{});
+      evaluate(element, sum, factor, Slots{});
     }
     layout.advance(cursor);
   }
@@ -183,7 +185,8 @@ struct Pointwise {
   }
 
   template <int kWidth, int... kSlot>
-  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Indices<kSlot...>) const {
+  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Compute scale,
+                                           Indices<kSlot...>) const {
     Compute value[kWidth];
     Compute gradient[kOperands][kWidth];
 #pragma unroll
@@ -203,8 +206,8 @@ struct Pointwise {
 
 // Visits every element once. With kSum, partials[group] receives the sum of each group.
 // Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
-template <bool kSum, int kUnroll, class Program>
-__device__ __forceinline__ void sweep(const Program& program, int64 groups, double* partials) {
+template <bool kSum, int kUnroll, class Program, class Scale>
+__device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 groups, double* partials) {
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   const int lane = threadIdx.x % kWarp;
@@ -219,10 +222,10 @@ __device__ __forceinline__ void sweep(const Program& program, int64 groups, doub
       for (int run = 0; run < kRun && first < vectors; ++run, first += groups * kBatch) {
         auto cursor = program.layout.at(first + lane);
         if (program.layout.whole_up_to(first + kBatch - 1)) {
-          program.template visit<kUnroll>(cursor, partial);
+          program.template visit<kUnroll>(cursor, partial, scale);
         } else {
 #pragma unroll 1
-          for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial);
+          for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale);
         }
       }
       total += partial;
@@ -245,15 +248,16 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
 
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; `result` says which.
 // Preconditions: every thread of every block calls it once.
-template <int kUnroll, class Program>
-__device__ __forceinline__ double reduce_all(const Program& program, int64 groups, double* memory, bool* result) {
+template <int kUnroll, class Program, class Scale>
+__device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 groups, double* memory,
+                                             bool* result) {
   // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is that
   // of sum_partials, whose other leaves are zero.
   __shared__ double shared_partials[kWarp];
   const bool alone = gridDim.x == 1 && groups <= kWarp;
   const Workspace work = workspace(memory);
   double* partials = alone ? shared_partials : work.partials;
-  sweep<true, kUnroll>(program, groups, partials);
+  sweep<true, kUnroll>(program, scale, groups, partials);
   if (alone) {
     __syncthreads();
     *result = true;
@@ -267,35 +271,43 @@ __device__ __forceinline__ double reduce_all(const Program& program, int64 group
 // What the entry points call
 
 // value = sum(loss) / divisor
-template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void reduce_value(Program program, int64 groups, double* memory, double divisor,
-                                             Result* value) {
+template <int kUnroll, class Program, class Scale, class Result>
+__device__ __forceinline__ void reduce(const Program& program, Scale& scale, int64 groups, double* memory,
+                                       double divisor, Result* value) {
   bool result;
-  const double total = reduce_all<kUnroll>(program, groups, memory, &result);
+  const double total = reduce_all<kUnroll>(program, scale, groups, memory, &result);
   if (result && threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
-// The same, and the gradients for the expected grad_output.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void reduce_value_and_gradient(Program program, int64 groups, double* memory,
-                                                          double divisor, Result* value, const double* expected,
-                                                          double* used) {
-  program.scale = static_cast<typename Program::Compute>(expect(expected, used) / divisor);
-  reduce_value<kUnroll>(program, groups, memory, divisor, value);
+__device__ __forceinline__ void reduce_value(const Program& program, int64 groups, double* memory, double divisor,
+                                             Result* value) {
+  KnownScale<typename Program::Compute> unused{0};
+  reduce<kUnroll>(program, unused, groups, memory, divisor, value);
+}
+
+// The same, and the gradients for the expected grad_output; weight = 1 / divisor.
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 groups, double* memory,
+                                                          double divisor, double weight, Result* value,
+                                                          const double* expected, double* used) {
+  ExpectedScale<typename Program::Compute> scale(expected, used, weight);
+  reduce<kUnroll>(program, scale, groups, memory, divisor, value);
 }
 
 // The gradients for the true grad_output, unless this warp's part was written with it already.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void verify_gradient(Program program, int64 groups, double divisor,
+__device__ __forceinline__ void verify_gradient(const Program& program, int64 groups, double weight,
                                                 const Result* grad_output, const double* used, double* expected) {
   const double g = widen<double>(*grad_output);
   if (!verify(g, used, expected)) return;
-  program.scale = static_cast<typename Program::Compute>(g / divisor);
-  sweep<false, kUnroll>(program, groups, nullptr);
+  KnownScale<typename Program::Compute> scale{static_cast<typename Program::Compute>(g * weight)};
+  sweep<false, kUnroll>(program, scale, groups, nullptr);
 }
 
 // Values, or gradients for a grad_output per element: no reduction.
 template <int kUnroll, class Program>
 __device__ __forceinline__ void map_elements(const Program& program, int64 groups) {
-  sweep<false, kUnroll>(program, groups, nullptr);
+  KnownScale<typename Program::Compute> unused{0};
+  sweep<false, kUnroll>(program, unused, groups, nullptr);
 }

@@ -25,19 +25,23 @@ __device__ __forceinline__ double block_sum(double x) {
   return x;
 }
 
+// Increments with wrap-around at `limit` and returns the old value. Whatever the block wrote before its last barrier is
+// visible to whoever reads the new value so, and what they wrote to this thread: one instruction instead of an atomic
+// between two full fences, which took a microsecond of every small loss.
+__device__ __forceinline__ unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
+  unsigned old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(limit) : "memory");
+  return old;
+}
+
 // True in every thread of the block that arrives last; what any block wrote before is then visible to it.
 // Preconditions: every thread of every block calls it once; *ticket is 0 before the launch, and is 0 again after it
-// (atomicInc wraps), so that the next launch in the stream needs no memset. A launch that shares the ticket with
+// (the increment wraps), so that the next launch in the stream needs no memset. A launch that shares the ticket with
 // another one running at the same time would count both: tickets belong to one stream.
 __device__ __forceinline__ bool arrive_last(unsigned* ticket) {
   __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    // The barrier put the block's writes before this fence, and the fence puts them before the ticket.
-    __threadfence();
-    last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) last = increment_and_synchronize(ticket, gridDim.x - 1) == gridDim.x - 1;
   __syncthreads();
   return last;
 }

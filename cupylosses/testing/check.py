@@ -16,7 +16,7 @@ from cupylosses.definition import Loss
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Comparison, compare, dtype_name
-from cupylosses.testing.truth import Truth, flushes, truth
+from cupylosses.testing.truth import Truth, common_shape, flushes, truth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +45,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the value and the gradients compare, and what else is wrong."""
+    """How the value and the gradients compare, what else is wrong, and what of torch's they were compared with."""
 
     value: Comparison | None
     gradients: tuple[Comparison, ...]
     problems: tuple[str, ...]
+    torch: Callable[..., Tensor] | None = None
 
     @property
     def ok(self) -> bool:
@@ -62,7 +63,7 @@ class Check:
     """A loss with parameters, dtypes, reduction, layout and choice of gradients.
 
     ``dtypes`` has one entry for all operands, or one for each, the last of which serves the rest; ``wanted`` says which
-    operands require grad, by default all floating ones.
+    operands require grad, by default all; integers never do.
     """
 
     loss: Loss
@@ -89,7 +90,8 @@ class Check:
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
         """Which operands require grad."""
-        return self.wanted or tuple(name in checks.FLOATING for name in self.operand_dtypes)
+        wanted = self.wanted or (True,) * len(self.loss.operands)
+        return tuple(w and name in checks.FLOATING for w, name in zip(wanted, self.operand_dtypes, strict=True))
 
     @property
     def possible(self) -> bool:
@@ -139,7 +141,7 @@ class Check:
 
         if self.reduction != "none":
             return list(GRAD_OUTPUTS)
-        shape = torch.broadcast_shapes(*(x.shape for x in operands))
+        shape = common_shape(operands)
         # Of the result's dtype, and no smaller than 1/4: a gradient times 0 says nothing.
         generator = torch.Generator(self.device).manual_seed(self.seed + 1)
         drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device=self.device) * 2 + 0.25
@@ -160,14 +162,19 @@ def run(
     return Result(value.detach(), tuple(next(found) if w else None for w in wanted))
 
 
-def run_torch(check: Check, operands: Sequence[Tensor], grad_output: Any) -> Result | None:
-    """Torch's result by the first way that works: twins lack some dtypes, and some combinations of dtypes."""
+def run_torch(
+    check: Check, operands: Sequence[Tensor], grad_output: Any
+) -> tuple[Callable[..., Tensor] | None, Result | None]:
+    """Torch's first way to compute the same that does not fail, and its result.
+
+    Twins lack some dtypes and combinations of dtypes.
+    """
     for function in check.torch():
         try:
-            return run(function, operands, check.gradients_of, grad_output)
-        except (RuntimeError, NotImplementedError):
+            return function, run(function, operands, check.gradients_of, grad_output)
+        except RuntimeError:
             continue
-    return None
+    return None, None
 
 
 def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
@@ -181,7 +188,7 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
     problems: list[str] = []
     for grad_output in upstream:
         expected = exact if grad_output is upstream[0] else exact.times(grad_output / upstream[0])
-        theirs = run_torch(check, operands, grad_output)
+        eager_call, theirs = run_torch(check, operands, grad_output)
         memory.poison(_output_bytes(check, operands), check.device)
         ours = run(check.ours(), operands, check.gradients_of, grad_output)
         wrong = _form(check, operands, ours)
@@ -195,7 +202,7 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
             problems.append(f"value: {value}")
         names = [x.name for x, w in zip(check.loss.operands, check.gradients_of, strict=True) if w]
         problems += [f"gradient of {name}: {c}" for name, c in zip(names, found, strict=True) if not c.ok]
-    return Outcome(values[0] if values else None, tuple(gradients), tuple(problems))
+    return Outcome(values[0] if values else None, tuple(gradients), tuple(problems), eager_call)
 
 
 def judge(
@@ -220,17 +227,15 @@ def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: st
 
 def _biases(check: Check, operands: Sequence[Tensor]) -> list[float | None]:
     """Where a gradient may be off by more than the table says: broadcast operands on the CPU."""
-    import torch
 
-    elements = prod(torch.broadcast_shapes(*(x.shape for x in operands)))
+    elements = prod(common_shape(operands))
     return [SUMMED_BY_TORCH if not x.is_cuda and x.numel() < elements else None for x in operands]
 
 
 def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
     """What is wrong with shapes, dtypes and devices."""
-    import torch
 
-    shape = () if check.reduction != "none" else torch.broadcast_shapes(*(x.shape for x in operands))
+    shape = () if check.reduction != "none" else common_shape(operands)
     problems = _differences("value", result.value, shape, eager.promoted(operands), operands[0])
     for operand, x, w, gradient in zip(
         check.loss.operands, operands, check.gradients_of, result.gradients, strict=True
@@ -253,8 +258,7 @@ def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Te
 
 def _output_bytes(check: Check, operands: Sequence[Tensor]) -> list[int]:
     """Sizes of what a call allocates: the value and the gradients."""
-    import torch
 
-    elements = prod(torch.broadcast_shapes(*(x.shape for x in operands))) if check.reduction == "none" else 1
+    elements = prod(common_shape(operands)) if check.reduction == "none" else 1
     value = elements * eager.promoted(operands).itemsize
     return [value, *(x.numel() * x.element_size() for x, w in zip(operands, check.gradients_of, strict=True) if w)]

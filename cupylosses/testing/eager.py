@@ -47,5 +47,10 @@ def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call:
 
 
 def promoted(operands: Sequence[Tensor]) -> dtype:
-    """The dtype that torch gives to arithmetic on all operands, found by letting it add tensors without data."""
-    return reduce(lambda a, b: a + b, [x.detach().to("meta") for x in operands]).dtype
+    """The dtype that torch gives to arithmetic on all operands, found by letting it add stand-ins.
+
+    A stand-in has no dimensions where the operand has none: such operands count less in torch's rule.
+    """
+    import torch
+
+    return reduce(lambda a, b: a + b, [torch.zeros((0,) if x.dim() else (), dtype=x.dtype) for x in operands]).dtype

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -50,9 +52,7 @@ class Layout:
 
     def place(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """Operands with the sampled shapes, stored in this layout."""
-        import torch
-
-        shape = tuple(torch.broadcast_shapes(*(x.shape for x in operands)))
+        shape = numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
         return [self.store(x, position, shape) for position, x in enumerate(operands)]
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from cupylosses import reference
 from cupylosses.definition import Loss
 from cupylosses.testing.pieces import LIMIT, part, pieces
@@ -60,15 +62,15 @@ def truth(
     """
     import torch
 
-    shape = torch.broadcast_shapes(*(x.shape for x in operands))
+    shape = common_shape(operands)
     if wanted is None:
         wanted = [x.is_floating_point() for x in operands]
     divisor = {"mean": prod(shape), "batchmean": shape[0] if shape else 1}.get(reduction, 1)
     scalar = reduction != "none"
     upstream = torch.as_tensor(grad_output, dtype=torch.float64, device=operands[0].device)
 
-    value = _Sum(operands[0], () if scalar else shape)
-    gradients = [_Sum(x, x.shape) if w else None for x, w in zip(operands, wanted, strict=True)]
+    value = _Sum(operands[0], () if scalar else shape, shape)
+    gradients = [_Sum(x, x.shape, shape) if w else None for x, w in zip(operands, wanted, strict=True)]
     for index in pieces(shape, limit):
         cut = [_widen(part(x, index), flush) for x in operands]
         terms, derivatives = _elements(loss, cut, values, wanted)
@@ -83,23 +85,26 @@ def truth(
 class _Sum:
     """Sums of terms, of their sizes and of the squares of these, into a shape that is that of the terms or smaller."""
 
-    def __init__(self, like: Tensor, shape: Sequence[int]) -> None:
+    def __init__(self, like: Tensor, shape: Sequence[int], terms: Sequence[int]) -> None:
         import torch
 
-        self.buffers = [torch.zeros(tuple(shape), dtype=torch.float64, device=like.device) for _ in range(3)]
+        # Where every term is a result of its own there is nothing to add up, and the squares are not needed.
+        self.summed = prod(shape) != prod(terms)
+        self.buffers = [
+            torch.zeros(tuple(shape), dtype=torch.float64, device=like.device) for _ in range(3 if self.summed else 2)
+        ]
 
     def add(self, terms: Tensor, sizes: Tensor, index: Sequence[slice]) -> None:
         """Adds the terms of a piece."""
-        for buffer, x in zip(self.buffers, (terms, sizes**2, sizes), strict=True):
+        sums = (terms, sizes, sizes**2) if self.summed else (terms, sizes)
+        for buffer, x in zip(self.buffers, sums, strict=True):
             target = part(buffer, index)
             target += x.sum_to_size(target.shape)
 
     def divided(self, divisor: int) -> Expected:
         """The sums divided, as a mean is; nothing divided by nothing is NaN, as in torch."""
-        exact, squares, total = self.buffers
-        if divisor != 1:
-            exact, squares, total = exact / divisor, squares / divisor / max(divisor, 1), total / divisor
-        return Expected(exact, squares.sqrt(), total)
+        exact, total = self.buffers[0] / divisor, self.buffers[1] / divisor
+        return Expected(exact, self.buffers[2].sqrt() / divisor if self.summed else total, total)
 
 
 def _widen(x: Tensor, flush: bool) -> Tensor:
@@ -144,6 +149,12 @@ def _with_size(y: Tensor, leaves: Sequence[Tensor], derivatives: Sequence[Tensor
     moved = torch.stack([(x.detach() * d.detach()).abs() for x, d in zip(leaves, derivatives, strict=True)]).sum(0)
     size = torch.fmax(size, torch.where(torch.isfinite(moved), moved, 0.0))
     return y, torch.where(size.isfinite(), size, 0.0)
+
+
+def common_shape(operands: Sequence[Tensor]) -> tuple[int, ...]:
+    """The shape that operands broadcast to."""
+    # torch's own function imports half of torch's compiler, which takes a second.
+    return numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
 
 
 def flushes(operands: Sequence[Tensor]) -> bool:

@@ -34,7 +34,7 @@ class NoDevice(engine.Device):
     def full(self, count: int, value: float) -> Any:
         return numpy.empty(0)
 
-    def pointer(self, array: Any) -> int:
+    def address(self, array: Any) -> int:
         return 0
 
     def stream(self) -> int:
@@ -51,11 +51,11 @@ def variants(loss: Loss, fast: bool = False) -> list[Variant]:
     """
     found: dict[Variant, None] = {}
 
-    def note(variant: Variant) -> Any:
+    def note(variant: Variant, *_: Any) -> Any:
         found[variant] = None
-        return lambda *_, **__: None
+        return lambda *_: None
 
-    with mock.patch.object(compiler, "kernel", note):
+    with mock.patch.object(compiler, "Launcher", note):
         for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
             for tensors in layout_settings(dtypes, fast):
                 _call(loss, flags, tensors, fast)

@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Measures the losses on this GPU, beside torch in its several ways and a plain copy, and keeps the rows.
+
+    python scripts/benchmark.py                   everything, in less than six minutes
+    python scripts/benchmark.py --quick           what the project's figures need, in less than three
+    python scripts/benchmark.py --plot            draws the picture from the rows that are there; needs no GPU
+
+Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs of a call), graph (µs in a
+CUDA graph), accuracy (ulp at 2^30) and throughput (TB/s and speed-ups). Each appends to a CSV file, with the GPU, the
+versions and the commit. Exit code: 0; 1 if something of ours failed; 2 if nothing could be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from rich.console import Console  # noqa: E402
+
+from benchmarking import figures, plot, records, report  # noqa: E402
+from cupylosses.checks import FLOATING  # noqa: E402
+from cupylosses.definition import Loss, registry  # noqa: E402
+
+CANNOT = 2
+
+SIZES = (10, 14, 17, 20, 22, 24, 26, 28, 30)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--loss", nargs="+", choices=list(registry()), metavar="NAME", help="losses (default: all)")
+    result.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=FLOATING,
+        default=list(figures.DTYPES),
+        metavar="NAME",
+        help="float32 bfloat16",
+    )
+    result.add_argument("--sizes", type=exponents, help="powers of two, e.g. 20,28 or 10-30")
+    result.add_argument(
+        "--compile-sizes",
+        type=exponents,
+        default=(28,),
+        help="powers of two at which torch.compile takes part, at seconds per loss, dtype and mode (default: 28)",
+    )
+    result.add_argument("--sections", type=section_names, default=tuple(report.TABLES), help="comma-separated")
+    result.add_argument("--quick", action="store_true", help="only what the project's figures are stated for")
+    result.add_argument(
+        "--budget", type=positive, help="seconds after which nothing new is begun (default: 330; 160 with --quick)"
+    )
+    result.add_argument("--target", type=positive, default=0.04, help="seconds per measurement and provider (0.04)")
+    result.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="directory of the CSV files")
+    result.add_argument("--plot", action="store_true", help="measure nothing; draw the newest rows")
+    result.add_argument("--picture", type=Path, default=ROOT / "docs" / "benchmark.png", help="where --plot draws")
+    return result
+
+
+def chosen_losses(names: Sequence[str] | None) -> list[Loss]:
+    """The losses by name, or all; those that the figures name come first, in case the budget does not reach further."""
+    chosen = [x for name, x in registry().items() if names is None or name in names]
+    return sorted(chosen, key=lambda x: x.name not in figures.LOSSES)
+
+
+def exponents(text: str) -> tuple[int, ...]:
+    """``10,12`` or ``10-14`` or both."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            values = range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected numbers like 20,28 or 10-30, got {text!r}") from None
+        if not values or values[0] < 0 or values[-1] > 33:
+            raise argparse.ArgumentTypeError(f"expected powers of two from 0 to 33 in rising order, got {text!r}")
+        found += values
+    return tuple(dict.fromkeys(found))
+
+
+def section_names(text: str) -> tuple[str, ...]:
+    """Sections in the order in which they run."""
+    names = text.split(",")
+    unknown = [x for x in names if x not in report.TABLES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(report.TABLES)}, got {unknown[0]!r}")
+    return tuple(x for x in report.TABLES if x in names)
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
+    return value
+
+
+def why_not() -> str | None:
+    """Why nothing can be measured here, or None if it can."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        return f"torch is needed: {error}"
+    if not torch.cuda.is_available():
+        return "an NVIDIA GPU is needed: torch.cuda.is_available() is False. (--plot draws committed rows without one.)"
+    try:
+        importlib.import_module("cupy")
+    except ImportError as error:
+        return f"CuPy is needed: {error}"
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    options = parser().parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 190)
+    if options.plot:
+        try:
+            plot.draw(options.out, options.picture)
+        except plot.NothingToDraw as error:
+            console.print(f"benchmark.py: {error}", markup=False, soft_wrap=True)
+            return CANNOT
+        console.print(f"{options.picture}", markup=False, soft_wrap=True)
+        return 0
+    reason = why_not()
+    if reason:
+        console.print(f"benchmark.py: {reason}", markup=False, soft_wrap=True)
+        return CANNOT
+    return measure(options, console)
+
+
+def measure(options: argparse.Namespace, console: Console) -> int:
+    """Runs the sections, keeps and prints their rows, and holds them against the figures."""
+    from benchmarking.selection import Run
+    from benchmarking.timing import Budget
+
+    # torch says at every call that its `mean` of kl_div is not the divergence; here it is one more workload.
+    warnings.filterwarnings("ignore", message="reduction: 'mean' divides")
+    where = records.environment()
+    budget = Budget(options.budget or (160 if options.quick else 330))
+    sizes = options.sizes or (figures.SIZES if options.quick else SIZES)
+    run = Run(
+        chosen_losses(options.loss),
+        options.dtype,
+        sizes,
+        options.compile_sizes,
+        options.quick,
+        options.target,
+        budget,
+        lambda what: console.print(f"[{budget.spent:5.1f} s] {what}", markup=False, highlight=False),
+    )
+    console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, highlight=False)
+    sections = {name: importlib.import_module(f"benchmarking.{name}") for name in options.sections}
+    try:
+        writers = {name: records.Writer(options.out, name, x.COLUMNS, where) for name, x in sections.items()}
+    except ValueError as error:
+        console.print(f"benchmark.py: {error}", markup=False, soft_wrap=True)
+        return CANNOT
+    rows: dict[str, list[records.Row]] = {name: [] for name in sections}
+    crashed = False
+    for name, section in sections.items():
+        try:
+            for row in section.measure(run):
+                writers[name].write(row)
+                rows[name].append(row)
+        except Exception:
+            traceback.print_exc()
+            crashed = True
+            if not gpu_is_usable():
+                break
+    for name, found in rows.items():
+        if found:
+            console.print(report.TABLES[name](found))
+    if budget.left_out:
+        first, more = budget.left_out[0], len(budget.left_out) - 1
+        console.print(f"The budget of {budget.seconds:g} s left out {first} and {more} more.", markup=False)
+    console.print(report.bars(rows))
+    failed = failures(rows)
+    for row in failed:
+        console.print(" ".join(str(v) for v in row.values()), markup=False, highlight=False)
+    return 1 if crashed or failed else 0
+
+
+def gpu_is_usable() -> bool:
+    """Whether the GPU still answers: some errors of a kernel leave nothing to measure in this process."""
+    torch = importlib.import_module("torch")
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def failures(sections: Mapping[str, Sequence[records.Row]]) -> list[records.Row]:
+    """Rows of ours that were not measured for another reason than the size of the GPU's memory."""
+    rows = [r for found in sections.values() for r in found if r.get("provider", figures.OURS) == figures.OURS]
+    return [r for r in rows if r["status"] != "ok" and not r["status"].endswith("out of memory")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Accuracy: the float32 mean of 2^30 elements, in units of the last place from a float64 truth."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarking.providers import attempt, expressions
+from benchmarking.records import Row
+from benchmarking.selection import Run
+from benchmarking.workloads import Inputs, Workload, sweep
+from cupylosses.testing.tolerance import errors, ulp
+from cupylosses.testing.truth import flushes, truth
+
+EXPONENT = 30
+
+COLUMNS = ("loss", "elements", "dtype", "provider", "status", "value", "truth", "ulp")
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Rows of all losses."""
+    for loss in run.section_losses:
+        workload = sweep(loss, "float32", EXPONENT)
+        if run.begin(f"{workload}: accuracy"):
+            yield from _measure(workload)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _measure(workload: Workload) -> Iterator[Row]:
+    prepared, made = attempt(lambda: _with_truth(workload))
+    for name, call in expressions(workload).items():
+        row = {**workload.describe("forward", COLUMNS), "provider": name, "status": prepared}
+        if made:
+            operands, exact = made
+            row["status"], value = attempt(partial(call, *operands))
+            if value is not None:
+                found = {"value": repr(value.item()), "truth": repr(exact.item())}
+                row |= {**found, "ulp": ulps(value, exact)}
+        yield row
+
+
+def _with_truth(workload: Workload) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    operands = Inputs(workload)[0]
+    values = workload.loss.values(workload.case)
+    nothing = [False] * len(operands)
+    found = truth(workload.loss, operands, values, workload.reduction, wanted=nothing, flush=flushes(operands))
+    return operands, found.value.exact
+
+
+def ulps(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """The distance from the truth in units of the last place of the value's dtype there."""
+    return (errors(value, exact) / ulp(exact, value.dtype)).item()

@@ -1,0 +1,196 @@
+"""The figures that the project promises, and whether a run reached them. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from benchmarking.records import Row
+
+#: Losses, dtypes and sizes (as powers of two) that most figures are stated for.
+LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
+DTYPES = ("float32", "bfloat16")
+SIZES = (28, 30)
+
+#: What is computed, and how many operands are differentiated by it (None: every one).
+MODES: Mapping[str, int | None] = {"forward": 0, "forward+backward": 1, "all gradients": None}
+
+#: Titles of workloads: the generic one, and those with a shape or options of their own.
+SWEEP, KL_PROBABILITIES, HINGE_COLUMNS = "sweep", "kl_div on probabilities", "hinge_loss, targets by column"
+
+#: Who computes a loss, and what it is held against.
+OURS, COMPILE, EAGER, NAIVE, LIGER, COPY = PROVIDERS = ("ours", "compile", "eager", "naive", "liger", "copy")
+
+#: Columns that tell one throughput measurement from another.
+KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar: every row of ``section`` that ``where`` selects must have ``column`` on the right side of ``limit``.
+
+    ``where`` lists the values of each column that count, so that what was not measured is seen to be missing.
+    """
+
+    what: str
+    section: str
+    column: str
+    limit: float
+    where: Mapping[str, tuple[Any, ...]]
+    at_least: bool = False
+    unit: str = ""
+    scale: float = 1.0
+
+    @property
+    def expected(self) -> int:
+        """How many rows there should be."""
+        return prod(len(values) for values in self.where.values())
+
+    def selects(self, row: Row) -> bool:
+        """Whether a row counts."""
+        return all(row.get(column) in values for column, values in self.where.items())
+
+    def spell(self, value: float) -> str:
+        """A value of the column in the bar's unit."""
+        return f"{value / self.scale:.3g}{self.unit}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a bar was met with: the worst of the rows that count, how many there were, and how many were within."""
+
+    bar: Bar
+    worst: Row | None
+    within: int
+    found: int
+
+    @property
+    def met(self) -> str:
+        """In one word or two."""
+        if self.found == 0:
+            return "not measured"
+        if self.within < self.found:
+            return "no"
+        return "yes" if self.found == self.bar.expected else "so far"
+
+    @property
+    def limit(self) -> str:
+        """The bar in signs."""
+        return f"{'≥' if self.bar.at_least else '≤'} {self.bar.spell(self.bar.limit)}"
+
+    @property
+    def measured(self) -> str:
+        """The worst value and whose it is."""
+        if self.worst is None:
+            return ""
+        names = [str(self.worst[c]) for c in self.bar.where if len(self.bar.where[c]) > 1 and c != "elements"]
+        if len(self.bar.where.get("elements", ())) > 1:
+            names.append(power(self.worst["elements"]))
+        where = f" ({' '.join(names)})" if names else ""
+        return f"{self.bar.spell(self.worst[self.bar.column])}{where}"
+
+    @property
+    def count(self) -> str:
+        """How many rows were within the bar, measured, and asked for."""
+        missing = "" if self.found == self.bar.expected else f", {self.bar.expected} asked for"
+        return f"{self.within} of {self.found}{missing}"
+
+
+def power(elements: int) -> str:
+    """A size as a power of two."""
+    return f"2^{elements.bit_length() - 1}"
+
+
+def _elements(*exponents: int) -> tuple[int, ...]:
+    return tuple(1 << n for n in exponents)
+
+
+def _throughput(what: str, column: str, limit: float, **where: tuple[Any, ...]) -> Bar:
+    sweep = {"workload": (SWEEP,), "loss": LOSSES, "dtype": DTYPES, "elements": _elements(*SIZES)}
+    return Bar(what, "throughput", column, limit, {**sweep, **where}, at_least=True, unit=" x")
+
+
+def _rival(name: str, provider: str, limit: float, **where: tuple[Any, ...]) -> Bar:
+    where = {"mode": ("forward+backward",), "provider": (provider,), **where}
+    return _throughput(f"forward+backward, faster than {name}", "speedup_of_ours", limit, **where)
+
+
+def _graph(exponent: int, limit: float) -> Bar:
+    where = {"loss": LOSSES, "elements": _elements(exponent), "provider": (OURS,)}
+    return Bar(f"CUDA graph, forward+backward, 2^{exponent}, of eager", "graph", "eager_ratio", limit, where, unit=" x")
+
+
+def _host(what: str, limit: float) -> Bar:
+    where = {"loss": LOSSES, "what": (what,), "provider": (OURS,)}
+    return Bar(f"host time, tiny, {what}, of eager", "host", "eager_ratio", limit, where, unit=" x")
+
+
+def _startup(cache: str, limit: float) -> Bar:
+    what = f"first loss in a process, {cache} kernel cache"
+    return Bar(what, "startup", "total_s", limit, {"cache": (cache,)}, unit=" s")
+
+
+_OURS = {"provider": (OURS,)}
+
+BARS = (
+    _throughput("forward, of copy bandwidth", "copy_fraction", 0.97, mode=("forward",), **_OURS),
+    _throughput("forward+backward, of copy bandwidth", "copy_fraction", 0.90, mode=("forward+backward",), **_OURS),
+    _rival("torch.compile", COMPILE, 1.6),
+    _rival("eager", EAGER, 2.5),
+    _rival("torch.mean((p - t) ** 2)", NAIVE, 4.5, loss=("mse_loss",), dtype=("float32",)),
+    _throughput("all gradients, of copy bandwidth", "copy_fraction", 0.88, mode=("all gradients",), **_OURS),
+    Bar(
+        "kl_div on probabilities and hinge_loss, forward+backward, of copy bandwidth",
+        "throughput",
+        "copy_fraction",
+        0.85,
+        {"workload": (KL_PROBABILITIES, HINGE_COLUMNS), "mode": ("forward+backward",), **_OURS},
+        at_least=True,
+        unit=" x",
+    ),
+    _graph(10, 0.8),
+    _graph(17, 0.5),
+    _graph(20, 0.5),
+    _host("forward", 2.0),
+    _host("forward+backward", 1.15),
+    _startup("empty", 0.5),
+    _startup("warm", 0.15),
+    Bar(
+        "value, float32, 2^30, error",
+        "accuracy",
+        "ulp",
+        1.0,
+        {"loss": LOSSES, "elements": _elements(30), **_OURS},
+        unit=" ulp",
+    ),
+    Bar(
+        "peak memory beyond the outputs, float32, 2^28",
+        "memory",
+        "beyond_outputs",
+        8 * MIB,
+        {"loss": LOSSES, "mode": tuple(MODES), **_OURS},
+        unit=" MiB",
+        scale=MIB,
+    ),
+)
+
+
+def verdict(bar: Bar, sections: Mapping[str, Sequence[Row]]) -> Verdict:
+    """Holds the rows of a run against a bar."""
+    rows = [r for r in sections.get(bar.section, ()) if bar.selects(r) and isinstance(r.get(bar.column), (int, float))]
+    if not rows:
+        return Verdict(bar, None, 0, 0)
+
+    def value(row: Row) -> float:
+        return row[bar.column]
+
+    # Not (value < limit), so that a NaN is never within.
+    within = [r for r in rows if (value(r) >= bar.limit if bar.at_least else value(r) <= bar.limit)]
+    outside = [r for r in rows if r not in within]
+    candidates = outside or rows
+    worst = min(candidates, key=value) if bar.at_least else max(candidates, key=value)
+    return Verdict(bar, worst, len(within), len(rows))

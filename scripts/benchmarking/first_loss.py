@@ -1,0 +1,42 @@
+"""A process that measures its own first loss, forward and backward, and prints seconds as JSON.
+
+The clock starts when torch and CuPy are imported and both have done something small on the GPU: what comes before,
+nobody who uses either can avoid. Usage: ``python -m benchmarking.first_loss LOSS``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from time import perf_counter
+
+import cupy
+import torch
+
+
+def main(name: str) -> None:
+    """Measures the loss called ``name`` on two tensors of 2^20 elements."""
+    operands = [torch.rand(1024, 1024, device="cuda") for _ in range(2)]
+    operands[0].requires_grad_()
+    cupy.empty(1)
+    torch.cuda.synchronize()
+
+    marks = [perf_counter()]
+    functional = importlib.import_module("cupylosses.functional")
+    marks.append(perf_counter())
+    value = getattr(functional, name)(*operands)
+    torch.cuda.synchronize()
+    marks.append(perf_counter())
+    value.backward()
+    torch.cuda.synchronize()
+    marks.append(perf_counter())
+
+    seconds = {"total_s": marks[-1] - marks[0]}
+    for stage, begin, end in zip(("import_s", "forward_s", "backward_s"), marks[:-1], marks[1:], strict=True):
+        seconds[stage] = end - begin
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,143 @@
+"""What the host time of a call of ours is spent on: each part measured by itself, and the rest by difference.
+
+The parts are the real ones: a call is recorded (which arrays it allocated, which kernels it launched, with which
+arguments), and then each of them is done again by itself. What cannot be done by itself is measured as a whole call in
+which everything further in is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarking import timing
+from benchmarking.timing import Timing
+from benchmarking.workloads import step
+from cupylosses import autograd, compiler, engine
+from cupylosses.testing.eager import Call
+
+
+@dataclass
+class Recording:
+    """What one step allocated and launched; ``arrays`` keeps the memory that the launches write to."""
+
+    device: Any = None
+    allocations: list[tuple[Any, ...]] = field(default_factory=list)
+    launches: list[tuple[Any, ...]] = field(default_factory=list)
+    arrays: list[Any] = field(default_factory=list)
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Lets everything happen, and takes it down."""
+    found = Recording()
+    empty, launch = autograd.TorchDevice.empty, compiler.Launcher.__call__
+
+    def record_empty(device: Any, *arguments: Any) -> Any:
+        found.device = device
+        found.allocations.append(arguments)
+        found.arrays.append(empty(device, *arguments))
+        return found.arrays[-1]
+
+    def record_launch(launcher: Any, *arguments: Any) -> None:
+        found.launches.append((launcher, *arguments))
+        launch(launcher, *arguments)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(autograd.TorchDevice, "empty", record_empty))
+        stack.enter_context(patch.object(compiler.Launcher, "__call__", record_launch))
+        yield found
+
+
+@contextmanager
+def cut(module: ModuleType, name: str, value: torch.Tensor) -> Iterator[None]:
+    """Replaces a function by one that returns ``value`` at once.
+
+    Raises:
+        RuntimeError: nobody called it, so that nothing was cut off and what was timed is not what it is called.
+    """
+    reached = False
+
+    def stand_in(*_: object) -> torch.Tensor:
+        nonlocal reached
+        reached = True
+        return value
+
+    with patch.object(module, name, stand_in):
+        yield
+    if not reached:
+        raise RuntimeError(f"{module.__name__}.{name} is not on the path of a call")
+
+
+class _Nothing(torch.autograd.Function):
+    """A Function that computes nothing: what torch itself takes for any."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, gradient: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*operands)
+        ctx.gradient = gradient
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        operands = ctx.saved_tensors
+        return None, None, ctx.gradient.detach(), *(None for _ in operands[1:])
+
+
+def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[str, Timing]:
+    """Microseconds of a whole step, of each part, and of the rest."""
+    for i, x in enumerate(operands):
+        x.requires_grad_(backward and i == 0)
+    step(call, operands)
+    with recorded() as found:
+        step(call, operands)
+    device, gradient = found.device, torch.empty_like(operands[0])
+    value = torch.empty((), dtype=operands[0].dtype, device=operands[0].device)
+
+    def allocate() -> None:
+        for arguments in found.allocations:
+            device.empty(*arguments)
+
+    def launch() -> None:
+        for launcher, *arguments in found.launches:
+            launcher(*arguments)
+
+    def through_torch(*tensors: torch.Tensor) -> torch.Tensor:
+        return _Nothing.apply(value, gradient, *tensors)
+
+    pointers = f"operand pointers through DLPack ({len(operands)})"
+    calls: dict[str, Callable[[], object]] = {
+        "whole": lambda: step(call, operands),
+        f"kernel launches ({len(found.launches)})": launch,
+        f"allocations ({len(found.allocations)})": allocate,
+        pointers: lambda: [autograd.pointer(x) for x in operands],
+        "current stream": device.stream,
+    }
+    if backward:
+        calls["torch's autograd around an empty Function"] = lambda: step(through_torch, operands)
+    measured = timing.host(calls, torch.cuda.synchronize)
+    detached = [x.detach() for x in operands]
+    with cut(autograd, "evaluate", value):
+        outer = timing.host({"": lambda: call(*detached)}, torch.cuda.synchronize)[""]
+    with cut(engine, "reduce", value):
+        inner = timing.host({"": lambda: call(*detached)}, torch.cuda.synchronize)[""]
+    measured["argument checks, choice of library"] = outer
+    measured["tensor checks, plan lookup"] = difference(inner, outer, measured[pointers])
+    total = measured.pop("whole")
+    return {"whole": total, **measured, "rest": difference(total, *measured.values())}
+
+
+def difference(whole: Timing, *others: Timing) -> Timing:
+    """What is left of a time when others are taken off it, quantile by quantile."""
+    return Timing(
+        whole.median - sum(x.median for x in others),
+        whole.low - sum(x.low for x in others),
+        whole.high - sum(x.high for x in others),
+        whole.repetitions,
+    )

@@ -1,0 +1,63 @@
+"""Memory: the peak of what is allocated while a loss and its gradients are computed, beyond operands and results."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import torch
+
+from benchmarking.figures import MODES
+from benchmarking.providers import Call, attempt, expressions
+from benchmarking.records import Row
+from benchmarking.selection import Run
+from benchmarking.workloads import Inputs, Workload, sweep
+
+EXPONENT = 28
+
+COLUMNS = ("loss", "elements", "dtype", "mode", "provider", "status", "outputs", "peak", "beyond_outputs")
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Rows of all losses. The very first call is measured, so that what the library keeps for itself counts."""
+    for loss in run.section_losses:
+        workload = sweep(loss, "float32", EXPONENT)
+        if run.begin(f"{workload}: peak memory"):
+            yield from _measure(workload)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _measure(workload: Workload) -> Iterator[Row]:
+    made, inputs = attempt(lambda: Inputs(workload))
+    for mode in MODES:
+        if inputs:
+            inputs.differentiate(workload.differentiated(mode))
+        for name, call in expressions(workload).items():
+            measured = _row(call, inputs[0]) if inputs else {"status": made}
+            yield {**workload.describe(mode, COLUMNS), "provider": name, **measured}
+
+
+def _row(call: Call, operands: tuple[torch.Tensor, ...]) -> Row:
+    status, found = attempt(lambda: _peak(call, operands))
+    if found is None:
+        for x in operands:
+            x.grad = None
+        return {"status": status}
+    outputs, peak = found
+    return {"status": status, "outputs": outputs, "peak": peak, "beyond_outputs": peak - outputs}
+
+
+def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+    """Bytes of the value and the gradients, and the most that was allocated at any moment, operands left out."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    value = call(*operands)
+    if value.requires_grad:
+        value.backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    outputs = [value, *(x.grad for x in operands if x.grad is not None)]
+    size = sum(x.numel() * x.element_size() for x in outputs)
+    for x in operands:
+        x.grad = None
+    return size, peak

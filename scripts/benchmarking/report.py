@@ -1,0 +1,151 @@
+"""Readable tables of measured rows. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarking.figures import BARS, COMPILE, COPY, EAGER, KEY, LIGER, MIB, NAIVE, OURS, SWEEP, power, verdict
+from benchmarking.records import Row
+
+#: Providers in the order of their columns.
+RIVALS = (COMPILE, EAGER, NAIVE, LIGER)
+
+#: Columns that make one line of the throughput table out of the rows of all providers.
+LINE = KEY[:-1]
+
+
+def fixed(value: Any, pattern: str = ".3g", unit: str = "") -> str:
+    """A number, or a dash for none."""
+    return f"{value:{pattern}}{unit}" if isinstance(value, (int, float)) else "-"
+
+
+def table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    result = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    for i, column in enumerate(columns):
+        result.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for line in lines:
+        result.add_row(*line)
+    return result
+
+
+def grouped(rows: Sequence[Row], key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """Rows by the columns ``key``, and within them by provider."""
+    result: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        result.setdefault(tuple(row[column] for column in key), {})[row["provider"]] = row
+    return result
+
+
+def throughput(rows: Sequence[Row]) -> Table:
+    """One line per workload and mode: our time and bandwidth, and how many times faster than each rival."""
+    lines = []
+    for providers in grouped(rows, LINE).values():
+        row = next(iter(providers.values()))
+        ours, copy = providers.get(OURS, {}), providers.get(COPY, {})
+        name = row["loss"] if row["workload"] == SWEEP else row["workload"]
+        lines.append(
+            [
+                f"{name}, {row['dtype']}, {power(row['elements'])}, {row['mode']}",
+                fixed(ours.get("ms"), ".4f"),
+                f"{fixed(ours.get('ms_low'), '.4f')}…{fixed(ours.get('ms_high'), '.4f')}",
+                fixed(ours.get("tb_per_s"), ".2f"),
+                fixed(copy.get("tb_per_s"), ".2f"),
+                fixed(ours.get("copy_fraction"), ".3f"),
+                *(_speedup(providers.get(x)) for x in RIVALS),
+                "" if ours.get("status") == "ok" else str(ours.get("status", "")),
+            ]
+        )
+    columns = ["workload", "ms", "20…80 %", "TB/s", "copy", "of copy", *(f"x {x}" for x in RIVALS), ""]
+    return table("GPU time, minimal traffic per second, and how many times faster than each rival", columns, lines)
+
+
+def _speedup(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return fixed(row.get("speedup_of_ours"), ".2f") if row["status"] == "ok" else str(row["status"])[:14]
+
+
+def host(rows: Sequence[Row]) -> Table:
+    """Microseconds of whole calls beside eager's, then what ours go into."""
+    calls = [r for r in rows if r["kind"] == "call"]
+    lines = [
+        [f"{r['loss']}, {r['what']}, {r['provider']}", fixed(r.get("us"), ".2f"), fixed(r.get("eager_ratio"), ".2f")]
+        for r in calls
+    ]
+    lines += [[f"  {r['what']}", _status(r, "us", ".2f"), ""] for r in rows if r["kind"] == "part"]
+    return table("Host time of a call, µs, and where ours goes", ["call", "µs", "of eager"], lines)
+
+
+def graph(rows: Sequence[Row]) -> Table:
+    """Microseconds of a step in a graph, ours beside eager's."""
+    lines = []
+    for (loss, elements), found in grouped(rows, ("loss", "elements")).items():
+        ours, eager = found.get(OURS, {}), found.get(EAGER, {})
+        cells = [_status(ours, "us", ".2f"), _status(eager, "us", ".2f"), fixed(ours.get("eager_ratio"), ".2f")]
+        lines.append([f"{loss}, {power(elements)}", *cells])
+    return table(
+        "Forward and backward in a CUDA graph, float32, µs", ["loss, size", "ours", "eager", "of eager"], lines
+    )
+
+
+def startup(rows: Sequence[Row]) -> Table:
+    """Seconds to the first loss."""
+    stages = ("import_s", "forward_s", "backward_s", "total_s")
+    lines = [[f"{r['loss']}, {r['cache']} cache", *(_status(r, s, ".3f") for s in stages)] for r in rows]
+    title = "First loss of a process after importing torch and CuPy, seconds"
+    return table(title, ["loss", "import", "forward", "backward", "together"], lines)
+
+
+def memory(rows: Sequence[Row]) -> Table:
+    """MiB at the peak, beyond the results."""
+    lines = [
+        [
+            f"{r['loss']}, {power(r['elements'])}, {r['mode']}, {r['provider']}",
+            _status(_mib(r), "outputs", ".1f"),
+            _status(_mib(r), "beyond_outputs", ".3f"),
+        ]
+        for r in rows
+    ]
+    return table("Peak memory, MiB", ["call", "results", "beyond"], lines)
+
+
+def accuracy(rows: Sequence[Row]) -> Table:
+    """Units of the last place from the truth."""
+    lines = [
+        [f"{r['loss']}, {power(r['elements'])}, {r['provider']}", str(r.get("value", "")), _status(r, "ulp", ".3f")]
+        for r in rows
+    ]
+    return table("Error of the float32 mean against float64, ulp", ["call", "value", "ulp"], lines)
+
+
+def _mib(row: Row) -> Row:
+    return {k: v / MIB if k in ("outputs", "beyond_outputs") and v is not None else v for k, v in row.items()}
+
+
+def _status(row: Row, column: str, pattern: str) -> str:
+    return fixed(row[column], pattern) if row.get(column) is not None else str(row.get("status", "-"))
+
+
+TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
+    "startup": startup,
+    "memory": memory,
+    "host": host,
+    "graph": graph,
+    "accuracy": accuracy,
+    "throughput": throughput,
+}
+
+
+def bars(sections: Mapping[str, Sequence[Row]]) -> Table:
+    """Every figure of the project: bar, measured, met."""
+    result = table("Figures: the worst row that counts", ["figure", "bar", "measured", "within", "met"], [])
+    for bar in BARS:
+        found = verdict(bar, sections)
+        style = {"no": "red", "yes": "green", "so far": "yellow"}.get(found.met)
+        result.add_row(bar.what, found.limit, found.measured, found.count, found.met, style=style)
+    return result

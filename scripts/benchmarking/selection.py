@@ -1,0 +1,36 @@
+"""What a run was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarking import figures
+from benchmarking.timing import Budget
+from cupylosses.definition import Loss
+
+
+@dataclass(frozen=True)
+class Run:
+    """The choices of a run. ``target`` is the time to spend on one measurement of one provider, in seconds."""
+
+    losses: Sequence[Loss]
+    dtypes: Sequence[str]
+    sizes: Sequence[int]
+    compile_sizes: Sequence[int]
+    quick: bool
+    target: float
+    budget: Budget
+    say: Callable[[str], None]
+
+    @property
+    def section_losses(self) -> list[Loss]:
+        """The losses that sections beside throughput measure: in a quick run, those that the figures name."""
+        return [x for x in self.losses if not self.quick or x.name in figures.LOSSES]
+
+    def begin(self, what: str) -> bool:
+        """Whether ``what`` may begin, said aloud if so."""
+        allowed = self.budget.allows(what)
+        if allowed:
+            self.say(what)
+        return allowed

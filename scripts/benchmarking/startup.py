@@ -1,0 +1,47 @@
+"""Start: the first loss of a new process, with an empty kernel cache and again with the cache that it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from benchmarking.records import ROOT, Row
+from benchmarking.selection import Run
+
+#: Seconds after which a child is given up.
+TIMEOUT = 120
+
+COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "total_s")
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """One row for the empty cache and one for the warm one, of the first loss of the run."""
+    loss = (run.section_losses or run.losses)[0].name
+    with tempfile.TemporaryDirectory() as directory:
+        for cache in ("empty", "warm"):
+            if run.begin(f"{loss}: first call in a new process, {cache} kernel cache"):
+                yield {"loss": loss, "cache": cache, **_child(loss, directory)}
+
+
+def _child(loss: str, cache: str) -> Row:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    variables = {**os.environ, "CUPY_CACHE_DIR": cache, "PYTHONPATH": path}
+    variables.pop("CUPY_CACHE_IN_MEMORY", None)
+    command = [sys.executable, "-m", "benchmarking.first_loss", loss]
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return {"status": f"failed: more than {TIMEOUT} s"}
+    return outcome(done.returncode, done.stdout, done.stderr)
+
+
+def outcome(code: int, printed: str, errors: str) -> Row:
+    """The measured columns from what the child printed, or why there are none."""
+    if code != 0:
+        last = (errors.strip().splitlines() or ["no message"])[-1]
+        return {"status": f"failed: {last[:200]}"}
+    return {"status": "ok", **json.loads(printed.strip().splitlines()[-1])}

@@ -1,0 +1,90 @@
+"""Throughput: GPU time of every provider over losses, sizes, dtypes and modes, beside a copy of as many bytes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+from benchmarking import timing
+from benchmarking.figures import COPY, KEY, MODES, OURS
+from benchmarking.providers import OK, attempt, attempts, providers
+from benchmarking.records import Row
+from benchmarking.selection import Run
+from benchmarking.timing import Timing
+from benchmarking.workloads import DEVICE, Inputs, Workload, is_figure, selection, set_count, step
+
+COLUMNS = (
+    *KEY, "status", "ms", "ms_low", "ms_high", "repetitions", "bytes", "tb_per_s", "copy_fraction", "speedup_of_ours",
+)  # fmt: skip
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Rows of all workloads of the run."""
+    workloads = selection(run.losses, run.dtypes, run.sizes, run.compile_sizes)
+    for workload in workloads:
+        if (not run.quick or is_figure(workload)) and run.begin(str(workload)):
+            yield from _measure(workload, run)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _measure(workload: Workload, run: Run) -> Iterator[Row]:
+    footprint = timing.footprint()
+    status, inputs = attempt(lambda: Inputs(workload, set_count(workload.bytes, footprint)))
+    if inputs is None:
+        yield from rows(workload, "forward", {OURS: f"inputs: {status}"}, {})
+        return
+    for mode in MODES:
+        inputs.differentiate(workload.differentiated(mode))
+        compile = workload.compiled and (not run.quick or mode == "forward+backward")
+        calls: dict[str, Callable[[int], object]] = {
+            name: partial(_step, call, inputs) for name, call in providers(workload, mode, compile).items()
+        }
+        calls[COPY] = Copies(workload.traffic(mode), footprint)
+        statuses = attempts({name: partial(call, 0) for name, call in calls.items()})
+        timings = timing.interleaved({name: c for name, c in calls.items() if statuses[name] == OK}, run.target)
+        yield from rows(workload, mode, statuses, timings)
+
+
+def _step(call: Callable[..., torch.Tensor], inputs: Inputs, number: int) -> None:
+    step(call, inputs[number])
+
+
+class Copies:
+    """Copies from device to device that read and write ``traffic`` bytes, rotating among buffers."""
+
+    def __init__(self, traffic: int, footprint: int) -> None:
+        self._words = max(1, traffic // 2 // 8)
+        self._count = set_count(16 * self._words, footprint)
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, number: int) -> None:
+        if not self._buffers:
+            # Here, not in the constructor, so that running out of memory is this provider's failure alone.
+            shape = (self._count, self._words)
+            source, target = (torch.empty(shape, dtype=torch.int64, device=DEVICE).random_() for _ in range(2))
+            self._buffers = list(zip(target.unbind(), source.unbind(), strict=True))
+        target, source = self._buffers[number % self._count]
+        target.copy_(source)
+
+
+def rows(workload: Workload, mode: str, statuses: Mapping[str, str], timings: Mapping[str, Timing]) -> Iterator[Row]:
+    """One row per provider: its time, bytes of minimal traffic per second, and how it compares."""
+    traffic = workload.traffic(mode)
+    for name, status in statuses.items():
+        row = {**workload.describe(mode, COLUMNS), "provider": name, "status": status, "bytes": traffic}
+        if name in timings:
+            time = timings[name]
+            row |= {
+                "ms": time.median,
+                "ms_low": time.low,
+                "ms_high": time.high,
+                "repetitions": time.repetitions,
+                "tb_per_s": traffic / time.median / 1e9,
+                "copy_fraction": timings[COPY].median / time.median if COPY in timings else None,
+                "speedup_of_ours": time.median / timings[OURS].median if OURS in timings else None,
+            }
+        yield row

@@ -1,0 +1,166 @@
+"""How time is taken: events on the GPU, wall clock on the host, quantiles of both."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+
+import numpy
+import torch
+
+#: Repetitions of one measurement, whatever the time target says.
+FEWEST, MOST = 7, 100
+
+#: Inputs are rotated so that together they are larger than the L2 cache by this factor.
+CACHE_FOOTPRINT = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The median of repeated measurements and their 20 % and 80 % quantiles, in the unit that was measured."""
+
+    median: float
+    low: float
+    high: float
+    repetitions: int
+
+
+def summarize(samples: Sequence[float]) -> Timing:
+    """Median and quantiles of samples."""
+    low, median, high = numpy.quantile(samples, [0.2, 0.5, 0.8])
+    return Timing(float(median), float(low), float(high), len(samples))
+
+
+def repetitions(target: float, seconds: float) -> int:
+    """How often something that takes ``seconds`` is repeated to fill about ``target`` seconds."""
+    return int(min(MOST, max(FEWEST, target / max(seconds, 1e-9))))
+
+
+class Budget:
+    """Seconds that a run may take. Nothing is interrupted; what has not begun when they are spent is left out."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = perf_counter) -> None:
+        self.seconds, self._clock, self._start = seconds, clock, clock()
+        self.left_out: list[str] = []
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the run began."""
+        return self._clock() - self._start
+
+    def allows(self, what: str) -> bool:
+        """Whether ``what`` may begin; noted if not."""
+        if self.spent < self.seconds:
+            return True
+        self.left_out.append(what)
+        return False
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keeps Python's garbage collector out of a measurement."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@cache
+def footprint() -> int:
+    """Bytes that together drive each other out of the GPU's L2 cache."""
+    return CACHE_FOOTPRINT * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def evict() -> None:
+    """Fills the L2 cache with bytes that nobody reads."""
+    torch.empty(footprint() // 8, dtype=torch.int64, device="cuda").random_()
+
+
+@cache
+def _cycles_per_second() -> float:
+    cycles = 20_000_000
+    torch.cuda._sleep(cycles)
+    start, end = event(), event()
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    end.synchronize()
+    return cycles / (start.elapsed_time(end) / 1e3)
+
+
+def event() -> torch.cuda.Event:
+    """An event that keeps the time."""
+    return torch.cuda.Event(enable_timing=True)
+
+
+def interleaved(calls: Mapping[str, Callable[[int], object]], target: float) -> dict[str, Timing]:
+    """GPU milliseconds of each call, which must have run before; ``target`` is the time to spend on one, in seconds.
+
+    All of them run in every repetition, in turn and with another one first each time, so that they share clocks,
+    temperature and neighbours. Each call gets a running number, for the choice of its inputs. A spinning kernel in
+    front of each repetition lets the host run ahead: the queue is never empty while a call is timed, and what is
+    measured is the GPU's work with the gaps between its kernels, not the host's time (which has its own section).
+    """
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    pairs = []
+    number = 0
+    evict()
+    torch.cuda.synchronize()
+    with no_collection():
+        begin = perf_counter()
+        for name in names:
+            calls[name](number)
+            number += 1
+        enqueue = perf_counter() - begin
+        torch.cuda.synchronize()
+        rounds = repetitions(target * len(names), perf_counter() - begin)
+        pause = int(min(1.5 * enqueue + 1e-4, 5e-3) * _cycles_per_second())
+        evict()
+        for r in range(rounds):
+            torch.cuda._sleep(pause)
+            for i in range(len(names)):
+                name = names[(r + i) % len(names)]
+                start, end = event(), event()
+                start.record()
+                calls[name](number)
+                end.record()
+                number += 1
+                pairs.append((name, start, end))
+        torch.cuda.synchronize()
+    for name, start, end in pairs:
+        samples[name].append(start.elapsed_time(end))
+    return {name: summarize(values) for name, values in samples.items()}
+
+
+def host(
+    calls: Mapping[str, Callable[[], object]],
+    synchronize: Callable[[], object],
+    batches: int = 40,
+    batch: int = 40,
+) -> dict[str, Timing]:
+    """Host microseconds of each call, by wall clock over batches that are taken in turn.
+
+    The queue is emptied between batches, outside of the timed part, and a batch is too short to fill it: nothing waits
+    for the GPU.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(batch):
+            call()
+    with no_collection():
+        for _ in range(batches):
+            for name, call in calls.items():
+                synchronize()
+                begin = perf_counter()
+                for _ in range(batch):
+                    call()
+                samples[name].append((perf_counter() - begin) / batch * 1e6)
+    synchronize()
+    return {name: summarize(values) for name, values in samples.items()}

@@ -1,0 +1,165 @@
+"""What is measured: losses at sizes, shapes, dtypes and modes, and the random operands for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from typing import Any
+
+import torch
+
+from benchmarking import figures
+from benchmarking.figures import HINGE_COLUMNS, KL_PROBABILITIES, MODES, SWEEP
+from cupylosses.definition import Loss, registry
+from cupylosses.testing import samples
+
+DEVICE = "cuda"
+
+#: Sets of operands that are kept at most: as many as a measurement makes calls, so that none is met again in the cache.
+MOST_SETS = 1024
+
+
+_seeds = count()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One loss with its options, on operands of one dtype.
+
+    ``eager`` is the expression that users of torch write where it is not the twin with these options.
+    """
+
+    loss: Loss
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    title: str = SWEEP
+    case: Mapping[str, Any] = field(default_factory=dict)
+    reduction: str = "mean"
+    eager: Callable[..., Any] | None = None
+    compiled: bool = False
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the loss."""
+        return prod(torch.broadcast_shapes(*self.shapes))
+
+    @property
+    def bytes(self) -> int:
+        """The size of one set of operands."""
+        return sum(self.operand_bytes)
+
+    @property
+    def operand_bytes(self) -> tuple[int, ...]:
+        """The size of each operand."""
+        size = getattr(torch, self.dtype).itemsize
+        return tuple(prod(shape) * size for shape in self.shapes)
+
+    def differentiated(self, mode: str) -> int:
+        """How many operands, counted from the first, have a gradient in ``mode``."""
+        count = MODES[mode]
+        return len(self.shapes) if count is None else count
+
+    def traffic(self, mode: str) -> int:
+        """The fewest bytes that ``mode`` can move: each operand read once, each gradient written once."""
+        return self.bytes + sum(self.operand_bytes[: self.differentiated(mode)])
+
+    def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
+        """What names a measurement, as far as there are columns for it."""
+        shape = torch.broadcast_shapes(*self.shapes)
+        everything = {
+            "workload": self.title,
+            "loss": self.loss.name,
+            "case": " ".join(f"{k}={v}" for k, v in self.case.items()),
+            "reduction": self.reduction,
+            "shape": "x".join(str(n) for n in shape),
+            "elements": self.elements,
+            "dtype": self.dtype,
+            "mode": mode,
+        }
+        return {name: value for name, value in everything.items() if name in columns}
+
+    def __str__(self) -> str:
+        where = f"2^{self.elements.bit_length() - 1}" if self.title == SWEEP else f"({self.title})"
+        return f"{self.loss.name} {self.dtype} {where}"
+
+
+def square(exponent: int) -> tuple[int, int]:
+    """The matrix of 2^exponent elements nearest to a square: rows of 32768 at 2^30."""
+    return 1 << exponent // 2, 1 << (exponent + 1) // 2
+
+
+def sweep(loss: Loss, dtype: str, exponent: int, compiled: bool = False) -> Workload:
+    """A loss of operands of one shape, with its default options."""
+    return Workload(loss, (square(exponent),) * len(loss.operands), dtype, compiled=compiled)
+
+
+def special() -> tuple[Workload, ...]:
+    """Shapes and options that the project's figures name."""
+    losses = registry()
+    return (
+        Workload(
+            losses["kl_div"],
+            ((16384, 16384),) * 2,
+            "float32",
+            KL_PROBABILITIES,
+            {"log_input": False},
+            "batchmean",
+            lambda p, t: torch.nn.functional.kl_div(torch.log(p), t, reduction="batchmean"),
+            compiled=True,
+        ),
+        Workload(losses["hinge_loss"], ((32768, 32768), (32768,)), "float32", HINGE_COLUMNS, compiled=True),
+    )
+
+
+def is_figure(workload: Workload) -> bool:
+    """Whether one of the project's figures is stated for this."""
+    sizes = [1 << n for n in figures.SIZES]
+    known = workload.loss.name in figures.LOSSES and workload.dtype in figures.DTYPES and workload.elements in sizes
+    return known or workload.title != SWEEP
+
+
+def selection(
+    losses: Sequence[Loss], dtypes: Sequence[str], sizes: Sequence[int], compile_sizes: Sequence[int]
+) -> list[Workload]:
+    """The workloads of a run, those that the figures need first: a budget may cut the rest."""
+    chosen = [x for x in special() if x.loss in losses and x.dtype in dtypes]
+    for exponent in sorted(sizes, reverse=True):
+        chosen += [sweep(loss, dtype, exponent, exponent in compile_sizes) for loss in losses for dtype in dtypes]
+    return sorted(chosen, key=lambda x: not is_figure(x))
+
+
+def set_count(bytes_of_set: int, footprint: int) -> int:
+    """Sets to rotate among: together more than ``footprint`` bytes, or so many that no call meets one again."""
+    return min(MOST_SETS, footprint // bytes_of_set + 1)
+
+
+class Inputs:
+    """Rotating sets of fresh random operands of a workload."""
+
+    def __init__(self, workload: Workload, sets: int = 1) -> None:
+        # Drawn together: many small tensors would be drawn one by one on the CPU.
+        shapes = workload.shapes if sets == 1 else [(sets, *shape) for shape in workload.shapes]
+        values = workload.loss.values(workload.case)
+        drawn = samples.operands(workload.loss, values, [workload.dtype] * len(shapes), shapes, DEVICE, next(_seeds))
+        stacks = [[x] if sets == 1 else x.unbind() for x in drawn]
+        self.sets = [tuple(x.detach() for x in operands) for operands in zip(*stacks, strict=True)]
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, ...]:
+        return self.sets[number % len(self.sets)]
+
+    def differentiate(self, count: int) -> None:
+        """Lets the first ``count`` operands of every set require gradients, and no other."""
+        for operands in self.sets:
+            for i, x in enumerate(operands):
+                x.requires_grad_(i < count)
+
+
+def step(call: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+    """One forward, and backward if an operand wants it; gradients are dropped at once, as an optimizer would."""
+    value = call(*operands)
+    if value.requires_grad:
+        value.backward()
+        for x in operands:
+            x.grad = None

@@ -1,0 +1,164 @@
+"""Runs that must agree to the last bit: the same one twice, and the same numbers through another array library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy
+import torch
+
+import cupylosses
+from comparing.matrix import Selection, set_of
+from comparing.rows import Row, row
+from cupylosses import functional
+from cupylosses.testing import memory
+from cupylosses.testing.check import Check, Result, run
+from cupylosses.testing.tolerance import compare, same_bits
+from cupylosses.testing.truth import truth
+
+REPEATED, ARRAYS = "same bits", "arrays"
+
+#: Many blocks on any GPU, and a partial vector at the end.
+REPEATED_SHAPE = (1031, 1025)
+
+#: Reductions and layouts with an order of additions of their own: over everything, and over rows.
+REPEATED_AS = (("mean", "contiguous"), ("mean", "row"), ("none", "contiguous"))
+
+ARRAY_REDUCTIONS = ("mean", "none")
+ARRAY_LAYOUTS = ("contiguous", "transposed", "row")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The same run again
+
+
+def repeated_checks(selection: Selection, shape_given: bool) -> Iterator[Check]:
+    """One check per loss, dtype, and order of additions."""
+    shape = selection.shape if shape_given or selection.device == "cpu" else REPEATED_SHAPE
+    wide = replace(selection, shape=shape)
+    for loss, dtypes in product(wide.losses, wide.chosen_dtypes):
+        for reduction, layout in REPEATED_AS:
+            if reduction in wide.reductions_of(loss):
+                check = wide.check(loss, case=loss.cases[0], dtypes=dtypes, reduction=reduction, layout=layout)
+                if check.possible:
+                    yield check
+
+
+def repeated(check: Check) -> Row:
+    """Value and gradients twice, without one pass, and the value without gradients: all the same bits."""
+    operands = check.operands()
+    upstream = check.upstream(operands)[-1]
+    nothing = (False,) * len(operands)
+
+    def once(wanted: Sequence[bool] = check.gradients_of) -> Result:
+        return run(check.ours(), operands, wanted, upstream)
+
+    first = once()
+    memory.poison(
+        [x.numel() * x.element_size() for x in (first.value, *first.gradients) if x is not None], check.device
+    )
+    problems = differences("again", first, once())
+    with cupylosses.set_one_pass(False):
+        problems += differences("not in one pass", first, once())
+    if not same_bits(first.value, once(nothing).value):
+        problems.append("value: other bits without gradients")
+    return row(REPEATED, check, problems=tuple(problems))
+
+
+def differences(when: str, first: Result, second: Result) -> list[str]:
+    """Which of the results have other bits."""
+    found = [] if same_bits(first.value, second.value) else [f"value: other bits {when}"]
+    for i, (a, b) in enumerate(zip(first.gradients, second.gradients, strict=True)):
+        if a is not None and b is not None and not same_bits(a, b):
+            found.append(f"gradient {i}: other bits {when}")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Other array libraries
+
+
+@dataclass(frozen=True)
+class Library:
+    """How tensors cross to an array library and back, without a copy."""
+
+    name: str
+    array: type
+    to: Callable[[torch.Tensor], Any]
+    back: Callable[[Any], torch.Tensor]
+    pointer: Callable[[Any], int]
+    exact: bool
+
+
+def library(device: str) -> Library:
+    """CuPy on a GPU. On the CPU NumPy, whose sums have an order of their own."""
+    if device == "cpu":
+        back = lambda x: torch.from_numpy(numpy.asarray(x))  # noqa: E731
+        return Library("numpy", numpy.ndarray, lambda x: x.numpy(), back, lambda x: x.ctypes.data, exact=False)
+    import cupy
+
+    return Library("cupy", cupy.ndarray, cupy.from_dlpack, torch.from_dlpack, lambda x: x.data.ptr, exact=True)
+
+
+def crosses(dtypes: Sequence[str], device: str) -> bool:
+    """Whether the array library takes these dtypes: NumPy has no bfloat16, CuPy 13 does not let it in."""
+    try:
+        for name in dtypes:
+            library(device).to(torch.zeros(1, dtype=getattr(torch, name), device=device))
+    except (TypeError, NotImplementedError, RuntimeError, BufferError, ImportError):
+        return False
+    return True
+
+
+def array_checks(selection: Selection) -> Iterator[Check]:
+    """One check per loss, dtype, reduction and layout."""
+    for loss, dtypes in product(selection.losses, selection.chosen_dtypes):
+        if not crosses(dtypes, selection.device):
+            continue
+        reductions = set_of(ARRAY_REDUCTIONS, selection.reductions_of(loss))
+        for reduction, layout in product(reductions, ARRAY_LAYOUTS):
+            check = selection.check(loss, case=loss.cases[0], dtypes=dtypes, reduction=reduction, layout=layout)
+            if check.possible:
+                yield check
+
+
+def arrays(check: Check) -> Row:
+    """A loss of arrays against the same loss of the tensors that share their memory, and the pointers of both."""
+    other = library(check.device)
+    tensors = check.operands()
+    crossed = [other.to(x) for x in tensors]
+    problems = []
+    for operand, x, y in zip(check.loss.operands, tensors, crossed, strict=True):
+        if not x.data_ptr() == other.pointer(y) == other.back(y).data_ptr():
+            problems.append(f"{operand.name}: copied between torch and {other.name}")
+
+    function = getattr(functional, check.loss.name)
+    positions = [i for i, w in enumerate(check.gradients_of) if w]
+    options = {"reduction": check.reduction, **check.case}
+    expected, expected_gradients = cupylosses.value_and_grad(function, *tensors, argnums=positions, **options)
+    value, gradients = cupylosses.value_and_grad(function, *crossed, argnums=positions, **options)
+    alone = function(*crossed, **options)
+    for what, ours, theirs in (
+        ("value", value, expected),
+        *zip((f"gradient {i}" for i in positions), gradients, expected_gradients, strict=True),
+    ):
+        if not isinstance(ours, (other.array, numpy.generic)):
+            problems.append(f"{what}: a {type(ours).__name__} from {other.name} arrays")
+        elif not same_bits(other.back(ours), theirs):
+            problems.append(f"{what}: other bits than from torch tensors")
+    error = None
+    if other.exact:
+        if not same_bits(other.back(alone), expected):
+            problems.append("value without gradients: other bits than from torch tensors")
+        mixed = function(tensors[0], *crossed[1:], **options)
+        if not (isinstance(mixed, torch.Tensor) and same_bits(mixed, expected)):
+            problems.append(f"value: torch and {other.name} operands together give something else")
+    else:
+        result = compare(other.back(alone), truth(check.loss, tensors, check.values, check.reduction).value)
+        error = result.ulps
+        if not result.ok:
+            problems.append(f"value: {result}")
+    return replace(row(ARRAYS, check, value_ulp=error, problems=tuple(problems)), layout=f"{other.name} {check.layout}")

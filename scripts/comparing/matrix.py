@@ -1,0 +1,98 @@
+"""Which checks run: everything once by default, everything with everything on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from cupylosses.definition import Loss
+from cupylosses.testing.check import EDGES, Check
+from cupylosses.testing.layouts import LAYOUTS, Shape
+
+Dtypes = tuple[str, ...]
+
+#: The last one mixes: the first operand is narrower than the others.
+DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float64",), ("bfloat16", "float32"))
+
+#: With --full: the other way round, two halves, of which neither holds the other, and labels.
+MORE_DTYPES: tuple[Dtypes, ...] = (("float32", "float16"), ("float16", "bfloat16"), ("float32", "int64"))
+
+#: By default, where every layout is tried. A kernel costs about 0.1 s to compile, and each layout has its own. The
+#: second has the widest vectors.
+LAYOUT_DTYPES: dict[Dtypes, tuple[str, ...]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
+
+#: By default, where every combination of operands that require grad is tried.
+WANTED_DTYPES: tuple[Dtypes, ...] = (("float32",),)
+WANTED_REDUCTIONS = ("mean", "none")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user asked for; None where the default is wanted."""
+
+    losses: Sequence[Loss]
+    shape: Shape
+    device: str
+    dtypes: Sequence[Dtypes] | None = None
+    reductions: Sequence[str] | None = None
+    layouts: Sequence[str] | None = None
+    seed: int = 0
+    full: bool = False
+
+    @property
+    def chosen_dtypes(self) -> Sequence[Dtypes]:
+        """The dtypes to try."""
+        return self.dtypes or (DTYPES + MORE_DTYPES if self.full else DTYPES)
+
+    def reductions_of(self, loss: Loss) -> list[str]:
+        """The reductions to try that the loss has."""
+        return [x for x in loss.reductions if self.reductions is None or x in self.reductions]
+
+    def check(self, loss: Loss, **fields: object) -> Check:
+        """A check on the chosen shape and device."""
+        return Check(loss, shape=self.shape, device=self.device, seed=self.seed, **fields)  # type: ignore[arg-type]
+
+
+def checks(selection: Selection) -> list[Check]:
+    """The checks of a run, each once, in the order of the losses."""
+    plan = _everything if selection.full or selection.layouts else _once
+    found = {c.id: c for loss in selection.losses for c in plan(selection, loss) if c.possible}
+    return list(found.values())
+
+
+def _everything(selection: Selection, loss: Loss) -> Iterator[Check]:
+    layouts = selection.layouts or (*LAYOUTS, EDGES)
+    for case, dtypes, layout in product(loss.cases, selection.chosen_dtypes, layouts):
+        for reduction in selection.reductions_of(loss):
+            for wanted in combinations(loss) if layout == "contiguous" else [None]:
+                if layout != EDGES or reduction == "none":
+                    yield selection.check(
+                        loss, case=case, dtypes=dtypes, reduction=reduction, layout=layout, wanted=wanted
+                    )
+
+
+def _once(selection: Selection, loss: Loss) -> Iterator[Check]:
+    """Every parameter case and dtype with every reduction, and every layout and choice of gradients somewhere."""
+    reductions = selection.reductions_of(loss)
+    for case, dtypes in product(loss.cases, selection.chosen_dtypes):
+        for reduction in reductions:
+            yield selection.check(loss, case=case, dtypes=dtypes, reduction=reduction)
+        if "none" in reductions:
+            yield selection.check(loss, case=case, dtypes=dtypes, reduction="none", layout=EDGES)
+        if dtypes in WANTED_DTYPES:
+            for reduction, wanted in product(set_of(WANTED_REDUCTIONS, reductions), combinations(loss)):
+                yield selection.check(loss, case=case, dtypes=dtypes, reduction=reduction, wanted=wanted)
+    for dtypes in selection.chosen_dtypes:
+        for layout, reduction in product(LAYOUTS, set_of(LAYOUT_DTYPES.get(dtypes, ()), reductions)):
+            yield selection.check(loss, case=loss.cases[0], dtypes=dtypes, reduction=reduction, layout=layout)
+
+
+def set_of(wanted: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    """Those of ``wanted`` that are allowed."""
+    return [x for x in wanted if x in allowed]
+
+
+def combinations(loss: Loss) -> list[tuple[bool, ...]]:
+    """Every choice of operands that require grad, from all to none."""
+    return list(product((True, False), repeat=len(loss.operands)))

@@ -1,0 +1,134 @@
+"""One row of the comparison: errors, times, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from benchmarking import timing
+from cupylosses.testing.check import Check, Outcome, perform, run
+from cupylosses.testing.tolerance import Comparison
+
+#: Seconds of GPU time that the timing of one function may fill.
+TARGET = 0.005
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is printed and written for one check. Errors are in ulp, times in milliseconds; None is "not measured"."""
+
+    section: str
+    loss: str
+    case: str
+    dtype: str
+    reduction: str
+    layout: str
+    gradients: str
+    value_ulp: float | None = None
+    torch_value_ulp: float | None = None
+    gradient_ulp: float | None = None
+    torch_gradient_ulp: float | None = None
+    ms: float | None = None
+    torch_ms: float | None = None
+    compile_ms: float | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the check passed."""
+        return not self.problems
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster than torch."""
+        return self.torch_ms / self.ms if self.ms and self.torch_ms else None
+
+    def record(self) -> dict[str, Any]:
+        """The row as the JSON file has it."""
+        return {**asdict(self), "speed_up": self.speed_up, "ok": self.ok}
+
+
+def row(section: str, check: Check, **fields: Any) -> Row:
+    """A row that names a check."""
+    case, dtype, reduction, layout, gradients = check.words
+    return Row(section, check.loss.name, case, dtype, reduction, layout, gradients, **fields)
+
+
+def guarded(section: str, check: Check, measure: Callable[[Check], Row]) -> Row:
+    """A row of ``measure``; an exception is a failed row, unless the GPU does not survive it.
+
+    Raises:
+        RuntimeError: the GPU reports an error that no later kernel can outlive.
+    """
+    try:
+        return measure(check)
+    except Exception as error:
+        if check.device != "cpu":
+            _still_alive(error)
+        text = (str(error).strip().splitlines() or ["no message"])[0]
+        return row(section, check, problems=(f"{type(error).__name__}: {text}",))
+
+
+def _still_alive(error: Exception) -> None:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        torch.cuda.empty_cache()
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as dead:
+        raise RuntimeError(f"the GPU does not answer any more: {dead}") from error
+
+
+def accuracy_and_time(check: Check, compile: bool) -> Row:
+    """The row of a check: the library against the truth and torch, and on a GPU the time of forward and backward."""
+    operands = check.operands()
+    outcome = perform(check, operands)
+    # Without a GPU the reference formula runs, which is there to be right.
+    timed = outcome.ok and check.device != "cpu"
+    times = measured(check, operands, functions(check, outcome, compile)) if timed else {}
+    return row(
+        "losses",
+        check,
+        value_ulp=outcome.value and outcome.value.ulps,
+        torch_value_ulp=outcome.value and outcome.value.other_ulps,
+        gradient_ulp=worst(outcome.gradients, lambda c: c.ulps),
+        torch_gradient_ulp=worst(outcome.gradients, lambda c: c.other_ulps),
+        ms=times.get("ours"),
+        torch_ms=times.get("torch"),
+        compile_ms=times.get("compile"),
+        problems=outcome.problems,
+    )
+
+
+def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | None]) -> float | None:
+    """The largest of what the comparisons have; None if they have nothing."""
+    return max((x for x in map(of, comparisons) if x is not None), default=None)
+
+
+def functions(check: Check, outcome: Outcome, compile: bool) -> dict[str, Callable[..., torch.Tensor]]:
+    """What is timed, by name."""
+    found = {"ours": check.ours()}
+    if outcome.torch:
+        found["torch"] = eager = outcome.torch
+        if compile:
+            # Compiled functions are told apart by their code, of which torch keeps only a few variants.
+            torch.compiler.reset()
+            found["compile"] = torch.compile(lambda *operands: eager(*operands), dynamic=False, fullgraph=True)
+    return found
+
+
+def measured(
+    check: Check, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
+) -> dict[str, float]:
+    """Median milliseconds of forward and backward (forward alone, where nothing requires grad), taken in turn."""
+    upstream = check.upstream(operands)[0]
+
+    def step(function: Callable[..., torch.Tensor]) -> Callable[..., object]:
+        return lambda number=0: run(function, operands, check.gradients_of, upstream)
+
+    calls = {name: step(function) for name, function in found.items()}
+    for call in calls.values():
+        call()
+    return {name: x.median for name, x in timing.interleaved(calls, TARGET).items()}

@@ -1,0 +1,160 @@
+"""Writes what is derived from the definitions and yet has to be a file: the type stub and the tables of the documents.
+
+    python scripts/generate.py            writes them
+    python scripts/generate.py --check    writes nothing, and exits with 1 if one of them is stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cupylosses.definition import Loss, registry
+from cupylosses.functional import docstring
+
+STUB_HEAD = '''\
+"""The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
+
+from typing import Any, Literal, Protocol, TypeVar
+
+from cupylosses.definition import Loss
+
+class _Exchangeable(Protocol):
+    """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+
+_Array = TypeVar("_Array", bound=_Exchangeable)
+
+__all__: list[str]
+
+def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
+def backend(library: str) -> Any: ...
+def docstring(loss: Loss) -> str: ...
+'''
+
+
+def stub() -> str:
+    """``functional.pyi``: a signature with types and the docstring for each loss."""
+    return STUB_HEAD + "".join("\n" + stub_function(x) for x in registry().values())
+
+
+def stub_function(loss: Loss) -> str:
+    arguments = [f"    {name}: {annotation(loss, name)}{default(value)},\n" for name, value in loss.arguments]
+    text = f'"""{docstring(loss)}"""'
+    return f"def {loss.name}(\n{''.join(arguments)}) -> _Array:\n{indent(text, '    ')}\n"
+
+
+def annotation(loss: Loss, name: str) -> str:
+    """The type of an argument. The first operand's decides the result's."""
+    if name == "reduction":
+        return f"Literal[{', '.join(quoted(x) for x in loss.reductions)}]"
+    if name == loss.operands[0].name:
+        return "_Array"
+    if name in {x.name for x in loss.operands}:
+        return "_Exchangeable"
+    if name in {x.name for x in loss.parameters}:
+        return "float"
+    return "bool" if name in {x.name for x in loss.flags} else "bool | None"
+
+
+def default(value: Any) -> str:
+    if value is ...:
+        return ""
+    return f" = {quoted(value) if isinstance(value, str) else repr(value)}"
+
+
+def quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def losses() -> str:
+    """The README's table."""
+    rows = []
+    for loss in registry().values():
+        options = [f"`{x.name}={x.default!r}`" for x in (*loss.parameters, *loss.flags)]
+        reductions = ", ".join(loss.reductions)
+        twin = f"`{loss.torch}`" if loss.torch else ""
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(options), reductions, twin])
+    return table(["function", "value of an element", "options", "reductions", "in torch"], rows)
+
+
+PRIMITIVE = re.compile(
+    r"(?P<comment>(?://.*\n)*)"
+    r"template <[^\n]*>\n"
+    r"__device__ __forceinline__ (?:auto|Dual<[^\n]*>) (?P<name>\w+)\((?P<arguments>[^)]*)\)"
+)
+
+
+def primitives() -> str:
+    """The functions that a value expression may use, with the comments that stand above them in the source."""
+    rows = []
+    for found in PRIMITIVE.finditer((ROOT / "kernels" / "math.cuh").read_text(encoding="utf-8")):
+        names = [x.split()[-1].lstrip("&") for x in found["arguments"].split(",") if not x.rstrip().endswith(">")]
+        names = [x for x in names if x.isidentifier()]
+        comment = " ".join(line.strip("/ ") for line in found["comment"].splitlines())
+        rows.append([f"`{found['name']}({', '.join(names)})`", comment or "differentiable wherever it is defined"])
+    return table(["primitive", "meaning, and the convention at kinks"], rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def between(text: str, name: str, content: str) -> str:
+    """``text`` with what stands between the markers ``<!-- name -->`` and ``<!-- end of name -->`` replaced."""
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise ValueError(f"expected the markers {start.strip()} and {end} once each")
+    head, rest = text.split(start)
+    return f"{head}{start}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+#: The documents with generated parts: marker and what belongs there.
+PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "README.md": ("losses", losses),
+    "docs/adding-a-loss.md": ("primitives", primitives),
+}
+
+
+def generated() -> dict[Path, str]:
+    """What each generated file should contain."""
+    files = {ROOT / "cupylosses" / "functional.pyi": stub()}
+    for name, (marker, content) in PARTS.items():
+        path = ROOT / name
+        files[path] = between(path.read_text(encoding="utf-8"), marker, content())
+    return files
+
+
+def stale() -> list[Path]:
+    """The generated files that do not contain what they should."""
+    return [p for p, text in generated().items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is stale")
+    check = parser.parse_args().check
+    files = generated()
+    outdated = stale()
+    for path in outdated:
+        if not check:
+            path.write_text(files[path], encoding="utf-8")
+        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    if check and outdated:
+        print("Run `python scripts/generate.py` and commit the result.")
+    return 1 if check and outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

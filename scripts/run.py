@@ -1,0 +1,243 @@
+"""Tries or tests the library on a fresh machine: makes an environment, installs into it, and runs.
+
+    python3 scripts/run.py compare [what scripts/compare.py takes]
+    python3 scripts/run.py test [what pytest takes]
+
+The environment is `.venv` in the checkout; a second run finds it ready. CuPy and torch are chosen by the GPU driver;
+without an NVIDIA GPU there is no CuPy, and torch is the small build for CPUs. Versions are those of constraints.txt.
+Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, nothing installed before.
+"""
+
+import argparse
+import configparser
+import ctypes
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OLDEST = (3, 10)
+
+#: What a command needs besides the library, and what it runs.
+COMMANDS = {
+    "compare": (["torch", "scripts"], ["scripts/compare.py"]),
+    "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
+}
+
+#: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.
+CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}
+
+#: torch's own indexes, for builds other than that of the usual one, by CUDA version; 0 stands for no GPU.
+TORCH_INDEXES = "https://download.pytorch.org/whl/"
+TORCH_BUILDS = {
+    "linux": {0: "cpu", 11: "cu118", 12: "cu126"},
+    "win32": {11: "cu118", 12: "cu126", 13: "cu130"},
+}
+
+#: The last torch for CUDA 11; constraints.txt pins one that has no such build.
+TORCH_FOR_CUDA_11 = "torch==2.7.1"
+
+
+def main() -> int:
+    if sys.version_info < OLDEST:
+        wanted, found = (".".join(map(str, x[:2])) for x in (OLDEST, sys.version_info))
+        sys.exit(
+            f"cupylosses needs Python {wanted} or newer, and {sys.executable} is {found}. "
+            f"Run this with a newer one: `python{wanted} scripts/run.py ...`."
+        )
+    options = parse()
+    extras, program = COMMANDS[options.command]
+    driver = driver_cuda()
+    cupy = choose_cupy(options.cupy, driver)
+    extras = [*extras, *([cupy] if cupy else [])]
+    variables = dict(os.environ)
+    if options.here:
+        python = Path(sys.executable)
+        check_requirements(extras)
+        # Also finds the library in a checkout where it is not installed.
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
+    else:
+        # The CUDA 12 libraries of CuPy exclude a torch for CUDA 13; those of CUDA 11 live beside any torch.
+        cuda = 12 if cupy == CUPY[12] else driver
+        python = prepare(ROOT / (options.environment or default_environment(options.cupy)), extras, cuda)
+    if driver:
+        warn_if_torch_sees_no_gpu(python, driver)
+    say(f"{python} {' '.join([*program, *options.rest])}")
+    return subprocess.call([str(python), *program, *options.rest], cwd=str(ROOT), env=variables)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--here", action="store_true", help="use the environment this runs in; install nothing")
+    parser.add_argument("--cupy", choices=["auto", "none", *CUPY.values()], default="auto", help="which CuPy, if any")
+    parser.add_argument("--environment", metavar="DIRECTORY", help="another place than .venv")
+    parser.add_argument("command", choices=list(COMMANDS))
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="passed on")
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(f"run.py: {text}", flush=True)
+
+
+def driver_cuda() -> int:
+    """The newest major version of CUDA that the driver runs; 0 without a driver or a GPU."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        version, count = ctypes.c_int(), ctypes.c_int()
+        calls = (
+            driver.cuInit(0),
+            driver.cuDeviceGetCount(ctypes.byref(count)),
+            driver.cuDriverGetVersion(ctypes.byref(version)),
+        )
+        if not any(calls) and count.value:
+            return version.value // 1000
+    return 0
+
+
+def choose_cupy(wanted: str, driver: int) -> "str | None":
+    """The extra that installs CuPy: the one asked for, or the newest that the driver runs."""
+    if wanted != "auto":
+        return None if wanted == "none" else wanted
+    return next((extra for cuda, extra in CUPY.items() if cuda <= driver), None)
+
+
+def default_environment(cupy: str) -> str:
+    """Only one CuPy fits into an environment, so one that was asked for gets its own."""
+    return ".venv" if cupy == "auto" else f".venv-{cupy}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Installing
+
+
+def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
+    """An environment with the library and these extras; returns its interpreter."""
+    windows = sys.platform == "win32"
+    python = environment / ("Scripts/python.exe" if windows else "bin/python")
+    done = environment / f"installed-{fingerprint(extras, cuda)}"
+    if python.exists() and done.exists():
+        return python
+    if not python.exists():
+        say(f"creating {environment}")
+        create(environment)
+    constraints = environment / "constraints.txt"
+    constraints.write_text(constraint_text(cuda), encoding="utf-8")
+    install = [*pip(python), "install", "--disable-pip-version-check", "--constraint", str(constraints)]
+    index = torch_index(cuda)
+    if index:
+        say(f"installing torch from {index}")
+        check_call([*install, "--extra-index-url", index, "torch"])
+    say(f"installing cupylosses with {', '.join(extras)}")
+    check_call([*install, "--editable", f".[{','.join(extras)}]"])
+    done.touch()
+    return python
+
+
+def fingerprint(extras: "list[str]", cuda: int) -> str:
+    """Changes with everything that decides what is installed."""
+    digest = hashlib.sha256(repr((sorted(extras), cuda, sys.version_info[:2])).encode())
+    for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def create(environment: Path) -> None:
+    """A virtual environment; where Python was packaged without ensurepip (Debian), one that this Python's pip fills."""
+    command = [sys.executable, "-m", "venv", str(environment)]
+    if importlib.util.find_spec("ensurepip") is None:
+        if importlib.util.find_spec("venv") is None or importlib.util.find_spec("pip") is None:
+            sys.exit(
+                "This Python can make no virtual environment. Install the missing part (Debian, Ubuntu: "
+                "`sudo apt install python3-venv`) and run the same command again."
+            )
+        command.append("--without-pip")
+    check_call(command)
+
+
+def pip(python: Path) -> "list[str]":
+    """The command that installs into the environment of ``python``."""
+    own = [str(python), "-m", "pip"]
+    if subprocess.call([*own, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+        return own
+    return [sys.executable, "-m", "pip", "--python", str(python)]
+
+
+def constraint_text(cuda: int) -> str:
+    """constraints.txt, with a torch that exists for the CUDA version."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    return re.sub(r"(?m)^torch==.*$", TORCH_FOR_CUDA_11, text) if cuda == 11 else text
+
+
+def torch_index(cuda: int) -> "str | None":
+    """Where the torch build for a CUDA version is, if not on the usual index; None too where it cannot be reached."""
+    build = TORCH_BUILDS.get(sys.platform, {}).get(cuda)
+    if build is None:
+        return None
+    index = TORCH_INDEXES + build
+    try:
+        urllib.request.urlopen(index + "/torch/", timeout=10).close()
+    except (urllib.error.URLError, OSError) as error:
+        say(f"{index} cannot be reached ({error}); torch comes from pip's usual index")
+        return None
+    return index
+
+
+def check_call(command: "list[str]") -> None:
+    status = subprocess.call(command, cwd=str(ROOT))
+    if status:
+        sys.exit(f"run.py: `{' '.join(command)}` failed with status {status}; the reason is above.")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checking
+
+
+def requirements(extras: "list[str]") -> "list[str]":
+    """The distributions that setup.cfg names for the library and the extras, without those for some platforms only."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    texts = [config["options"]["install_requires"], *(config["options.extras_require"][x] for x in extras)]
+    lines = [line for text in texts for line in text.split("\n") if line.strip() and ";" not in line]
+    return [re.match(r"[\w.-]+", line.strip()).group() for line in lines]
+
+
+def check_requirements(extras: "list[str]") -> None:
+    """Ends with a list of what this environment lacks."""
+    from importlib import metadata
+
+    missing = []
+    for name in requirements(extras):
+        # CuPy has a distribution for each CUDA version and finds its libraries in many places: it has to be there.
+        if name.startswith(("cupy", "nvidia")):
+            if name.startswith("cupy") and importlib.util.find_spec("cupy") is None:
+                missing.append(name)
+            continue
+        try:
+            metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        sys.exit(
+            f"run.py: {sys.executable} lacks {', '.join(missing)}. Leave out --here to get an environment made, or "
+            f"install them: `{sys.executable} -m pip install -c constraints.txt -e '.[{','.join(extras)}]'`."
+        )
+
+
+def warn_if_torch_sees_no_gpu(python: Path, driver: int) -> None:
+    check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if subprocess.call([str(python), "-W", "ignore", "-c", check], stderr=subprocess.DEVNULL):
+        say(f"torch sees no GPU although the driver has one (CUDA {driver}): this build of torch does not fit the driver")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,690 @@
+"""``scripts/benchmark.py`` without a GPU: statistics, traffic, rows, tables, figures, the picture and the command line.
+
+The last part plays a whole run through on the CPU, with stand-ins for what only a GPU has (events, memory counters,
+graphs): the times mean nothing, but every row, table and file is made by the real code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import benchmark
+from benchmarking import figures, host_parts, plot, providers, records, report, startup, throughput, timing, workloads
+from benchmarking.figures import BARS, HINGE_COLUMNS, KL_PROBABILITIES, MODES, Bar, verdict
+from benchmarking.workloads import Inputs, Workload, sweep
+from cupylosses import autograd, compiler, engine
+from cupylosses.checks import FLOATING
+from cupylosses.definition import Loss, registry
+
+MSE = registry()["mse_loss"]
+WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "DEVICE", "cpu")
+    monkeypatch.setattr(throughput, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Time
+
+
+def test_a_summary_is_the_median_between_its_quantiles() -> None:
+    found = timing.summarize([5.0, 1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (found.median, found.low, found.high, found.repetitions) == (3.5, 2.0, 5.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(1e-6, timing.MOST), (1.0, timing.FEWEST), (0.002, 20), (0.0, timing.MOST)]
+)
+def test_repetitions_fill_the_target(seconds: float, expected: int) -> None:
+    assert timing.repetitions(0.04, seconds) == expected
+
+
+def test_a_budget_lets_begin_until_it_is_spent_and_remembers_the_rest() -> None:
+    now = iter([0.0, 3.0, 10.0, 11.0])
+    budget = timing.Budget(10.0, clock=lambda: next(now))
+    assert budget.allows("first")
+    assert not budget.allows("second")
+    assert not budget.allows("third")
+    assert budget.left_out == ["second", "third"]
+
+
+def test_host_time_is_per_call_and_waits_only_between_batches() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    found = timing.host(calls, lambda: order.append("wait"), batches=3, batch=2)
+    assert order == ["a"] * 2 + ["b"] * 2 + ["wait", "a", "a", "wait", "b", "b"] * 3 + ["wait"]
+    assert found["a"].repetitions == 3
+    assert 0 < found["a"].low <= found["a"].median <= found["a"].high < 1e4
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Workloads
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode", "factor"),
+    [
+        ("float32", "forward", 2 * 4),
+        ("float32", "forward+backward", 3 * 4),
+        ("float32", "all gradients", 4 * 4),
+        ("bfloat16", "forward+backward", 3 * 2),
+        ("float64", "all gradients", 4 * 8),
+    ],
+)
+def test_traffic_is_every_operand_once_and_every_gradient_once(dtype: str, mode: str, factor: int) -> None:
+    assert sweep(MSE, dtype, 21).traffic(mode) == factor << 21
+
+
+def test_a_broadcast_operand_counts_with_its_own_size() -> None:
+    hinge = next(x for x in workloads.special() if x.title == HINGE_COLUMNS)
+    full, row = 4 << 30, 4 << 15
+    assert hinge.elements == 1 << 30
+    assert hinge.traffic("forward") == full + row
+    assert hinge.traffic("forward+backward") == 2 * full + row
+    assert hinge.traffic("all gradients") == 2 * full + 2 * row
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 7, 10, 28, 30, 31])
+def test_a_sweep_has_the_size_that_it_says(exponent: int) -> None:
+    assert sweep(MSE, "float32", exponent).elements == 1 << exponent
+
+
+@pytest.mark.parametrize(("size", "sets"), [(1 << 30, 1), (100, 2), (60, 2), (99, 2), (1, 101), (101, 1)])
+def test_rotated_sets_are_larger_than_the_footprint(size: int, sets: int) -> None:
+    assert workloads.set_count(size, 100) == sets
+    assert sets * size > 100
+
+
+def test_there_are_as_many_sets_as_calls_at_most_and_no_measurement_makes_more_calls() -> None:
+    assert workloads.set_count(8, 180 << 20) == workloads.MOST_SETS
+    assert (timing.MOST + 1) * len(figures.PROVIDERS) <= workloads.MOST_SETS
+
+
+def test_what_the_figures_need_is_measured_first() -> None:
+    chosen = workloads.selection(list(registry().values()), figures.DTYPES, (10, 28, 30), (28,))
+    needed = [workloads.is_figure(x) for x in chosen]
+    assert needed == sorted(needed, reverse=True)
+    assert sum(needed) == 2 + len(figures.LOSSES) * len(figures.DTYPES) * len(figures.SIZES)
+    assert {x.elements for x in chosen if x.compiled and x.title == figures.SWEEP} == {1 << 28}
+
+
+def test_inputs_rotate_and_are_not_alike(on_cpu: None, loss: Loss) -> None:
+    inputs = Inputs(sweep(loss, "float32", 6), 3)
+    assert inputs[0] is inputs[3]
+    first, second = inputs[0][0], inputs[1][0]
+    assert first.shape == (8, 8)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, Inputs(sweep(loss, "float32", 6), 3)[0][0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sets", [1, 3])
+def test_a_step_computes_the_gradients_of_its_mode_and_drops_them(on_cpu: None, mode: str, sets: int) -> None:
+    workload = sweep(MSE, "float32", 6)
+    inputs = Inputs(workload, sets)
+    inputs.differentiate(workload.differentiated(mode))
+    operands, seen = inputs[sets - 1], []
+    for i, x in enumerate(operands):
+        if x.requires_grad:
+            x.register_hook(lambda _, i=i: seen.append(i))
+    workloads.step(torch.nn.functional.mse_loss, operands)
+    assert sorted(seen) == list(range(workload.differentiated(mode)))
+    assert [x.grad for x in operands] == [None, None]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Providers
+
+
+def cases(loss: Loss) -> Iterator[Workload]:
+    for case in loss.cases:
+        for reduction in loss.reductions[1:]:
+            yield Workload(loss, ((8, 8),) * len(loss.operands), "float32", case=case, reduction=reduction)
+    yield from (
+        Workload(
+            x.loss,
+            tuple(tuple(n // 2048 for n in s) for s in x.shapes),
+            "float32",
+            x.title,
+            x.case,
+            x.reduction,
+            x.eager,
+        )
+        for x in workloads.special()
+        if x.loss is loss
+    )
+
+
+def test_all_providers_compute_the_same(on_cpu: None, loss: Loss) -> None:
+    for workload in cases(loss):
+        found = providers.expressions(workload)
+        operands = Inputs(workload)[0]
+        values = {name: call(*operands) for name, call in found.items()}
+        for name, value in values.items():
+            torch.testing.assert_close(value, values[figures.OURS], msg=lambda m, w=workload, n=name: f"{w} {n}: {m}")
+
+
+def test_eager_is_torchs_own_function_where_it_exists(loss: Loss) -> None:
+    assert (figures.NAIVE in providers.expressions(sweep(loss, "float32", 6))) == (loss.torch is not None)
+
+
+def test_liger_takes_part_only_where_it_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+    module = SimpleNamespace(LigerKLDIVLoss=lambda **options: made.append(options) or "liger")
+    monkeypatch.setitem(sys.modules, "liger_kernel", SimpleNamespace(transformers=module))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
+    kl = sweep(registry()["kl_div"], "float32", 6)
+    assert providers.liger(kl, "forward+backward") == "liger"
+    assert made == [{"reduction": "mean", "log_target": False}]
+    assert providers.liger(kl, "all gradients") is None
+    assert providers.liger(sweep(MSE, "float32", 6), "forward") is None
+
+
+def test_a_failed_attempt_says_why(on_cpu: None) -> None:
+    def out_of_memory() -> None:
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    def wrong() -> None:
+        raise ValueError("first line\nsecond line")
+
+    assert providers.attempt(lambda: 3) == ("ok", 3)
+    assert providers.attempt(out_of_memory) == ("out of memory", None)
+    assert providers.attempt(wrong) == ("failed: ValueError: first line", None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+def test_rows_compare_every_provider_with_ours_and_with_the_copy() -> None:
+    workload = sweep(MSE, "float32", 20)
+    times = {"ours": 2.0, "eager": 5.0, "copy": 1.5}
+    timings = {name: timing.Timing(ms, ms - 0.1, ms + 0.1, 9) for name, ms in times.items()}
+    statuses = dict.fromkeys(times, "ok") | {"compile": "out of memory"}
+    rows = {r["provider"]: r for r in throughput.rows(workload, "forward+backward", statuses, timings)}
+    traffic = 3 * 4 << 20
+    assert rows["ours"]["tb_per_s"] == pytest.approx(traffic / 2e-3 / 1e12)
+    assert rows["ours"]["copy_fraction"] == 0.75
+    assert rows["eager"]["speedup_of_ours"] == 2.5
+    assert rows["copy"]["copy_fraction"] == 1.0
+    assert rows["compile"]["status"] == "out of memory"
+    assert "ms" not in rows["compile"]
+    assert all(set(r) <= set(throughput.COLUMNS) for r in rows.values())
+
+
+def test_rows_are_appended_and_read_back(tmp_path: Path) -> None:
+    for value in (1.23456789, None):
+        writer = records.Writer(tmp_path / "new", "some", ("name", "count", "value"), WHERE)
+        writer.write({"name": "a, b", "count": 1 << 30, "value": value})
+        assert len(records.read(tmp_path / "new" / "some.csv")) == (1 if value else 2), "each row is on disk at once"
+    first, second = records.read(tmp_path / "new" / "some.csv")
+    assert first == {"name": "a, b", "count": 1 << 30, "value": 1.23457, **WHERE}
+    assert second["value"] == ""
+    assert (tmp_path / "new" / "some.csv").read_text().count("name,") == 1
+
+
+def test_a_file_with_other_columns_is_not_touched(tmp_path: Path) -> None:
+    records.Writer(tmp_path, "some", ("a", "b"), WHERE).write({"a": 1, "b": 2})
+    before = (tmp_path / "some.csv").read_text()
+    with pytest.raises(ValueError, match=r"has the columns a, b, gpu.*--out"):
+        records.Writer(tmp_path, "some", ("b", "a"), WHERE)
+    with pytest.raises(ValueError, match="fields not in fieldnames"):
+        records.Writer(tmp_path, "some", ("a", "b"), WHERE).write({"c": 3})
+    assert (tmp_path / "some.csv").read_text() == before
+
+
+def test_the_latest_row_of_each_measurement_on_the_last_gpu_counts() -> None:
+    rows = [
+        {"loss": "a", "ms": 1, "gpu": "old", "date": "2025-03-01"},
+        {"loss": "a", "ms": 2, "gpu": "new", "date": "2025-02-01"},
+        {"loss": "a", "ms": 3, "gpu": "new", "date": "2025-01-01"},
+        {"loss": "b", "ms": 4, "gpu": "new", "date": "2025-01-01"},
+    ]
+    assert {r["loss"]: r["ms"] for r in records.latest(rows, ["loss"])} == {"a": 2, "b": 4}
+    assert [r["ms"] for r in records.latest(rows, ["loss"], "old")] == [1]
+    assert records.latest([], ["loss"]) == []
+
+
+def test_the_commit_is_that_of_the_checkout_and_marked_when_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"rev-parse": "0123abcd", "status": ""}
+    monkeypatch.setattr(records, "output", lambda *command: answers[command[3]])
+    assert records.commit() == "0123abcd"
+    answers["status"] = " M cupylosses/engine.py"
+    assert records.commit() == "0123abcd-dirty"
+    answers.update({"rev-parse": "", "status": ""})
+    assert records.commit() == "unknown"
+
+
+def test_a_command_that_does_not_exist_or_fails_prints_nothing() -> None:
+    assert records.output("no-such-command-here") == ""
+    assert records.output(sys.executable, "-c", "print('x'); raise SystemExit(1)") == ""
+    assert records.output(sys.executable, "-c", "print(' x ')") == "x"
+
+
+def test_the_first_loss_is_read_from_the_last_line_and_a_failure_from_the_last_error() -> None:
+    row = startup.outcome(0, 'a warning\n{"total_s": 0.25, "import_s": 0.1}\n', "")
+    assert row == {"status": "ok", "total_s": 0.25, "import_s": 0.1}
+    assert startup.outcome(1, "", "Traceback\nValueError: no GPU\n") == {"status": "failed: ValueError: no GPU"}
+    assert startup.outcome(-9, "", "") == {"status": "failed: no message"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+BAR = Bar("b", "s", "x", 0.9, {"loss": ("p", "q"), "mode": ("m",)}, at_least=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "met", "worst", "count"),
+    [
+        ({"p": 0.95, "q": 0.9}, "yes", 0.9, "2 of 2"),
+        ({"p": 0.95, "q": 0.89}, "no", 0.89, "1 of 2"),
+        ({"p": 0.95}, "so far", 0.95, "1 of 1, 2 asked for"),
+        ({"p": 0.95, "q": float("nan")}, "no", None, "1 of 2"),
+        ({"p": None, "other": 0.1}, "not measured", None, "0 of 0, 2 asked for"),
+    ],
+)
+def test_a_bar_is_met_when_every_row_that_counts_is_within(
+    values: dict[str, float | None], met: str, worst: float | None, count: str
+) -> None:
+    rows = [{"loss": name, "mode": "m", "x": x} for name, x in values.items()]
+    rows.append({"loss": "p", "mode": "another", "x": 0.0})
+    found = verdict(BAR, {"s": rows})
+    assert (found.met, found.count) == (met, count)
+    if worst is not None:
+        assert found.worst is not None
+        assert found.worst["x"] == worst
+
+
+def test_a_bar_from_above_takes_the_largest() -> None:
+    bar = Bar("memory", "s", "x", 8 << 20, {"loss": ("p", "q"), "elements": (4, 8)}, unit=" MiB", scale=1 << 20)
+    rows = [{"loss": "p", "elements": 4, "x": 1 << 20}, {"loss": "q", "elements": 8, "x": 9 << 20}]
+    found = verdict(bar, {"s": rows})
+    assert (found.met, found.limit, found.measured) == ("no", "≤ 8 MiB", "9 MiB (q 2^3)")
+
+
+def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None:
+    """A misspelt column or value would leave a figure unmeasured for ever."""
+    known = {
+        "loss": set(registry()),
+        "dtype": set(FLOATING),
+        "mode": set(MODES),
+        "provider": set(figures.PROVIDERS),
+        "workload": {figures.SWEEP, KL_PROBABILITIES, HINGE_COLUMNS},
+        "cache": {"empty", "warm"},
+        "what": set(importlib.import_module("benchmarking.host").CALLS),
+        "elements": {1 << n for n in benchmark.SIZES},
+    }
+    assert {bar.section for bar in BARS} == set(report.TABLES)
+    for bar in BARS:
+        columns = importlib.import_module(f"benchmarking.{bar.section}").COLUMNS
+        assert {bar.column, *bar.where} <= set(columns), bar.what
+        for column, values in bar.where.items():
+            assert set(values) <= known[column], bar.what
+
+
+def test_the_titles_of_the_figures_are_those_of_workloads() -> None:
+    assert {x.title for x in workloads.special()} == {KL_PROBABILITIES, HINGE_COLUMNS}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The picture
+
+
+def throughput_rows() -> list[dict[str, Any]]:
+    rows = []
+    speed = {"ours": 4.0, "eager": 1.5, "naive": 0.8, "copy": 4.2}
+    for loss in ("mse_loss", "l1_loss"):
+        for exponent in (20, 28, 30):
+            for name, tb in {**speed, **({"compile": 2.4} if exponent == 28 else {})}.items():
+                workload = sweep(registry()[loss], "float32", exponent)
+                described = workload.describe("forward+backward", throughput.COLUMNS)
+                rows.append({**described, "provider": name, "status": "ok", "tb_per_s": tb - exponent / 100})
+    return rows
+
+
+def test_the_picture_is_drawn_from_the_rows_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = records.Writer(tmp_path, "throughput", throughput.COLUMNS, WHERE)
+    for row in throughput_rows():
+        writer.write(row)
+    picture = tmp_path / "docs" / "picture.png"
+    assert benchmark.main(["--plot", "--out", str(tmp_path), "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    from matplotlib import image
+
+    height, width = image.imread(picture).shape[:2]
+    assert width >= 1200
+    assert width > height
+
+
+def test_bars_stand_for_the_size_that_most_rivals_were_measured_at(tmp_path: Path) -> None:
+    size, losses, copy = plot.bars_of(throughput_rows())
+    assert size == 1 << 28
+    assert losses["l1_loss"] == pytest.approx({"ours": 3.72, "eager": 1.22, "naive": 0.52, "compile": 2.12})
+    assert copy == pytest.approx(3.92)
+    lines = plot.lines_of(throughput_rows(), "mse_loss")
+    assert [n for n, _ in lines["ours"]] == [1 << 20, 1 << 28, 1 << 30]
+    assert set(lines) == {"ours", "eager", "naive", "copy"}, "torch.compile was measured at one size"
+
+
+def test_without_rows_the_picture_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["--plot", "--out", str(tmp_path)]) == benchmark.CANNOT
+    assert "python scripts/benchmark.py" in capsys.readouterr().out.replace("\n", " ")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("10", (10,)), ("10,12", (10, 12)), ("10-12", (10, 11, 12)), ("28,28-30", (28, 29, 30))]
+)
+def test_sizes(text: str, expected: tuple[int, ...]) -> None:
+    assert benchmark.exponents(text) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--sizes", "x"],
+        ["--sizes", "12-10"],
+        ["--sizes", "40"],
+        ["--sections", "throughput,else"],
+        ["--loss", "no_such_loss"],
+        ["--dtype", "int8"],
+        ["--budget", "0"],
+        ["--budget", "soon"],
+    ],
+)
+def test_a_bad_command_line_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        benchmark.main(arguments)
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert arguments[0] in error
+    assert arguments[1].split(",")[-1] in error
+
+
+def test_sections_run_in_one_order_whatever_is_asked_for() -> None:
+    assert benchmark.section_names("throughput,startup") == ("startup", "throughput")
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert benchmark.main([]) == benchmark.CANNOT
+    assert capsys.readouterr().out.strip().splitlines() == [
+        "benchmark.py: an NVIDIA GPU is needed: torch.cuda.is_available() is False. "
+        "(--plot draws committed rows without one.)"
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A whole run, on the CPU
+
+
+class Event:
+    """What an event measures, by the host's clock."""
+
+    def record(self) -> None:
+        self.time = perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.time - self.time) * 1e3
+
+
+@pytest.fixture
+def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    graph, host, memory, accuracy = (
+        importlib.import_module(f"benchmarking.{name}") for name in ("graph", "host", "memory", "accuracy")
+    )
+    monkeypatch.setattr(benchmark, "why_not", lambda: None)
+    monkeypatch.setattr(records, "environment", lambda: WHERE)
+    monkeypatch.setattr(timing, "event", Event)
+    monkeypatch.setattr(timing, "_cycles_per_second", lambda: 1e9)
+    monkeypatch.setattr(timing, "footprint", lambda: 1 << 12)
+    monkeypatch.setattr(timing, "evict", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1000 + (4 << 20))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(memory, "EXPONENT", 8)
+    monkeypatch.setattr(accuracy, "EXPONENT", 8)
+    monkeypatch.setattr(graph, "EXPONENTS", (6,))
+    monkeypatch.setattr(graph, "QUICK_EXPONENTS", (6,))
+    monkeypatch.setattr(graph, "captured", lambda call, inputs: SimpleNamespace(replay=lambda: call(*inputs[0])))
+    monkeypatch.setattr(host, "parts", lambda *_: {"whole": timing.Timing(3.0, 2.0, 4.0, 5)})
+    monkeypatch.setattr(startup, "_child", lambda loss, cache: {"status": "ok", "total_s": 0.1})
+    small = [Workload(x.loss, ((4, 8), x.shapes[1][-1:] and (8,)), "float32", x.title) for x in workloads.special()[1:]]
+    monkeypatch.setattr(workloads, "special", lambda: tuple(small))
+
+
+def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -> None:
+    order: list[tuple[str, int]] = []
+    calls = {name: (lambda number, name=name: order.append((name, number))) for name in "abc"}
+    found = timing.interleaved(calls, 1e-9)
+    assert {x.repetitions for x in found.values()} == {timing.FEWEST}
+    assert [number for _, number in order] == list(range(3 * (timing.FEWEST + 1)))
+    turns = ["".join(name for name, _ in order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert turns[1:5] == ["abc", "bca", "cab", "abc"]
+
+
+def test_a_run_writes_every_section_and_ends_with_the_figures(
+    stand_ins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["mse_loss", "hinge_loss"]
+    arguments = ["--loss", *names, "--dtype", "float32", "--sizes", "4,6", "--compile-sizes", "6", "--target", "0.001"]
+    assert benchmark.main([*arguments, "--out", str(tmp_path)]) == 0
+    rows = {name: records.read(tmp_path / f"{name}.csv") for name in report.TABLES}
+    assert all(rows.values())
+    for found in rows.values():
+        assert {r["gpu"] for r in found} == {"GPU A"}
+        assert {r["status"] for r in found} == {"ok"}
+
+    measured = {(r["loss"], r["workload"], r["elements"], r["mode"]) for r in rows["throughput"]}
+    sweeps = {(name, figures.SWEEP, n, mode) for name in names for n in (16, 64) for mode in MODES}
+    assert measured == sweeps | {("hinge_loss", HINGE_COLUMNS, 32, mode) for mode in MODES}
+    assert {r["elements"] for r in rows["throughput"] if r["provider"] == "compile"} == {64}
+    assert all(r["ms"] > 0 and r["copy_fraction"] > 0 for r in rows["throughput"])
+    assert {r["cache"] for r in rows["startup"]} == {"empty", "warm"}
+    assert {r["what"] for r in rows["host"] if r["kind"] == "part"} == {"forward: whole", "forward+backward: whole"}
+    assert all(r["ulp"] <= 1 for r in rows["accuracy"] if r["provider"] == "ours")
+    outputs = {r["mode"]: r["outputs"] for r in rows["memory"] if r["provider"] == "ours"}
+    assert outputs == {"forward": 4, "forward+backward": 4 + (4 << 8), "all gradients": 4 + 2 * (4 << 8)}
+
+    printed = capsys.readouterr().out
+    assert printed.index("Peak memory") < printed.index("GPU time") < printed.index("Figures")
+    assert [bar.what for bar in BARS if bar.what not in printed] == []
+
+
+def test_a_quick_run_measures_the_figures_alone(stand_ins: None, tmp_path: Path) -> None:
+    arguments = [
+        "--quick",
+        "--sections",
+        "throughput,graph",
+        "--sizes",
+        "4",
+        "--target",
+        "0.001",
+        "--out",
+        str(tmp_path),
+    ]
+    assert benchmark.main(arguments) == 0
+    assert {r["workload"] for r in records.read(tmp_path / "throughput.csv")} == {HINGE_COLUMNS}
+    assert {r["loss"] for r in records.read(tmp_path / "graph.csv")} == set(figures.LOSSES)
+
+
+def test_a_spent_budget_leaves_out_the_rest_and_says_so(
+    stand_ins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--sections", "accuracy", "--budget", "1e-9", "--out", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    assert not (tmp_path / "accuracy.csv").exists()
+    printed = capsys.readouterr().out
+    assert f"left out mse_loss float32 2^8: accuracy and {len(registry()) - 1} more" in printed
+    assert "not measured" in printed
+
+
+def test_a_failure_of_ours_is_an_error_and_a_failure_of_others_is_a_row(
+    stand_ins: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(workload: Workload) -> Any:
+        def call(*operands: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("broken on purpose")
+
+        return call
+
+    arguments = [
+        "--loss",
+        "l1_loss",
+        "--dtype",
+        "float32",
+        "--sections",
+        "throughput",
+        "--sizes",
+        "4",
+        "--target",
+        "0.001",
+    ]
+    monkeypatch.setattr(providers, "naive", broken)
+    assert benchmark.main([*arguments, "--out", str(tmp_path / "a")]) == 0
+    found = {r["provider"]: r for r in records.read(tmp_path / "a" / "throughput.csv")}
+    assert found["naive"]["status"] == "failed: RuntimeError: broken on purpose"
+    assert found["naive"]["ms"] == ""
+    assert found["ours"]["status"] == "ok"
+
+    monkeypatch.setattr(providers, "ours", broken)
+    assert benchmark.main([*arguments, "--out", str(tmp_path / "b")]) == 1
+    assert "broken on purpose" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_crash_keeps_what_was_measured_and_goes_on_while_the_gpu_answers(
+    stand_ins: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    usable: bool,
+) -> None:
+    def lost() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def crash(run: Any) -> Iterator[Any]:
+        yield {"loss": "mse_loss", "cache": "empty", "status": "ok", "total_s": 0.4}
+        if not usable:
+            monkeypatch.setattr(torch.cuda, "synchronize", lost)
+        raise RuntimeError("the section broke")
+
+    monkeypatch.setattr(startup, "measure", crash)
+    assert benchmark.main(["--sections", "startup,accuracy", "--out", str(tmp_path)]) == 1
+    assert len(records.read(tmp_path / "startup.csv")) == 1
+    assert (tmp_path / "accuracy.csv").exists() == usable
+    captured = capsys.readouterr()
+    assert "the section broke" in captured.err
+    assert "Figures" in captured.out
+
+
+def test_files_of_another_version_stop_a_run_before_it_measures(stand_ins: None, tmp_path: Path) -> None:
+    (tmp_path / "graph.csv").write_text("other,columns\n1,2\n")
+    assert benchmark.main(["--out", str(tmp_path)]) == benchmark.CANNOT
+    assert [x.name for x in tmp_path.iterdir()] == ["graph.csv"]
+
+
+@pytest.mark.parametrize("name", report.TABLES)
+def test_tables_take_rows_of_failures(name: str) -> None:
+    columns = importlib.import_module(f"benchmarking.{name}").COLUMNS
+    row = dict.fromkeys(columns) | {"status": "out of memory", "provider": "ours", "elements": 8, "kind": "call"}
+    row |= {"workload": figures.SWEEP, "loss": "mse_loss", "what": "forward"}
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.TABLES[name]([row]))
+    assert "mse_loss" in console.export_text()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts of the host time
+
+
+class Device(autograd.TorchDevice):
+    """A device whose memory is the CPU's."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def stream(self) -> int:
+        return 0
+
+
+def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, launched = Device(), []
+    launcher = object.__new__(compiler.Launcher)
+    monkeypatch.setattr(compiler.Launcher, "__call__", lambda self, *arguments: launched.append(arguments))
+
+    def reduce(*_: Any) -> torch.Tensor:
+        value = device.empty((), (), "float32")
+        launcher(device.stream(), device.address(value))
+        return value
+
+    monkeypatch.setattr(engine, "reduce", reduce)
+    monkeypatch.setattr(autograd, "evaluate", lambda *operands: engine.reduce(operands))
+    found = host_parts.parts(lambda *operands: autograd.evaluate(*operands), Inputs(sweep(MSE, "float32", 6))[0], False)
+    first, *_, last = found
+    assert (first, last) == ("whole", "rest")
+    assert {"kernel launches (1)", "allocations (1)"} <= set(found)
+    assert sum(x.median for name, x in found.items() if name != "whole") == pytest.approx(found["whole"].median)
+    assert launched.count(launched[1]) > 1000, "a launch is done again with the arguments that it was recorded with"
+
+
+def test_cutting_off_what_is_not_called_is_an_error() -> None:
+    value = torch.zeros(())
+    with host_parts.cut(engine, "reduce", value):
+        assert engine.reduce(1, 2) is value
+    with (
+        pytest.raises(RuntimeError, match=r"engine\.reduce is not on the path"),
+        host_parts.cut(engine, "reduce", value),
+    ):
+        pass
+
+
+def test_an_empty_function_costs_torch_alone_and_gives_its_gradient(on_cpu: None) -> None:
+    value, gradient = torch.tensor(2.0), torch.full((3,), 5.0)
+    p, t = torch.zeros(3, requires_grad=True), torch.zeros(3)
+    result = host_parts._Nothing.apply(value, gradient, p, t)
+    result.backward()
+    assert result.item() == 2.0
+    assert p.grad is not None
+    assert p.grad.tolist() == [5.0] * 3
+
+
+def test_the_child_prints_what_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on_cpu: None
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=lambda n: None))
+    first_loss = importlib.import_module("benchmarking.first_loss")
+    rand = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *shape, device: rand(*shape))
+    first_loss.main("mse_loss")
+    printed = capsys.readouterr().out
+    row = startup.outcome(0, printed, "")
+    assert set(row) <= {*startup.COLUMNS}
+    stages = ("import_s", "forward_s", "backward_s")
+    assert row["total_s"] == pytest.approx(sum(json.loads(printed)[x] for x in stages))

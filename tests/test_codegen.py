@@ -1,0 +1,173 @@
+"""The generated source: deterministic, complete, and labelled so that a compiler error points at the right text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cupylosses import checks, codegen, functional
+from cupylosses.codegen import KINDS, SUMS, Variant, glue, source
+from cupylosses.definition import Loss, Operand, Parameter
+from cupylosses.launch import UNROLL
+from cupylosses.testing.variants import variants as all_variants
+
+
+@cache
+def variants(loss: Loss) -> list[Variant]:
+    """Every kernel that calls of a loss can reach."""
+    return all_variants(loss)
+
+
+def one_of_kind(loss: Loss, kind: str) -> Variant:
+    """A variant with the given entry point."""
+    return next(v for v in variants(loss) if v.kind == kind)
+
+
+def test_source_is_deterministic(loss: Loss) -> None:
+    for variant in variants(loss):
+        again = dataclasses.replace(variant)
+        assert again == variant and hash(again) == hash(variant)
+        assert glue(again) == glue(variant)
+    first = source(variants(loss)[0])
+    codegen._skeleton.cache_clear()
+    assert source(variants(loss)[0]) == first
+
+
+def test_variants_differ_in_source_and_title(loss: Loss) -> None:
+    """A variant is the key of the kernel cache, its title the name of a dumped file: neither may collide."""
+    found = variants(loss)
+    assert len({glue(v) for v in found}) == len(found)
+    assert len({v.title for v in found}) == len(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entry_point_has_a_readable_unmangled_name(loss: Loss, kind: str) -> None:
+    variant = one_of_kind(loss, kind)
+    text = source(variant)
+    entries = re.findall(r'extern "C" __global__ void __launch_bounds__\([^)]*\)\n(\w+)\(', text)
+    assert entries == [variant.entry]
+    assert variant.entry.startswith(f"{loss.name}_{kind}_")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
+    variant = one_of_kind(loss, kind)
+    labels = re.findall(r'^#line 1 "(.*)"$', source(variant), re.MULTILINE)
+    files = codegen.BROADCAST if kind in SUMS else codegen.POINTWISE
+    expected = [f"kernels/{name}" for name in files]
+    expected += [f"<{variant.title}>"]
+    expected += [f"{loss.name}.{name}" for name in (*loss.let, "value")]
+    expected += [f"<{variant.title}>.entries"]
+    assert labels == expected
+
+
+def test_labels_point_at_the_expression(loss: Loss) -> None:
+    """The line behind a label is line 1 of the named text, so the compiler's line number counts from there."""
+    lines = glue(variants(loss)[0]).splitlines()
+    for name, expression in (*loss.let.items(), ("value", loss.value)):
+        where = lines.index(f'#line 1 "{loss.name}.{name}"')
+        assert expression in lines[where + 1]
+
+
+def test_skeleton_is_the_kernel_files(loss: Loss) -> None:
+    text = source(one_of_kind(loss, "broadcast_gradient"))
+    for name in codegen.BROADCAST:
+        assert (codegen.kernel_directory() / name).read_text(encoding="utf-8") in text
+
+
+def test_no_header_is_included(loss: Loss) -> None:
+    """A machine without CUDA headers, or with another version's, compiles the same."""
+    for kind in KINDS:
+        assert "#include" not in source(one_of_kind(loss, kind))
+
+
+def test_skeleton_knows_no_loss() -> None:
+    text = "".join((codegen.kernel_directory() / name).read_text(encoding="utf-8") for name in codegen.BROADCAST)
+    assert [name for name in functional.__all__ if name in text] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_are_not_wanted_have_no_pointer(loss: Loss, kind: str) -> None:
+    for variant in variants(loss):
+        if variant.kind == kind:
+            signature = re.search(rf"{variant.entry}\((.*)\) {{", glue(variant)).group(1)
+            found = [x.name for x in loss.operands if f"* {x.name}_gradient" in signature]
+            assert found == [x.name for x, w in zip(loss.operands, variant.gradients, strict=True) if w]
+
+
+def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
+    """A new parameter value must not compile anything; a flag may."""
+    for variant in variants(loss):
+        text = glue(variant)
+        for parameter in loss.parameters:
+            assert f"double {parameter.name}," in text
+            assert f"{parameter.name} = {parameter.default!r}" not in text
+        for flag, on in zip(loss.flags, variant.flags, strict=True):
+            assert f"constexpr bool {flag.name} = {str(on).lower()};" in text
+
+
+@pytest.mark.parametrize(("result", "compute"), [("float16", "float"), ("bfloat16", "float"), ("float64", "double")])
+def test_arithmetic_type_follows_the_result(loss: Loss, result: str, compute: str) -> None:
+    variant = dataclasses.replace(variants(loss)[0], result=result)
+    assert variant.compute == compute
+    assert f"using Compute = {compute};" in glue(variant)
+
+
+def test_every_dtype_has_a_storage_type() -> None:
+    assert set(codegen.STORAGE) == {*checks.FLOATING, *checks.INTEGER}
+
+
+def test_every_vector_width_has_an_unroll() -> None:
+    assert sorted(UNROLL) == [1, 2, 4, 8]
+
+
+def test_four_operands_fit() -> None:
+    """The glue is generic in the number of operands, of which the registry has only twos."""
+    loss = Loss(
+        name="four",
+        summary="",
+        formula="",
+        operands=tuple(Operand(n, "") for n in ("a", "b", "c", "d")),
+        parameters=(Parameter("p", 1.0, ""), Parameter("q", 2.0, "")),
+        value="a * b + c * d",
+        reference=lambda xp, a, b, c, d, p, q: a * b + c * d,
+    )
+    text = glue(
+        Variant(
+            loss,
+            flags=(),
+            kind="value_and_gradient",
+            storage=("float32",) * 4,
+            result="float32",
+            layout="rows",
+            lanes=4,
+            access=("stream", "stream", "reused", "splat", "none"),
+            gradients=(True, False, False, True),
+        )
+    )
+    assert "Rows<4, 9, " in text
+    assert "const float* d" in text
+    assert "Tuple<Sink<float>, Absent, Absent, Sink<float>>" in text
+    assert "Loss{p, q}" in text
+
+
+def test_kernels_are_found_in_a_checkout() -> None:
+    assert (codegen.kernel_directory() / "README.md").is_file()
+
+
+def test_kernels_are_found_inside_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "cupylosses" / "kernels"
+    installed.mkdir(parents=True)
+    (installed / "pointwise.cuh").write_text("")
+    monkeypatch.setattr(codegen, "__file__", str(tmp_path / "cupylosses" / "codegen.py"))
+    assert codegen.kernel_directory() == installed
+
+
+def test_missing_kernels_are_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codegen, "__file__", str(tmp_path / "cupylosses" / "codegen.py"))
+    with pytest.raises(RuntimeError, match=r"kernel sources are missing; looked in .*pip install"):
+        codegen.kernel_directory()

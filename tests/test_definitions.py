@@ -1,0 +1,182 @@
+"""What a definition may say, and what follows from it: the registry, signatures, docstrings."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import cupylosses.functional as F
+from cupylosses import definition
+from cupylosses.definition import DOMAINS, MAX_OPERANDS, RESERVED, Flag, Kink, Loss, Operand, Parameter, registry
+
+A, B = Operand("a", "First."), Operand("b", "Second.")
+
+
+def make(**changes: Any) -> Loss:
+    """A definition that is right but for ``changes``; it does not enter the registry."""
+    fields: dict[str, Any] = {
+        "name": "example",
+        "summary": "An example.",
+        "formula": "a - b",
+        "operands": (A, B),
+        "value": "a - b",
+        "reference": lambda xp, a, b: a - b,
+    }
+    return Loss(**fields | changes)
+
+
+def test_example_is_valid() -> None:
+    assert make().arguments == (("a", ...), ("b", ...), ("reduction", "mean"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "no-dash"}, "'no-dash' must be a Python identifier"),
+        ({"name": "lambda"}, "'lambda' must be a Python identifier"),
+        ({"operands": (Operand("1st", ""), B)}, "'1st' must be a Python identifier"),
+        ({"let": {"in": "a"}}, "'in' must be a Python identifier"),
+        *[({"operands": (Operand(name, ""), B)}, f"the name '{name}' is taken") for name in sorted(RESERVED)],
+        ({"parameters": (Parameter("reduction", 1.0, ""),)}, "the name 'reduction' is taken"),
+        ({"operands": (A, A)}, "must differ"),
+        ({"parameters": (Parameter("a", 1.0, ""),)}, "must differ"),
+        ({"flags": (Flag("b", True, ""),)}, "must differ"),
+        ({"let": {"a": "b"}}, "must differ"),
+        ({"operands": ()}, f"1 to {MAX_OPERANDS} operands, got 0"),
+        (
+            {"operands": tuple(Operand(f"x{i}", "") for i in range(MAX_OPERANDS + 1))},
+            f"1 to {MAX_OPERANDS} operands, got {MAX_OPERANDS + 1}",
+        ),
+        ({"parameters": (Parameter("p", -1.0, "", minimum=0.0),)}, "default of `p` must be a number >= 0, got -1.0"),
+        (
+            {"parameters": (Parameter("p", 0.0, "", minimum=0.0, exclusive=True),)},
+            "default of `p` must be a number > 0, got 0.0",
+        ),
+        ({"parameters": (Parameter("p", float("nan"), ""),)}, "default of `p` must be a number, not NaN, got nan"),
+        ({"operands": (Operand("a", "", domain="reals"), B)}, "domain of `a` must be one of .*, got 'reals'"),
+        (
+            {
+                "operands": (Operand("a", "", domain=("f", {True: "real", False: "odd"})), B),
+                "flags": (Flag("f", True, ""),),
+            },
+            "domain of `a` must be one of .*, got 'odd'",
+        ),
+        ({"cases": ({"beta": 1.0},)}, "a case names the unknown parameter 'beta'"),
+    ],
+    ids=lambda x: "" if isinstance(x, dict) else x[:40],
+)
+def test_invalid_definitions_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        make(**changes)
+    assert str(error.value).startswith(changes.get("name", "example"))
+
+
+def test_a_name_is_defined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition, "_registry", dict(registry()))
+    fields = {"summary": "", "formula": "", "operands": (A,), "value": "a", "reference": lambda xp, a: a}
+    made = definition.define(name="brand_new", **fields)
+    assert definition.registry()["brand_new"] is made
+    with pytest.raises(ValueError, match="'brand_new' is defined already"):
+        definition.define(name="brand_new", **fields)
+
+
+def test_registry_is_by_name_and_public() -> None:
+    assert all(name == loss.name for name, loss in registry().items())
+    assert list(registry()) == F.__all__
+    assert all(getattr(F, name).loss is loss for name, loss in registry().items())
+
+
+def test_the_founding_losses_are_there() -> None:
+    assert {"mse_loss", "smooth_l1_loss", "kl_div", "hinge_loss", "l1_loss", "huber_loss"} <= set(registry())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a definition declares about itself
+
+
+@pytest.mark.parametrize(
+    ("parameter", "accepted", "refused"),
+    [
+        (Parameter("p", 1.0, ""), [-1e300, 0.0, float("inf"), -float("inf")], [float("nan")]),
+        (Parameter("p", 1.0, "", minimum=0.0), [0.0, -0.0, 1e-300, float("inf")], [-1e-300, float("nan")]),
+        (Parameter("p", 1.0, "", minimum=0.0, exclusive=True), [1e-300, float("inf")], [0.0, -1.0, float("nan")]),
+    ],
+    ids=["any", "at least", "more than"],
+)
+def test_parameter_ranges(parameter: Parameter, accepted: list[float], refused: list[float]) -> None:
+    assert all(parameter.accepts(x) for x in accepted)
+    assert not any(parameter.accepts(x) for x in refused)
+
+
+def test_domain_follows_its_flag() -> None:
+    operand = Operand("x", "", domain=("log", {True: "log_probability", False: "probability"}))
+    assert operand.domain_for({"log": True}) == "log_probability"
+    assert operand.domain_for({"log": False}) == "probability"
+    assert A.domain_for({}) == "real"
+
+
+def test_cases_are_complete_and_in_range(loss: Loss) -> None:
+    assert loss.cases[0] == {}, "the defaults come first"
+    for case in loss.cases:
+        values = loss.values(case)
+        assert set(values) == {x.name for x in (*loss.parameters, *loss.flags)}
+        assert all(x.accepts(values[x.name]) for x in loss.parameters)
+        for operand in loss.operands:
+            assert operand.domain_for(values) in DOMAINS
+
+
+def test_kinks_have_one_entry_per_operand(loss: Loss) -> None:
+    for case in loss.cases:
+        for kink in loss.kinks(**loss.values(case)):
+            assert isinstance(kink, Kink)
+            assert len(kink.operands) == len(kink.gradient) == len(loss.operands)
+
+
+def test_definitions_explain_themselves(loss: Loss) -> None:
+    assert loss.summary.endswith(".")
+    assert loss.formula and loss.source and loss.convention.endswith(".")
+    for x in (*loss.operands, *loss.parameters, *loss.flags):
+        assert x.doc.endswith("."), x.name
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The function
+
+
+def test_signature_is_the_definitions(loss: Loss) -> None:
+    found = inspect.signature(getattr(F, loss.name)).parameters.values()
+    empty = inspect.Parameter.empty
+    assert [(x.name, ... if x.default is empty else x.default) for x in found] == list(loss.arguments)
+
+
+def test_signature_is_torchs_for_twins(loss: Loss) -> None:
+    """Names, order and defaults; torch may have more (`weight`), and what we add comes after what both have."""
+    if not loss.torch:
+        assert not hasattr(torch.nn.functional, loss.name), "torch has it: name the twin in the definition"
+        return
+    ours = inspect.signature(getattr(F, loss.name)).parameters
+    torchs = inspect.signature(getattr(torch.nn.functional, loss.torch)).parameters
+    shared = [name for name in torchs if name in ours]
+    assert set(torchs) - set(ours) <= {"weight"}
+    assert list(ours)[: len(shared)] == shared
+    for name in shared:
+        assert ours[name].default == torchs[name].default, name
+        assert ours[name].kind == torchs[name].kind, name
+
+
+def test_docstring_says_everything(loss: Loss) -> None:
+    function = getattr(F, loss.name)
+    text = inspect.getdoc(function)
+    assert text == inspect.cleandoc(F.docstring(loss))
+    assert text.startswith(loss.summary)
+    sections = [line.rstrip(":") for line in text.splitlines() if line in ("Args:", "Returns:", "Gradient:", "Raises:")]
+    assert sections == ["Args", "Returns", "Gradient", "Raises"]
+    for part in (loss.formula, loss.convention, loss.notes, loss.source, *(repr(r) for r in loss.reductions)):
+        assert part in text
+    for name, _ in loss.arguments:
+        assert name in text
+    assert function.__module__ == "cupylosses.functional"
+    assert function.__name__ == function.__qualname__ == loss.name

@@ -1,0 +1,118 @@
+"""The same bits: from run to run, with and without gradients, and on any grid, hence on any GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+import cupylosses.functional as F
+from cupylosses import codegen, launch
+from cupylosses.checks import FLOATING
+from cupylosses.definition import Loss
+from cupylosses.testing import properties, samples
+from cupylosses.testing.check import run
+from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.tolerance import same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+
+#: With sizes that no vector divides, and more than one batch for each group of partial sums.
+LARGE = (1031, 4099)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column", "scalar", "outer"])
+def test_repeated_calls_have_the_same_bits(loss: Loss, layout: str, reduction: str, device: str) -> None:
+    shape = (515, 1027) if device == "cuda" else (67, 129)
+    properties.repeats_bit_by_bit(
+        getattr(F, loss.name), loss, reduction=reduction, layout=layout, device=device, shape=shape
+    )
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_repeated_calls_of_every_dtype(loss: Loss, dtype: str, device: str) -> None:
+    properties.repeats_bit_by_bit(getattr(F, loss.name), loss, dtype=dtype, device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["contiguous", "row"])
+def test_many_calls_of_a_large_loss(loss: Loss, layout: str) -> None:
+    """Blocks finish in another order each time; the partial sums are added in order all the same."""
+    properties.repeats_bit_by_bit(getattr(F, loss.name), loss, layout=layout, device="cuda", shape=LARGE, times=20)
+
+
+def results(loss: Loss, operands: list[torch.Tensor], reduction: str) -> list[torch.Tensor]:
+    """The value alone, and the value with gradients for an expected and for another upstream gradient."""
+    function = getattr(F, loss.name)
+    found = [function(*operands, reduction=reduction)]
+    for grad_output in (1.0, 1.0, -3.0):
+        result = run(lambda *x: function(*x, reduction=reduction), operands, (True,) * len(operands), grad_output)
+        found += [result.value, *(g for g in result.gradients if g is not None)]
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column", "scalar", "outer"])
+def test_grid_does_not_matter(
+    loss: Loss, layout: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]
+) -> None:
+    """One block, few, the usual number for GPUs of 1, 7 and 1000 processors, and more blocks than there is work."""
+    grid = launch.grid
+    shapes = LAYOUTS[layout].shapes((257, 1031), len(loss.operands))
+    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, "cuda")
+    operands = LAYOUTS[layout].place(drawn)
+    for reduction in ("none", "mean"):
+        fresh_plans()
+        monkeypatch.setattr(launch, "grid", grid)
+        expected = results(loss, operands, reduction)
+        others: list[Callable[..., int]] = [lambda *_, n=n: n for n in (1, 3, 5000)]
+        others += [lambda groups, threads, _, n=n: grid(groups, threads, n) for n in (1, 7, 1000)]
+        for other in others:
+            monkeypatch.setattr(launch, "grid", other)
+            fresh_plans()
+            found = results(loss, operands, reduction)
+            assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+def test_streams_do_not_disturb_each_other(loss: Loss) -> None:
+    """Calls at once on several streams: each has its own partial sums and its own ticket of the last block."""
+    function = getattr(F, loss.name)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    operands = [
+        [torch.rand(LARGE, device="cuda", generator=torch.Generator("cuda").manual_seed(i)) for _ in loss.operands]
+        for i in range(len(streams))
+    ]
+    expected = [function(*x) for x in operands]
+    torch.cuda.synchronize()
+    found: list[list[torch.Tensor]] = [[] for _ in streams]
+    for _, (i, stream) in product(range(20), enumerate(streams)):
+        with torch.cuda.stream(stream):
+            found[i].append(function(*operands[i]))
+    torch.cuda.synchronize()
+    for values, value in zip(found, expected, strict=True):
+        assert all(same_bits(x, value) for x in values)
+
+
+@pytest.mark.gpu
+def test_promise_of_torchs_deterministic_mode(loss: Loss) -> None:
+    """Nothing raises under it, because nothing is non-deterministic."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        operands = [torch.rand(33, device="cuda", requires_grad=True) for _ in loss.operands]
+        getattr(F, loss.name)(*operands).backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(x.grad is not None for x in operands)
+
+
+def test_kernels_have_no_floating_point_atomics() -> None:
+    text = "".join((codegen.kernel_directory() / x).read_text(encoding="utf-8") for x in codegen.BROADCAST)
+    code = re.sub(r"//.*", "", text)
+    calls: list[Any] = re.findall(r"\b(atomic\w+|red\.\w+|atom\.\w+)", code)
+    assert set(calls) == {"atomicInc"}, "a counter of finished blocks is all"

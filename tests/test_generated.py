@@ -1,0 +1,84 @@
+"""What is written from the definitions is fresh, and says what the functions are."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import cupylosses.functional
+from cupylosses.definition import Loss, registry
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import generate
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    return generate
+
+
+@pytest.fixture(scope="module")
+def stub(generate: ModuleType) -> dict[str, ast.FunctionDef]:
+    return {x.name: x for x in ast.parse(generate.stub()).body if isinstance(x, ast.FunctionDef)}
+
+
+def test_generated_files_are_fresh(generate: ModuleType) -> None:
+    stale = [str(x.relative_to(ROOT)) for x in generate.stale()]
+    assert not stale, f"run `python scripts/generate.py`: {', '.join(stale)}"
+
+
+def test_check_notices_a_stale_file(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("README.md", "docs/adding-a-loss.md", "kernels/math.cuh", "cupylosses/functional.pyi"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    readme = tmp_path / "README.md"
+    fresh = readme.read_text(encoding="utf-8")
+    assert generate.main() == 0
+    readme.write_text(fresh.replace("`hinge_loss`", "`hinge`"), encoding="utf-8")
+    assert generate.main() == 1
+    assert "stale: README.md" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["generate.py"])
+    assert generate.main() == 0
+    assert readme.read_text(encoding="utf-8") == fresh
+
+
+def test_stub_has_the_signature_of_the_function(loss: Loss, stub: dict[str, ast.FunctionDef]) -> None:
+    function = getattr(cupylosses.functional, loss.name)
+    arguments = stub[loss.name].args
+    defaults = [ast.literal_eval(x) for x in arguments.defaults]
+    parameters = list(inspect.signature(function).parameters.values())
+    assert [x.arg for x in arguments.args] == [x.name for x in parameters]
+    assert defaults == [x.default for x in parameters if x.default is not inspect.Parameter.empty]
+    assert all(x.annotation is not None for x in arguments.args)
+    assert inspect.cleandoc(ast.get_docstring(stub[loss.name], clean=False)) == inspect.cleandoc(function.__doc__)
+
+
+def test_stub_declares_all_public_functions(stub: dict[str, ast.FunctionDef]) -> None:
+    public = {n for n, x in vars(cupylosses.functional).items() if inspect.isfunction(x) and not n.startswith("_")}
+    own = {n for n in public if getattr(cupylosses.functional, n).__module__ == "cupylosses.functional"}
+    assert own == set(stub)
+
+
+def test_readme_lists_every_loss(generate: ModuleType) -> None:
+    rows = generate.losses().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(registry())
+
+
+def test_every_primitive_of_the_definitions_is_listed(loss: Loss, generate: ModuleType) -> None:
+    listed = set(re.findall(r"^\| `(\w+)\(", generate.primitives(), re.MULTILINE))
+    used = set(re.findall(r"\b(\w+)\(", " ".join([loss.value, *loss.let.values()])))
+    assert used and used <= listed

@@ -1,0 +1,429 @@
+"""Launch geometry: pure functions of integers, checked against brute force.
+
+The kernels' index arithmetic is played through in Python, from the very words that they are given: every element must
+be visited once, at the address at which NumPy's strides put it, in all streams at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cupylosses import codegen, launch
+from cupylosses.definition import MAX_OPERANDS
+
+settings.register_profile(
+    "quick", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.load_profile("quick")
+
+ITEMSIZES = (1, 2, 4, 8)
+
+
+@st.composite
+def strided(draw: st.DrawFn, shape: Sequence[int], signed: bool = True) -> tuple[int, ...]:
+    """Strides as views make them: dimensions in any order, padded, expanded, stepped over, reversed."""
+    strides, step = [0] * len(shape), 1
+    for d in draw(st.permutations(range(len(shape)))):
+        if draw(st.integers(0, 4)) == 0:
+            continue
+        sign = draw(st.sampled_from([1, 1, 1, -1])) if signed else 1
+        strides[d] = sign * step * draw(st.sampled_from([1, 1, 1, 2]))
+        step = abs(strides[d]) * shape[d] + draw(st.sampled_from([0, 0, 1, 8]))
+    return tuple(strides)
+
+
+@st.composite
+def index_spaces(draw: st.DrawFn, signed: bool = True) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """A shape and the strides of one to four streams in it; often several streams have the same."""
+    sizes = st.sampled_from([1, 2, 3, 4, 5, 8, 16])
+    shape = draw(st.lists(sizes, max_size=6).filter(lambda s: prod(s) <= 4096).map(tuple))
+    first = draw(strided(shape, signed))
+    others = draw(st.lists(st.one_of(st.just(first), strided(shape, signed)), max_size=3))
+    return shape, [first, *others]
+
+
+@st.composite
+def stream_spaces(draw: st.DrawFn) -> tuple[tuple[int, ...], list[launch.Stream]]:
+    """An index space with element sizes and addresses; an address is a multiple of its element's size."""
+    shape, strides = draw(index_spaces())
+    streams = []
+    for s in strides:
+        itemsize = draw(st.sampled_from(ITEMSIZES))
+        misalignment = draw(st.sampled_from([0, 0, 0, itemsize, 8])) % 16
+        streams.append(launch.Stream(s, itemsize, misalignment - misalignment % itemsize))
+    return shape, streams
+
+
+def addresses(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Counter[tuple[int, ...]]:
+    """The offsets of every element, in all streams at once."""
+    return Counter(
+        tuple(sum(i * s for i, s in zip(index, stride, strict=True)) for stride in strides)
+        for index in itertools.product(*map(range, shape))
+    )
+
+
+def test_brute_force_agrees_with_numpy() -> None:
+    memory = numpy.arange(1000)
+    view = memory[5:].reshape(5, 199)[1:4, ::3].T
+    strides = [s // memory.itemsize for s in view.strides]
+    expected = Counter((x - view.flat[0],) for x in view.ravel().tolist())
+    assert addresses(view.shape, [strides]) == expected
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Strides of new and of broadcast tensors
+
+
+@given(index_spaces(signed=False))
+def test_dense_strides_are_dense(space: tuple[tuple[int, ...], list[tuple[int, ...]]]) -> None:
+    shape, (strides, *_) = space
+    found = addresses(shape, [launch.dense_strides(shape, strides)])
+    assert found == Counter((i,) for i in range(prod(shape)))
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4))
+def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[int]) -> None:
+    view = numpy.empty(sizes, numpy.int8).transpose(order)
+    found = launch.dense_strides(view.shape, view.strides)
+    # The stride of a dimension of size 1 addresses nothing.
+    assert [s for s, n in zip(found, view.shape, strict=True) if n > 1] == [
+        s for s, n in zip(view.strides, view.shape, strict=True) if n > 1
+    ]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1)])
+def test_dense_strides_of_degenerate_shapes(shape: tuple[int, ...]) -> None:
+    assert len(launch.dense_strides(shape, (0,) * len(shape))) == len(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "to"),
+    [((), (2, 3)), ((1,), (2, 3)), ((3,), (2, 3)), ((2, 1), (2, 3)), ((2, 3), (2, 3)), ((1, 1, 4), (5, 6, 4))],
+)
+def test_broadcast_strides_are_numpys(shape: tuple[int, ...], to: tuple[int, ...]) -> None:
+    x = numpy.zeros(shape, numpy.int8)
+    assert launch.broadcast_strides(shape, x.strides, to) == numpy.broadcast_to(x, to).strides
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Merging
+
+
+@given(index_spaces())
+def test_merge_keeps_every_element(space: tuple[tuple[int, ...], list[tuple[int, ...]]]) -> None:
+    shape, strides = space
+    sizes, merged = launch.merge(shape, strides)
+    assert addresses(sizes, merged) == addresses(shape, strides)
+
+
+@given(index_spaces())
+def test_merge_leaves_nothing_to_merge(space: tuple[tuple[int, ...], list[tuple[int, ...]]]) -> None:
+    sizes, merged = launch.merge(*space)
+    assert 1 not in sizes or sizes == (1,)
+    for d in range(len(sizes) - 1):
+        assert any(s[d + 1] != s[d] * sizes[d] for s in merged)
+
+
+@given(st.permutations(range(5)), st.lists(st.integers(1, 5), min_size=5, max_size=5), st.integers(1, 3))
+def test_dense_tensors_of_one_order_become_one_dimension(order: list[int], sizes: list[int], count: int) -> None:
+    view = numpy.empty(sizes, numpy.int8).transpose(order)
+    assert launch.merge(view.shape, [view.strides] * count)[0] == (prod(sizes),)
+
+
+def test_merge_puts_the_unit_stride_innermost() -> None:
+    sizes, strides = launch.merge((64, 32), [(1, 100), (1, 64)])
+    assert sizes == (64, 32)
+    assert strides == ((1, 100), (1, 64))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Layouts: what the kernels compute from the words
+
+
+class Rows:
+    """``kernels/layout.cuh``'s Rows, read from the words that the kernel receives."""
+
+    def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
+        fields = iter(words)
+        self.rows, self.vectors_per_row, self.row_step, self.column_step = (next(fields) for _ in range(4))
+        self.inner_stride = [next(fields) for _ in range(streams)]
+        self.rank = next(fields)
+        self.size = [next(fields) for _ in range(rank)]
+        self.stride = [[next(fields) for _ in range(rank)] for _ in range(streams)]
+        assert next(fields, None) is None
+        self.single = rank == 1
+
+    def vectors(self) -> int:
+        return self.rows * self.vectors_per_row
+
+    def base(self, row: int) -> list[int]:
+        if self.single:
+            return [row * s[0] for s in self.stride]
+        offsets = [0] * len(self.stride)
+        for d in range(self.rank):
+            rest = row // self.size[d] if d + 1 < self.rank else 0
+            for k, s in enumerate(self.stride):
+                offsets[k] += (row - rest * self.size[d]) * s[d]
+            row = rest
+        return offsets
+
+    def at(self, vector: int) -> tuple[int, int]:
+        return divmod(vector, self.vectors_per_row)
+
+    def advance(self, cursor: tuple[int, int]) -> tuple[int, int]:
+        row, column = cursor[0] + self.row_step, cursor[1] + self.column_step
+        return (row + 1, column - self.vectors_per_row) if column >= self.vectors_per_row else (row, column)
+
+
+def visited(layout: launch.Layout) -> Iterator[tuple[int, list[int]]]:
+    """Each element that a lane visits: its place in the vector, and its offset in every stream."""
+    streams = len(layout.strides)
+    if layout.kind == "flat":
+        for element in range(layout.elements):
+            yield element % layout.lanes, [0 if a == "splat" else element for a in layout.access]
+        return
+    rows = Rows(layout.words(), streams, 1 if layout.kind == "matrix" else launch.MAX_RANK)
+    assert rows.vectors() == layout.vectors
+    for vector in range(rows.vectors()):
+        row, column = rows.at(vector)
+        base = rows.base(row)
+        for i in range(layout.lanes):
+            inside = [column * layout.lanes * (1 if layout.lanes > 1 else s) + i for s in rows.inner_stride]
+            yield i, [b + (0 if a == "splat" else x) for a, b, x in zip(layout.access, base, inside, strict=True)]
+
+
+@given(stream_spaces())
+def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], list[launch.Stream]]) -> None:
+    shape, streams = space
+    layout = launch.layout(shape, streams)
+    assert layout.elements == prod(shape)
+    found = Counter(tuple(offsets) for _, offsets in visited(layout))
+    assert found == addresses(shape, [s.strides for s in streams])
+
+
+@given(stream_spaces())
+def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[launch.Stream]]) -> None:
+    shape, streams = space
+    layout = launch.layout(shape, streams)
+    for lane, offsets in visited(layout):
+        for stream, offset, access in zip(streams, offsets, layout.access, strict=True):
+            word = min(16, layout.lanes * stream.itemsize)
+            if lane == 0 and access != "splat":
+                assert (stream.misalignment + offset * stream.itemsize) % (word if layout.lanes > 1 else 1) == 0
+
+
+@given(stream_spaces())
+def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[launch.Stream]]) -> None:
+    layout = launch.layout(*space)
+    if layout.kind == "flat":
+        return
+    rows = Rows(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else launch.MAX_RANK)
+    for vector in range(0, rows.vectors(), 7):
+        assert rows.advance(rows.at(vector)) == rows.at(vector + launch.WARP)
+
+
+def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> launch.Stream:
+    """A contiguous tensor."""
+    strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+    return launch.Stream(strides, itemsize, misalignment)
+
+
+@pytest.mark.parametrize(
+    ("shape", "streams", "kind", "lanes"),
+    [
+        # One dimension, whole 16-byte words.
+        ((1000,), [stream((1000,), 4)] * 2, "flat", 4),
+        ((1000,), [stream((1000,), 2)] * 2, "flat", 8),
+        ((1000,), [stream((1000,), 8)] * 2, "flat", 2),
+        # Dense in any order of dimensions is one dimension too.
+        ((8, 6, 4), [launch.Stream((1, 8, 48), 4)] * 2, "flat", 4),
+        # An address that allows half a word, one that allows none.
+        ((1000,), [stream((1000,), 4), stream((1000,), 4, 8)], "flat", 2),
+        ((1000,), [stream((1000,), 4), stream((1000,), 4, 4)], "flat", 1),
+        # A number against a tensor does not break the flat layout.
+        ((8, 6), [stream((8, 6), 4), launch.Stream((0, 0), 4)], "flat", 4),
+        # The hinge of a matrix with one label per column, and with one per row.
+        ((64, 64), [stream((64, 64), 4), launch.Stream((0, 1), 4)], "matrix", 4),
+        ((64, 64), [stream((64, 64), 4), launch.Stream((1, 0), 4)], "matrix", 4),
+        # Rows that are no whole vectors.
+        ((64, 6), [stream((64, 6), 4), launch.Stream((0, 1), 4)], "matrix", 2),
+        ((64, 63), [stream((64, 63), 4), launch.Stream((0, 1), 4)], "matrix", 1),
+        # A slice whose rows begin at odd places.
+        ((64, 32), [launch.Stream((33, 1), 4)], "matrix", 1),
+        # Transposed against not: no order suits both.
+        ((64, 32), [launch.Stream((32, 1), 4), launch.Stream((1, 64), 4)], "matrix", 1),
+        ((4, 5, 6), [launch.Stream((100, 12, 1), 4)], "rows", 2),
+    ],
+)
+def test_layouts_that_matter(shape: tuple[int, ...], streams: list[launch.Stream], kind: str, lanes: int) -> None:
+    found = launch.layout(shape, streams)
+    assert (found.kind, found.lanes) == (kind, lanes)
+
+
+def test_too_many_dimensions_are_an_error_with_a_remedy() -> None:
+    rank = launch.MAX_RANK + 2
+    strides = tuple(3 ** (rank - d) for d in range(rank))
+    with pytest.raises(ValueError, match=rf"at most {launch.MAX_RANK + 1} dimensions .*\.contiguous\(\)"):
+        launch.layout((2,) * rank, [launch.Stream(strides, 4)])
+    launch.layout((2,) * (rank - 1), [launch.Stream(strides[1:], 4)])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cutting into groups, and grids
+
+VECTORS = st.one_of(st.integers(1, 10_000), st.integers(1, 1 << 42))
+LANES = st.sampled_from(sorted(launch.UNROLL))
+
+
+def constant(file: str, name: str) -> int:
+    """A constant of the kernels."""
+    text = (codegen.kernel_directory() / file).read_text(encoding="utf-8")
+    return int(re.search(rf"constexpr int {name} = (\d+);", text).group(1))
+
+
+def swept(vectors: int, lanes: int, processors: int) -> Counter[int]:
+    """The vectors that ``sweep`` of ``kernels/pointwise.cuh`` visits, played through."""
+    groups = launch.groups(vectors, lanes)
+    threads = launch.threads(groups)
+    warps = launch.grid(groups, threads, processors) * (threads // launch.WARP)
+    batch = launch.UNROLL[lanes] * launch.WARP
+    seen: Counter[int] = Counter()
+    for warp in range(warps):
+        for group in range(warp, groups, warps):
+            for first in range(group * batch, vectors, groups * batch):
+                seen.update(range(first, min(first + batch, vectors)))
+    return seen
+
+
+@given(st.integers(1, 40_000), LANES, st.integers(1, 200))
+@settings(max_examples=30)
+def test_every_vector_is_visited_once(vectors: int, lanes: int, processors: int) -> None:
+    assert swept(vectors, lanes, processors) == Counter(range(vectors))
+
+
+def test_more_batches_than_groups_are_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MAX_GROUPS", 7)
+    assert swept(10_001, 4, 3) == Counter(range(10_001))
+
+
+@given(VECTORS, LANES)
+def test_no_group_is_empty(vectors: int, lanes: int) -> None:
+    groups = launch.groups(vectors, lanes)
+    assert 1 <= groups <= launch.MAX_GROUPS
+    assert (groups - 1) * launch.UNROLL[lanes] * launch.WARP < vectors
+
+
+@pytest.mark.parametrize("lanes", launch.UNROLL)
+def test_lanes_add_short_runs(lanes: int) -> None:
+    """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum rests on it."""
+    assert constant("pointwise.cuh", "kMaxRun") % (launch.UNROLL[lanes] * lanes) == 0
+    assert constant("pointwise.cuh", "kMaxRun") <= 64
+
+
+@given(st.integers(1, launch.MAX_GROUPS))
+def test_blocks_are_whole_warps(groups: int) -> None:
+    threads = launch.threads(groups)
+    assert threads % launch.WARP == 0
+    assert launch.WARP <= threads <= launch.MAX_THREADS
+
+
+def test_order_of_additions_knows_no_device() -> None:
+    """It follows from the sizes, because the functions that decide it are given nothing else."""
+    assert list(inspect.signature(launch.groups).parameters) == ["vectors", "lanes"]
+    assert list(inspect.signature(launch.threads).parameters) == ["groups"]
+    assert list(inspect.signature(launch.layout).parameters) == ["shape", "streams"]
+    assert list(inspect.signature(launch.sum_layout).parameters) == ["shape", "streams", "result"]
+
+
+@given(st.integers(1, launch.MAX_GROUPS), st.integers(1, 200))
+def test_grid_is_neither_empty_nor_idle(groups: int, processors: int) -> None:
+    threads = launch.threads(groups)
+    blocks = launch.grid(groups, threads, processors)
+    assert 1 <= blocks <= -(-groups * launch.WARP // threads)
+    assert blocks <= processors * launch.BLOCKS_PER_SM * (launch.MAX_THREADS // threads)
+
+
+def test_python_and_kernels_agree_on_their_limits() -> None:
+    assert constant("layout.cuh", "kMaxRank") == launch.MAX_RANK
+    assert constant("layout.cuh", "kWarp") == launch.WARP
+    assert constant("dual.cuh", "kMaxOperands") == MAX_OPERANDS
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sums over what an operand was broadcast along
+
+
+@st.composite
+def broadcasts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]:
+    """A shape, the strides of what is read, and the dense gradient of an operand that lacks some dimensions."""
+    shape, strides = draw(index_spaces())
+    keep = draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
+    small = tuple(n if k else 1 for n, k in zip(shape, keep, strict=True))
+    dense = launch.dense_strides(small, draw(strided(small, signed=False)))
+    return shape, strides, launch.broadcast_strides(small, dense, shape)
+
+
+@given(broadcasts())
+def test_sum_layout_reads_every_term_of_every_output_once(
+    case: tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]],
+) -> None:
+    shape, strides, result = case
+    x = launch.sum_layout(shape, strides, result)
+    kept, reduced = addresses(x.kept, x.kept_strides), addresses(x.reduced, x.reduced_strides)
+    found: Counter[tuple[int, ...]] = Counter()
+    for (a, n), (b, m) in itertools.product(kept.items(), reduced.items()):
+        found[tuple(i + j for i, j in zip(a, b, strict=True))] += n * m
+    assert found == addresses(shape, [*strides, result])
+    assert all(s == 0 for s in x.reduced_strides[-1])
+
+
+@given(broadcasts())
+def test_sum_layout_writes_each_output_once(
+    case: tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]],
+) -> None:
+    x = launch.sum_layout(*case)
+    written = addresses(x.kept, [x.kept_strides[-1]])
+    assert sum(written.values()) == x.outputs
+    assert set(written.values()) == {1}
+    assert set(written) == {(i,) for i in range(x.outputs)}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("columns", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("kept", [(True, False), (False, True), (False, False)])
+def test_slices_partition_the_sum(rows: int, columns: int, kept: tuple[bool, bool]) -> None:
+    small = tuple(n if k else 1 for n, k in zip((rows, columns), kept, strict=True))
+    result = launch.broadcast_strides(small, launch.dense_strides(small, (0, 0)), (rows, columns))
+    x = launch.sum_layout((rows, columns), [(columns, 1), result], result)
+    assert x.outputs * x.length == rows * columns
+    assert (x.slices - 1) * x.slice_length < x.length <= x.slices * x.slice_length
+    assert x.slices == 1 or x.slices * x.outputs <= launch.MAX_PARTIALS
+
+
+def test_one_label_per_column_puts_neighbouring_columns_in_neighbouring_lanes() -> None:
+    assert launch.sum_layout((4096, 4096), [(4096, 1), (0, 1)], (0, 1)).columns
+
+
+@pytest.mark.parametrize("rows", [64, 4096, 1 << 20])
+def test_one_label_per_row_spreads_the_row_over_the_lanes(rows: int) -> None:
+    """The unit stride of the labels themselves must not decide: the matrix is what is read."""
+    assert not launch.sum_layout((rows, 4096), [(4096, 1), (1, 0)], (1, 0)).columns
+
+
+def test_one_number_for_all_spreads_over_the_lanes() -> None:
+    assert not launch.sum_layout((4096, 4096), [(4096, 1), (0, 0)], (0, 0)).columns
+
+
+def test_dimension_words_are_padded_to_the_kernels_rank() -> None:
+    words = launch.dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
+    assert words == [2, 5, 7, 1, 1, 1, 5, 0, 0, 0, 1, 0, 0]

@@ -1,0 +1,438 @@
+"""A loss among torch's other features: streams, devices, graphs, autocast, threads, memory, transforms, subclasses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+import cupylosses.functional as F
+from cupylosses.definition import Loss
+from cupylosses.testing import samples
+from cupylosses.testing.eager import twin
+from cupylosses.testing.tolerance import same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+
+SLEEP = 50_000_000  # cycles: tens of milliseconds
+
+
+def draw(loss: Loss, device: str = "cuda", shape: tuple[int, ...] = (257, 129), seed: int = 0) -> list[Tensor]:
+    """Operands in float32, all of which require grad."""
+    shapes = [shape] * len(loss.operands)
+    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, device, seed)
+    return [x.requires_grad_() for x in drawn]
+
+
+def evaluate(loss: Loss, operands: list[Tensor], grad_output: float = 1.0, **options: Any) -> list[Tensor]:
+    """Value and gradients."""
+    value = getattr(F, loss.name)(*operands, **options)
+    return [value.detach(), *torch.autograd.grad(value, operands, torch.full_like(value, grad_output))]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert same_bits(a, b)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Streams and devices
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_current_stream_is_waited_for(loss: Loss, reduction: str) -> None:
+    """The operands are still being produced, slowly, on the stream of the call: another stream would read zeros."""
+    operands = draw(loss)
+    expected = evaluate(loss, operands, 3.0, reduction=reduction)
+    late = [torch.zeros_like(x).requires_grad_() for x in operands]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP)
+        with torch.no_grad():
+            for x, y in zip(late, operands, strict=True):
+                x.copy_(y)
+        found = evaluate(loss, late, 3.0, reduction=reduction)
+    stream.synchronize()
+    assert_same(found, expected)
+
+
+@pytest.mark.gpu
+def test_stream_is_read_at_every_call(loss: Loss) -> None:
+    """Not remembered from the first call with these shapes."""
+    operands = draw(loss)
+    expected = evaluate(loss, operands)
+    for _ in range(3):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        late = [torch.zeros_like(x).requires_grad_() for x in operands]
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(SLEEP // 5)
+            with torch.no_grad():
+                for x, y in zip(late, operands, strict=True):
+                    x.copy_(y)
+            found = evaluate(loss, late)
+        stream.synchronize()
+        assert_same(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_device_that_is_not_the_current_one(loss: Loss, reduction: str) -> None:
+    operands = draw(loss)
+    expected = evaluate(loss, operands, 3.0, reduction=reduction)
+    there = [x.detach().to("cuda:1").requires_grad_() for x in operands]
+    assert torch.cuda.current_device() == 0
+    found = evaluate(loss, there, 3.0, reduction=reduction)
+    assert torch.cuda.current_device() == 0
+    assert {x.device for x in found} == {torch.device("cuda", 1)}
+    assert_same([x.to("cuda:0") for x in found], expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_devices_in_turn(loss: Loss) -> None:
+    here = draw(loss)
+    there = [x.detach().to("cuda:1").requires_grad_() for x in here]
+    for _ in range(3):
+        assert_same([x.to("cuda:0") for x in evaluate(loss, there)], evaluate(loss, here))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_operands_on_two_devices(loss: Loss) -> None:
+    first, *rest = draw(loss)
+    with pytest.raises(ValueError, match=r"one device, got .*cuda:0.*cuda:1"):
+        getattr(F, loss.name)(first, *(x.to("cuda:1") for x in rest))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# CUDA graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("layout", ["contiguous", "row"])
+@pytest.mark.parametrize("grad_output", [1.0, 3.0])
+def test_graph_capture_after_one_warm_up(loss: Loss, reduction: str, layout: str, grad_output: float) -> None:
+    """Forward and backward in one graph; replayed with other operands and another upstream gradient."""
+    shape = (257, 129)
+    shapes = [shape, *[shape if layout == "contiguous" else shape[1:]] * (len(loss.operands) - 1)]
+
+    def sample(seed: int) -> list[Tensor]:
+        return samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, "cuda", seed)
+
+    static = [x.requires_grad_() for x in sample(0)]
+    function = getattr(F, loss.name)
+    upstream = torch.tensor(grad_output, device="cuda")
+
+    def step() -> list[Tensor]:
+        value = function(*static, reduction=reduction)
+        return [value, *torch.autograd.grad(value, static, upstream.expand_as(value))]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for seed in (1, 2, 1):
+        for scale in (grad_output, grad_output, -2.0):
+            fresh = sample(seed)
+            with torch.no_grad():
+                upstream.fill_(scale)
+                for x, y in zip(static, fresh, strict=True):
+                    x.copy_(y)
+            graph.replay()
+            torch.cuda.synchronize()
+            expected = evaluate(loss, [x.requires_grad_() for x in fresh], scale, reduction=reduction)
+            assert_same([x.detach() for x in captured], expected)
+
+
+@pytest.mark.gpu
+def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
+    """A graph owns its workspace: calls on other streams while it runs share nothing with it."""
+    static, others = draw(loss, shape=(1031, 1031)), draw(loss, shape=(1031, 1031), seed=1)
+    function = getattr(F, loss.name)
+    expected, outside = function(*static).detach(), function(*others).detach()
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            value = function(*static)
+        stream = torch.cuda.Stream()
+        for _ in range(20):
+            graph.replay()
+            with torch.cuda.stream(stream):
+                found = function(*others)
+            torch.cuda.synchronize()
+            assert same_bits(value, expected) and same_bits(found, outside)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Autocast
+
+
+@pytest.mark.parametrize("inside", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
+    """torch runs its losses in float32 under autocast, and so do ours; gradients keep their operands' dtypes."""
+    if device == "cpu" and inside == "float16":
+        pytest.skip("torch's autocast on the CPU is for bfloat16")
+    operands = [x.detach().to(getattr(torch, dtype)).requires_grad_() for x in draw(loss, device)]
+    with torch.autocast(device, getattr(torch, inside)):
+        value = getattr(F, loss.name)(*operands)
+        theirs = twin(loss, {}, "mean")
+        expected = theirs(*operands).dtype if theirs else torch.promote_types(operands[0].dtype, torch.float32)
+    assert value.dtype == expected
+    gradients = torch.autograd.grad(value, operands)
+    assert [g.dtype for g in gradients] == [x.dtype for x in operands]
+    plain = getattr(F, loss.name)(*(x.detach().to(expected) for x in operands))
+    assert same_bits(value.detach(), plain), "autocast is the cast, without its copy"
+
+
+@pytest.mark.gpu
+def test_gradient_scaler(loss: Loss) -> None:
+    """The scale of mixed-precision training, which changes when gradients overflow."""
+    first, *rest = draw(loss)
+    weight = torch.nn.Parameter(first.detach().clone())
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**60, growth_interval=2)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for _ in range(60):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            value = getattr(F, loss.name)(weight * 1.0, *(x.detach() for x in rest), reduction="sum")
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert weight.grad is not None
+    unscaled = weight.grad / scaler.get_scale()
+    assert unscaled.isfinite().all() or scaler.get_scale() > 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Threads, synchronisation, memory
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["warm", "cold"])
+def test_threads(loss: Loss, device: str, compiled: bool, kernel_cache: Path, fresh_plans: Callable[[], None]) -> None:
+    """Several threads, each on its own stream, from the first compilation on."""
+    operands = [draw(loss, device, seed=i) for i in range(4)]
+    function = getattr(F, loss.name)
+    expected = [evaluate(loss, x, 2.0) for x in operands] if compiled else []
+    found: list[list[Tensor]] = [[] for _ in operands]
+    errors: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream() if device == "cuda" else None):
+                for _ in range(20):
+                    found[i] = evaluate(loss, operands[i], 2.0)
+                if device == "cuda":
+                    torch.cuda.current_stream().synchronize()
+        except BaseException as error:
+            errors.append(error)
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(operands))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    expected = expected or [evaluate(loss, x, 2.0) for x in operands]
+    for a, b in zip(found, expected, strict=True):
+        assert_same(a, b)
+    assert callable(function)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_nothing_waits_for_the_device(loss: Loss, reduction: str, broadcast: bool) -> None:
+    first, *rest = draw(loss)
+    operands = [first, *(x.detach()[0].requires_grad_() if broadcast else x for x in rest)]
+    evaluate(loss, operands, 3.0, reduction=reduction)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for grad_output in (3.0, 1.0):
+            evaluate(loss, operands, grad_output, reduction=reduction)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gradients", [0, 1, 2])
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool) -> None:
+    """And at most 8 MiB of workspace."""
+    rows, columns = 1 << 13, 1 << 13
+    shapes = [(rows, columns), *[(columns,) if broadcast else (rows, columns)] * (len(loss.operands) - 1)]
+    operands = [torch.rand(s, device="cuda").requires_grad_(i < gradients) for i, s in enumerate(shapes)]
+    inputs = [x for x in operands if x.requires_grad]
+    function = getattr(F, loss.name)
+
+    def step() -> None:
+        value = function(*operands)
+        if inputs:
+            torch.autograd.grad(value, inputs)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    outputs = sum(x.numel() * x.element_size() for x in inputs)
+    assert torch.cuda.max_memory_allocated() - before <= outputs + (8 << 20)
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+def test_workspace_stays_small() -> None:
+    """What is kept between calls: partial sums for each stream, and the table of expectations."""
+    x = torch.rand(1 << 24, device="cuda")
+    before = torch.cuda.memory_allocated()
+    for _ in range(10):
+        F.mse_loss(x, x)
+    assert torch.cuda.memory_allocated() - before <= 8 << 20
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Transforms, compilation, subclasses
+
+
+def test_function_transform(loss: Loss, device: str) -> None:
+    """``torch.func`` differentiates through the formula."""
+    function = getattr(F, loss.name)
+    operands = draw(loss, device, (5, 7))
+    expected = torch.autograd.grad(function(*operands), operands)
+    plain = [x.detach() for x in operands]
+    found = torch.func.grad(function, argnums=tuple(range(len(plain))))(*plain)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_vectorising_map(loss: Loss, device: str) -> None:
+    """One gradient per sample: each row by itself."""
+    function = getattr(F, loss.name)
+    operands = [x.detach() for x in draw(loss, device, (5, 7))]
+    values = torch.func.vmap(function)(*operands)
+    gradients = torch.func.vmap(torch.func.grad(function))(*operands)
+    for i in range(5):
+        row = [x[i].clone().requires_grad_() for x in operands]
+        value = function(*row)
+        torch.testing.assert_close(values[i], value.detach())
+        torch.testing.assert_close(gradients[i], torch.autograd.grad(value, row[0])[0])
+
+
+def test_forward_mode(loss: Loss, device: str) -> None:
+    """The tangent is carried, never dropped silently."""
+    function = getattr(F, loss.name)
+    drawn = samples.operands(
+        loss, loss.values(), ("float64",) * len(loss.operands), [(9,)] * len(loss.operands), device
+    )
+    leaves = [x.clone().requires_grad_() for x in drawn]
+    expected = sum(g.sum() for g in torch.autograd.grad(function(*leaves), leaves))
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, torch.ones_like(x)) for x in drawn]
+        tangent = forward_ad.unpack_dual(function(*duals)).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_jacobian_vector_product(loss: Loss, device: str) -> None:
+    function = getattr(F, loss.name)
+    operands = draw(loss, device, (9,))
+    expected = sum(g.sum() for g in torch.autograd.grad(function(*operands), operands))
+    plain = tuple(x.detach() for x in operands)
+    _, tangent = torch.func.jvp(function, plain, tuple(map(torch.ones_like, plain)))
+    torch.testing.assert_close(tangent, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_torch_compile(loss: Loss, reduction: str, device: str) -> None:
+    """Traced by Dynamo; without its code generator, which would want a C++ compiler."""
+    torch.compiler.reset()
+    function = getattr(F, loss.name)
+    compiled = torch.compile(lambda *x: function(*x, reduction=reduction) * 2, backend="eager")
+    operands = draw(loss, device, (5, 7))
+    expected = function(*operands, reduction=reduction) * 2
+    value = compiled(*operands)
+    torch.testing.assert_close(value, expected)
+    found = torch.autograd.grad(value.sum(), operands)
+    for a, b in zip(found, torch.autograd.grad(expected.sum(), operands), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Tagged(torch.Tensor):
+    """A subclass that keeps its type through torch's functions, as every subclass does by default."""
+
+
+def test_tensor_subclasses(loss: Loss, device: str) -> None:
+    first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
+    value = getattr(F, loss.name)(first.as_subclass(Tagged), *rest)
+    assert isinstance(value, Tagged)
+    torch.testing.assert_close(value.as_subclass(torch.Tensor), getattr(F, loss.name)(first, *rest))
+
+
+def test_parameters(loss: Loss, device: str) -> None:
+    first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
+    weight = torch.nn.Parameter(first)
+    getattr(F, loss.name)(weight, *rest).backward()
+    assert type(weight.grad) is torch.Tensor
+
+
+def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
+    """A view with the negative bit holds other numbers than its memory."""
+    first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
+    negated = torch._neg_view(first)
+    assert negated.is_neg()
+    function = getattr(F, loss.name)
+    torch.testing.assert_close(function(negated, *rest), function(-first, *rest))
+
+
+def test_meta_tensors(loss: Loss) -> None:
+    """Shapes without numbers, for those who plan memory."""
+    operands = [torch.empty(5, 7, device="meta") for _ in loss.operands]
+    for reduction, shape in [("none", (5, 7)), ("mean", ())]:
+        value = getattr(F, loss.name)(*operands, reduction=reduction)
+        assert value.shape == shape and value.device.type == "meta"
+
+
+def test_operand_used_twice(loss: Loss, device: str) -> None:
+    """The same tensor as two operands: its gradient is the sum of both."""
+    function = getattr(F, loss.name)
+    x = draw(loss, device, (9,))[0]
+    copies = [x.detach().clone().requires_grad_() for _ in loss.operands]
+    expected = sum(torch.autograd.grad(function(*copies, reduction="sum"), copies))
+    (found,) = torch.autograd.grad(function(*[x] * len(loss.operands), reduction="sum"), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_overlapping_views(loss: Loss, device: str) -> None:
+    """Operands that share memory."""
+    function = getattr(F, loss.name)
+    memory = draw(loss, device, (20,))[0].detach()
+    operands = [memory[i : i + 16] for i in range(len(loss.operands))]
+    found = function(*operands, reduction="none")
+    assert torch.equal(found, function(*(x.clone() for x in operands), reduction="none"))
+
+
+def test_frozen_operands_save_nothing(loss: Loss, device: str) -> None:
+    operands = [x.detach() for x in draw(loss, device)]
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        value = getattr(F, loss.name)(*operands)
+    assert saved == [] and value.grad_fn is None

@@ -1,0 +1,131 @@
+"""Values of every loss against the float64 truth: dtypes, reductions, parameters, layouts, sizes, edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from grids import CASES, LOADS, MIXED, SIZES
+
+import cupylosses.functional as F
+from cupylosses.checks import FLOATING
+from cupylosses.definition import Loss
+from cupylosses.testing import properties
+from cupylosses.testing.check import EDGES
+from cupylosses.testing.layouts import LAYOUTS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+
+
+def agrees(loss: Loss, **setting: Any) -> None:
+    """The public function agrees with the truth; value alone unless ``wanted`` says otherwise."""
+    setting = {"wanted": (False,) * len(loss.operands)} | setting
+    properties.agrees_with_truth(getattr(F, loss.name), loss, **setting)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_parameters_and_dtypes(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
+    for reduction in loss.reductions:
+        agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, device=device)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_edges_of_the_domain(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
+    """Zeros of both signs, subnormal and huge numbers, infinities, NaN, and the kinks with their neighbours."""
+    agrees(loss, case=case, dtypes=(dtype,), reduction="none", layout=EDGES, device=device)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(loss: Loss, layout: str, reduction: str, device: str) -> None:
+    agrees(loss, layout=layout, reduction=reduction, device=device)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("layout", LOADS)
+def test_layouts_of_other_widths(layout: str, dtype: str, device: str) -> None:
+    agrees(F.mse_loss.loss, dtypes=(dtype,), layout=layout, reduction="mean", device=device)
+
+
+@pytest.mark.parametrize("dtypes", MIXED, ids="-".join)
+def test_mixed_dtypes(loss: Loss, dtypes: tuple[str, ...], device: str) -> None:
+    check = properties.Trial(loss, dtypes=dtypes, reduction="none", device=device)
+    if not check.possible:
+        pytest.skip(f"{loss.name} takes no {' and '.join(dtypes)}")
+    for reduction in ("none", "mean"):
+        agrees(loss, dtypes=dtypes, reduction=reduction, device=device)
+    assert getattr(F, loss.name)(*check.operands()).dtype == getattr(torch, MIXED[dtypes])
+
+
+def test_a_number_does_not_widen_a_tensor(loss: Loss, device: str) -> None:
+    """torch's promotion: a tensor without dimensions gives way to one with dimensions."""
+    first = torch.rand(5, dtype=torch.bfloat16, device=device)
+    others = [torch.rand((), dtype=torch.float32, device=device)] * (len(loss.operands) - 1)
+    assert getattr(F, loss.name)(first, *others, reduction="none").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> None:
+    for size, reduction in product(SIZES, ("none", "sum")):
+        agrees(loss, dtypes=(dtype,), shape=(size,), reduction=reduction, device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(1 << 21) - 1, (1 << 21) + 1, (1 << 22) + 513, 12_345_678])
+def test_sizes_where_groups_take_many_batches(loss: Loss, size: int) -> None:
+    for dtype in ("float32", "bfloat16"):
+        agrees(loss, dtypes=(dtype,), shape=(size,), reduction="sum", device="cuda")
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 2)])
+def test_empty_operands(loss: Loss, shape: tuple[int, ...], device: str) -> None:
+    """The mean of nothing is NaN and its sum 0, as in torch."""
+    function = getattr(F, loss.name)
+    operands = [torch.empty(shape, device=device, requires_grad=True) for _ in loss.operands]
+    none, total, mean = (function(*operands, reduction=r) for r in ("none", "sum", "mean"))
+    assert none.shape == shape
+    assert total.item() == 0 and total.shape == ()
+    assert mean.isnan().item() and mean.shape == ()
+    for value in (none.sum(), total, mean):
+        for gradient in torch.autograd.grad(value, operands):
+            assert gradient.shape == shape
+
+
+def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
+    """A row against no rows: its gradient is a sum of nothing."""
+    operands = [torch.rand(0, 3, device=device, requires_grad=True)]
+    operands += [torch.rand(3, device=device, requires_grad=True) for _ in loss.operands[1:]]
+    value = getattr(F, loss.name)(*operands, reduction="sum")
+    value.backward()
+    assert [x.grad.tolist() for x in operands[1:]] == [[0.0, 0.0, 0.0]] * (len(operands) - 1)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_torch_agrees(loss: Loss, case: Mapping[str, Any], reduction: str, device: str) -> None:
+    properties.agrees_with_torch(getattr(F, loss.name), loss, case, reduction=reduction, device=device)
+
+
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_reductions_are_consistent(loss: Loss, case: Mapping[str, Any], device: str) -> None:
+    for dtype in ("float32", "float64"):
+        properties.reduces_consistently(getattr(F, loss.name), loss, case, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_nan_is_never_swallowed(loss: Loss, dtype: str, device: str) -> None:
+    properties.propagates_nan(getattr(F, loss.name), loss, dtype=dtype, device=device)
+
+
+def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
+    """The sum of 2^16 halves of about 1 exceeds float16, but not its mean: the division comes before the rounding."""
+    if any(x.domain_for(loss.values()) in ("probability", "log_probability") for x in loss.operands):
+        return
+    operands = [torch.full((1 << 17,), 2.0 * (-1) ** i, dtype=torch.float16, device=device) for i in range(2)]
+    value = getattr(F, loss.name)(*operands)
+    assert value.dtype == torch.float16 and value.isfinite() and value > 1
