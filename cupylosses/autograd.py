@@ -1,7 +1,7 @@
 """PyTorch: thin autograd Functions around the engine, and what torch's tensors need before it.
 
-Imported with the first torch tensor that arrives. CPU tensors, tensor subclasses and tensors under a transform of
-``torch.func`` or ``torch.compile`` go through the reference formula, which torch differentiates itself.
+Imported with the first torch tensor that arrives. CPU tensors, tensor subclasses and tensors under ``torch.compile``, a
+transform of ``torch.func`` or forward-mode differentiation go through the reference formula, which torch differentiates itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from cupylosses import checks, engine, interop, options, reference
 from cupylosses.definition import Loss
@@ -31,6 +31,14 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+
+if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
+
+    def _is_autocast_cpu_enabled() -> bool:
+        return torch.is_autocast_enabled("cpu")
+else:
+    _is_autocast_cpu_enabled = torch.is_autocast_cpu_enabled
 
 
 class TorchDevice(engine.Device):
@@ -71,16 +79,20 @@ def pointer(x: torch.Tensor) -> int:
 
 
 def evaluate(
-    loss: Loss, operands: tuple[torch.Tensor, ...], reduction: str, parameters: tuple[float, ...], flags: tuple[bool, ...]
+    loss: Loss,
+    operands: tuple[torch.Tensor, ...],
+    reduction: str,
+    parameters: tuple[float, ...],
+    flags: tuple[bool, ...],
 ) -> torch.Tensor:
     """The loss of torch tensors."""
-    if _is_compiling() or _transforms_active():
+    if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
         return _evaluate_reference(loss, operands, reduction, parameters, flags)
     pointers: list[int] = []
     key: tuple[Any, ...] = (loss, reduction, flags, torch.is_autocast_enabled())
     differentiable = False
     for x in operands:
-        if not x.is_cuda or type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
+        if not x.is_cuda or type(x) not in _PLAIN or x.dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
             return _evaluate_reference(loss, operands, reduction, parameters, flags)
         if x.requires_grad:
             differentiable = True
@@ -141,8 +153,14 @@ def _dtypes(loss: Loss, operands: Sequence[torch.Tensor]) -> tuple[list[str], st
     checks.dtypes(loss, names)
     result = checks.promote(names, [x.dim() for x in operands])
     # Autocast runs these losses in float32: operands are read in their own dtype, which is its cast without the copy.
-    autocast = operands[0].is_cuda and torch.is_autocast_enabled()
-    return names, "float32" if autocast and result != "float64" else result
+    return names, "float32" if _autocast(operands[0]) and result != "float64" else result
+
+
+def _autocast(x: torch.Tensor) -> bool:
+    """Whether autocast is on for the tensor's device."""
+    if x.is_cuda:
+        return torch.is_autocast_enabled()
+    return x.device.type == "cpu" and _is_autocast_cpu_enabled()
 
 
 def _evaluate_reference(
@@ -185,11 +203,26 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         promise, wanted = ctx.promises.pop()  # handed out once; a second backward computes into new buffers
     except IndexError:
         promise = None
-    # Addresses are asked for again: a hook that offloads saved tensors brings them back elsewhere.
+    # Addresses are asked for again: a hook that offloads saved tensors brings them back elsewhere, or otherwise laid out.
     pointers = [x.data_ptr() for x in operands]
+    for x, tensor, address in zip(operands, plan.tensors, pointers):
+        if x.stride() != tensor.strides or (address & 15 and not tensor.misalignment):
+            plan, promise = _plan_like(plan, operands, pointers), None
+            break
+    if grad_output.is_neg():
+        grad_output = grad_output.resolve_neg()
     strides = grad_output.stride() if plan.reduction == "none" else None
     address = grad_output.data_ptr()
     return None, *engine.gradients(plan, device, pointers, parameters, wanted, address, strides, promise)
+
+
+def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Sequence[int]) -> engine.Plan:
+    """The same plan for operands that lie otherwise."""
+    tensors = tuple(
+        engine.Tensor(tensor.dtype, tensor.shape, x.stride(), address % 16)
+        for tensor, x, address in zip(plan.tensors, operands, pointers, strict=True)
+    )
+    return engine.Plan(plan.loss, plan.flags, plan.reduction, tensors, plan.result, plan.processors)
 
 
 def _differentiable(

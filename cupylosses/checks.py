@@ -42,9 +42,7 @@ def parameter(loss: Loss, spec: Parameter, value: Any) -> float:
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             hint = " Take it off the device with `.item()` first." if hasattr(value, "item") else ""
-            raise TypeError(
-                f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {type(value).__name__}.{hint}"
-            )
+            raise TypeError(f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {type(value).__name__}.{hint}")
         value = float(value)
     if not spec.accepts(value):
         raise ValueError(f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {value!r}.")

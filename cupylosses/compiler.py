@@ -80,6 +80,11 @@ def _explain(error: RuntimeError) -> str:
             f"the compiled kernel does not fit this GPU ({text}). The run-time compiler is older than the GPU: install "
             "the CuPy wheel of a newer CUDA version, or set CUPY_COMPILE_WITH_PTX=1."
         )
+    if "capturing" in text:
+        return (
+            f"a kernel cannot be loaded while a CUDA graph is being captured ({text}). Call the loss, and its backward, "
+            "once with these shapes and dtypes before the capture."
+        )
     return f"a kernel could not be loaded: {text}"
 
 

@@ -84,7 +84,9 @@ def value_and_gradients(
             warnings.warn(plan.warning, UserWarning, stacklevel=5)
         if plan.elements == 0:
             value = evaluate_reference(loss, operands, reduction, plan.values(parameters), plan.result, plan.batch)
-            gradients = [cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(operands, wanted or (), strict=False)]
+            gradients = [
+                cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(operands, wanted or (), strict=False)
+            ]
             return value, gradients
         pointers = [x.data.ptr for x in operands]
         if wanted is None:
@@ -105,7 +107,9 @@ def value_and_gradients(
         return value, engine.gradients(plan, device, pointers, parameters, wanted, one.data.ptr, None, promise)
 
 
-def _plan(loss: Loss, operands: Sequence[Any], reduction: str, flags: tuple[bool, ...], device: CupyDevice) -> engine.Plan:
+def _plan(
+    loss: Loss, operands: Sequence[Any], reduction: str, flags: tuple[bool, ...], device: CupyDevice
+) -> engine.Plan:
     key = (loss, reduction, flags, device.index) + tuple(
         (x.dtype.name, x.shape, x.strides, x.data.ptr & 15) for x in operands
     )

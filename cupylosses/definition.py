@@ -115,14 +115,14 @@ class Loss:
     source: str = ""
 
     def __post_init__(self) -> None:
-        names = [x.name for x in (*self.operands, *self.parameters, *self.flags)]
+        names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
         for name in (self.name, *names, *self.let):
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise ValueError(f"{self.name}: {name!r} must be a Python identifier")
         for name in names:
             if name in RESERVED:
                 raise ValueError(f"{self.name}: the name {name!r} is taken by every loss; choose another")
-        if len(set([*names, *self.let])) != len(names) + len(self.let):
+        if len({*names, *self.let}) != len(names) + len(self.let):
             raise ValueError(f"{self.name}: operands, parameters, flags and `let` names must differ, got {names}")
         if not 1 <= len(self.operands) <= MAX_OPERANDS:
             raise ValueError(f"{self.name}: 1 to {MAX_OPERANDS} operands, got {len(self.operands)}")
@@ -135,7 +135,9 @@ class Loss:
         for operand in self.operands:
             for domain in [operand.domain] if isinstance(operand.domain, str) else operand.domain[1].values():
                 if domain not in DOMAINS:
-                    raise ValueError(f"{self.name}: domain of `{operand.name}` must be one of {DOMAINS}, got {domain!r}")
+                    raise ValueError(
+                        f"{self.name}: domain of `{operand.name}` must be one of {DOMAINS}, got {domain!r}"
+                    )
         for case in self.cases:
             for name in case:
                 if name not in names:
@@ -147,6 +149,11 @@ class Loss:
         return (*REDUCTIONS, "batchmean") if self.batchmean else REDUCTIONS
 
     @property
+    def options(self) -> tuple[Parameter | Flag, ...]:
+        """The parameters, then the flags: what a function takes besides operands and reduction."""
+        return (*self.parameters, *self.flags)
+
+    @property
     def arguments(self) -> tuple[tuple[str, Any], ...]:
         """``(name, default)`` of each argument of the function, in order; operands have no default (``...``).
 
@@ -154,13 +161,13 @@ class Loss:
         """
         operands = tuple((x.name, ...) for x in self.operands)
         legacy = (("size_average", None), ("reduce", None)) if self.legacy else ()
-        options = tuple((x.name, x.default) for x in (*self.parameters, *self.flags))
+        options = tuple((x.name, x.default) for x in self.options)
         reduction = (("reduction", "mean"),)
         return (*operands, *legacy, *reduction, *options) if self.torch else (*operands, *options, *reduction)
 
     def values(self, case: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every parameter and flag by name, the defaults overridden by ``case``."""
-        return {x.name: x.default for x in (*self.parameters, *self.flags)} | dict(case or {})
+        return {x.name: x.default for x in self.options} | dict(case or {})
 
 
 #: The kernels keep one tangent per operand; ``kernels/dual.cuh`` has the same number.

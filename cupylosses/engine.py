@@ -8,6 +8,7 @@ offers on one GPU: allocation, the current stream, pointers. The functions below
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from math import prod
 from typing import Any
 
 from cupylosses import checks, compiler, interop, launch
-from cupylosses.codegen import Variant
+from cupylosses.codegen import KINDS, Variant
 from cupylosses.definition import Loss
 
 #: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
@@ -101,19 +102,26 @@ class Part:
         self.threads = launch.threads(self.groups)
         self.blocks = launch.grid(self.groups, self.threads, processors)
         self.warps = self.blocks * self.threads // launch.WARP
-        self.spare_notes: dict[int, list[Notes]] = {}
-        self._launchers: dict[tuple[str, tuple[bool, ...]], compiler.Launcher] = {}
+        self.spare_notes: defaultdict[int, list[Notes]] = defaultdict(list)
+        self._launchers: dict[str, dict[tuple[bool, ...], compiler.Launcher]] = {kind: {} for kind in KINDS}
 
     def launcher(self, kind: str, gradients: tuple[bool, ...]) -> compiler.Launcher:
         """The kernel for an entry point, with everything that this plan fixes."""
-        found = self._launchers.get((kind, gradients))
+        known = self._launchers[kind]
+        found = known.get(gradients)
         if found is None:
             variant = self.variant(kind, gradients)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
             fixed = (self.groups, self.plan.divisor, 1.0 / self.plan.divisor, where)
-            found = compiler.Launcher(variant, self.blocks, self.threads, fixed)
-            self._launchers[kind, gradients] = found
+            found = known[gradients] = compiler.Launcher(variant, self.blocks, self.threads, fixed)
         return found
+
+    def reuse_notes(self, stream: int) -> Notes | None:
+        """Notes that a backward on this stream gave back, if there are any."""
+        try:
+            return self.spare_notes[stream].pop()
+        except IndexError:
+            return None
 
     def variant(self, kind: str, gradients: tuple[bool, ...]) -> Variant:
         """What is compiled for this launch."""
@@ -153,7 +161,7 @@ class SumPart:
             launch.dimension_words(x.kept, x.kept_strides),
             launch.dimension_words(x.reduced, x.reduced_strides),
         )
-        kinds = {"broadcast_gradient": warps, "combine_slices": -(-x.outputs // launch.WARP)}
+        kinds = {"broadcast_gradient": warps, "combine_slices": x.outputs}
         if not self.partials:
             del kinds["combine_slices"]
         variant = Variant(
@@ -206,6 +214,7 @@ class Plan:
         self.slot = hash((loss.name, flags, reduction, self.shape, self.storage, result)) % EXPECTATIONS
         self.no_gradients = (False,) * len(tensors)
         self._written: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+        self._buffers: dict[tuple[bool, ...], list[tuple[int, tuple[int, ...], tuple[int, ...], str]]] = {}
         self._gradient_parts: dict[launch.Stream, Part] = {}
         self._sum_parts: dict[tuple[int, launch.Stream | None], SumPart] = {}
 
@@ -278,6 +287,17 @@ class Plan:
             found = self._written[wanted] = tuple(w and f for w, f in zip(wanted, self.full, strict=True))
         return found
 
+    def buffers(self, wanted: tuple[bool, ...]) -> list[tuple[int, tuple[int, ...], tuple[int, ...], str]]:
+        """Slot, shape, strides and dtype of each wanted gradient."""
+        found = self._buffers.get(wanted)
+        if found is None:
+            found = self._buffers[wanted] = [
+                (slot, x.shape, self.gradient_strides[slot], x.dtype)
+                for slot, x in enumerate(self.tensors)
+                if wanted[slot]
+            ]
+        return found
+
     def grad_output_stream(self, strides: Sequence[int], misalignment: int) -> launch.Stream:
         """A grad_output per element as the layout sees it."""
         return launch.Stream(tuple(strides), interop.ITEMSIZE[self.result], misalignment)
@@ -305,18 +325,14 @@ class Promise:
         self.gradients, self.addresses, self.notes, self.reusable = gradients, addresses, notes, reusable
 
 
-def gradient_buffers(plan: Plan, device: Device, wanted: Sequence[bool]) -> tuple[list[Any], list[int]]:
+def gradient_buffers(plan: Plan, device: Device, wanted: tuple[bool, ...]) -> tuple[list[Any], list[int]]:
     """New arrays for the gradients that are wanted, None for the others; and the addresses of the arrays."""
-    arrays: list[Any] = []
+    gradients: list[Any] = [None] * len(wanted)
     addresses = []
-    for tensor, strides, w in zip(plan.tensors, plan.gradient_strides, wanted):
-        if w:
-            array = device.empty(tensor.shape, strides, tensor.dtype)
-            addresses.append(device.address(array))
-            arrays.append(array)
-        else:
-            arrays.append(None)
-    return arrays, addresses
+    for slot, shape, strides, dtype in plan.buffers(wanted):
+        array = gradients[slot] = device.empty(shape, strides, dtype)
+        addresses.append(device.address(array))
+    return gradients, addresses
 
 
 def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
@@ -333,10 +349,8 @@ def reduce_with_gradient(
 ) -> tuple[Any, Promise]:
     """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
     part, stream, capturing = plan.part, device.stream(), device.capturing()
-    spare = part.spare_notes.get(stream)
-    if spare and not capturing:
-        notes = spare.pop()
-    else:
+    notes = None if capturing else part.reuse_notes(stream)
+    if notes is None:
         array = device.empty((part.warps,), (1,), "float64")
         notes = Notes(array, device.address(array))
     value = device.empty((), (), plan.result)
@@ -368,14 +382,17 @@ def verified_gradient(
     part, stream = plan.part, device.stream()
     launcher = part.launcher("verify_gradient", wanted)
     expectation = device.expectation(plan.slot)
+    if promise is not None and promise.reusable and device.capturing():
+        # The graph will run again, the forward that made the promise will not.
+        promise = None
     if promise is None:
         gradients, addresses = gradient_buffers(plan, device, wanted)
         launcher(stream, *pointers, *addresses, grad_output, 0, expectation, *parameters)
         return gradients
     notes = promise.notes
     launcher(stream, *pointers, *promise.addresses, grad_output, notes.address, expectation, *parameters)
-    if promise.reusable and not device.capturing():
-        part.spare_notes.setdefault(stream, []).append(notes)
+    if promise.reusable:
+        part.spare_notes[stream].append(notes)
     return promise.gradients
 
 
@@ -435,12 +452,12 @@ def gradients(
 ) -> list[Any]:
     """Every wanted gradient, whichever kernels it takes; None for the others."""
     written = plan.written(wanted)
-    result: list[Any] = [None] * len(wanted)
-    if any(written):
-        if grad_output_strides is None:
-            result = verified_gradient(plan, device, pointers, parameters, written, grad_output, promise)
-        else:
-            result = elements_gradient(plan, device, pointers, parameters, written, grad_output, grad_output_strides)
+    if grad_output_strides is not None and True in written:
+        result = elements_gradient(plan, device, pointers, parameters, written, grad_output, grad_output_strides)
+    elif True in written:
+        result = verified_gradient(plan, device, pointers, parameters, written, grad_output, promise)
+    else:
+        result = [None] * len(wanted)
     if written != wanted:
         for slot, (w, f) in enumerate(zip(wanted, plan.full, strict=True)):
             if w and not f:

@@ -103,10 +103,16 @@ def docstring(loss: Loss) -> str:
     lines = [loss.summary, "", f"    {loss.formula}", "", "Args:"]
     shape = "(*), floating" + (" or integer" if any(x.integer for x in loss.operands) else "")
     for operand in loss.operands:
-        domain = operand.domain if isinstance(operand.domain, str) else " or ".join(dict.fromkeys(operand.domain[1].values()))
+        domain = (
+            operand.domain
+            if isinstance(operand.domain, str)
+            else " or ".join(dict.fromkeys(operand.domain[1].values()))
+        )
         lines.append(f"    {operand.name}: {operand.doc} Shape {shape}; operands broadcast. Domain: {domain}.")
     for parameter in loss.parameters:
-        lines.append(f"    {parameter.name}: {parameter.doc} Must be {parameter.requirement}. Default {parameter.default!r}.")
+        lines.append(
+            f"    {parameter.name}: {parameter.doc} Must be {parameter.requirement}. Default {parameter.default!r}."
+        )
     for flag in loss.flags:
         lines.append(f"    {flag.name}: {flag.doc} Default {flag.default!r}.")
     choices = ", ".join(repr(x) for x in loss.reductions)

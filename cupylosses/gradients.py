@@ -35,7 +35,9 @@ def value_and_grad(
     count = len(definition.operands)
     if len(operands) != count:
         names = ", ".join(x.name for x in definition.operands)
-        raise TypeError(f"{definition.name}: value_and_grad takes the operands {names} by position, got {len(operands)}.")
+        raise TypeError(
+            f"{definition.name}: value_and_grad takes the operands {names} by position, got {len(operands)}."
+        )
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for position in positions:
         if not -count <= position < count:
@@ -97,7 +99,7 @@ def _numpy(loss: Loss, arrays: Sequence[Any], wanted: Sequence[bool], options: d
         import torch
     except ImportError as error:
         raise ImportError(
-            f"{loss.name}: gradients of NumPy arrays need torch: `pip install \"cupylosses[torch]\"`."
+            f'{loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
         ) from error
     # torch has no negative strides: a reversed array is the one kind that is copied.
     arrays = [x.copy() if any(s < 0 for s in x.strides) else x for x in arrays]
@@ -105,7 +107,9 @@ def _numpy(loss: Loss, arrays: Sequence[Any], wanted: Sequence[bool], options: d
     return value.numpy()[()], [None if g is None else g.numpy() for g in gradients]
 
 
-def _cupy(loss: Loss, arrays: tuple[Any, ...], wanted: tuple[bool, ...], options: dict[str, Any]) -> tuple[Any, list[Any]]:
+def _cupy(
+    loss: Loss, arrays: tuple[Any, ...], wanted: tuple[bool, ...], options: dict[str, Any]
+) -> tuple[Any, list[Any]]:
     values = loss.values()
     reduction = checks.reduction(loss, options.pop("reduction", "mean"))
     unknown = set(options) - set(values)

@@ -27,7 +27,7 @@ def cupy() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "cupylosses: tensors on a GPU need CuPy, which is not installed or does not load "
-            f"({error}). Install the wheel of your CUDA version: `pip install \"cupylosses[cuda13x]\"`, "
+            f'({error}). Install the wheel of your CUDA version: `pip install "cupylosses[cuda13x]"`, '
             '`"cupylosses[cuda12x]"` or `"cupylosses[cuda11x]"`. Only one of them may be installed.'
         ) from error
     except OSError as error:

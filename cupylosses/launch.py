@@ -31,6 +31,9 @@ UNROLL = {1: 4, 2: 4, 4: 4, 8: 4}
 #: Partial sums of a reduced loss: a warp each on the largest GPUs, and few enough for the last block to add at once.
 MAX_GROUPS = 1 << 12
 
+#: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
+MIN_BLOCKS = 64
+
 #: Partial sums of a broadcast operand's gradient (doubles), and the slices that are worth having.
 MAX_PARTIALS = 1 << 19
 SLICE_TERMS = 128
@@ -164,9 +167,7 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
     return Layout(kind, lanes, sizes, strides, access)
 
 
-def _widest(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool
-) -> int:
+def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
     items = [x.itemsize for x in streams]
     lanes = min(16 // min(items), 32 // max(items), 8)
     while lanes > 1:
@@ -196,12 +197,12 @@ def groups(vectors: int, lanes: int) -> int:
 
 
 def threads(groups: int) -> int:
-    """Threads of a block: fewer where there are few groups, so that every SM gets one.
+    """Threads of a block: fewer where there are few groups, for at least MIN_BLOCKS blocks.
 
     Depends on the groups alone, because the last block's sum over the partials is cut by it.
     """
     count = MAX_THREADS
-    while count > 64 and groups * WARP < count * 512:
+    while count > 64 and groups * WARP < count * MIN_BLOCKS:
         count //= 2
     return count
 
@@ -252,8 +253,10 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
             "make the tensors contiguous with `.contiguous()`."
         )
     outputs, length = prod(kept), prod(reduced)
-    # Lanes run along whichever of the two is nearer to unit stride in what is read; ties go to the longer one.
-    near = [_nearest(strides[:-1]) for strides in (kept_strides, reduced_strides)]
+    # Lanes run along whichever of the two is nearer to unit stride in the streams that have both, which are the large
+    # ones; ties go to the longer one.
+    large = [i for i in range(len(streams)) if any(kept_strides[i]) and any(reduced_strides[i])]
+    near = [_nearest([strides[i] for i in large]) for strides in (kept_strides, reduced_strides)]
     columns = outputs > 1 and (near[0] < near[1] or (near[0] == near[1] and outputs >= length))
     warps = -(-outputs // WARP) if columns else outputs
     terms = SLICE_TERMS if columns else SLICE_TERMS * WARP

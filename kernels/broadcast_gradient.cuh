@@ -9,11 +9,11 @@
 // r is cut into `slices` of `slice_length` so that few outputs still fill the GPU. With one slice the result is stored
 // at once; with more, partials[slice * outputs + m] holds the pieces and `combine_slices` adds them in order.
 //
-// Order of additions: a lane adds runs of kRun terms in Compute, runs in double, then (lanes along r) the fixed warp
-// tree, then slices in order. All of it follows from the two sizes, never from the grid.
+// Order of additions: a lane adds its terms in order, then (lanes along r) the fixed warp tree, then slices by a fixed
+// tree. All of it follows from the two sizes, never from the grid. Everything is added in double: these terms have
+// signs and cancel, and float runs as in pointwise.cuh lost digits that PyTorch keeps.
 
-constexpr int kRun = 32;
-constexpr int kInFlight = 4;  // terms whose loads are issued together; divides kRun
+constexpr int kInFlight = 4;  // terms whose loads are issued together
 
 template <class Loss_, class Sources_, class Element_, int kSlot_>
 struct BroadcastGradient {
@@ -49,7 +49,8 @@ struct BroadcastGradient {
   template <int... kSlot>
   __device__ __forceinline__ void load_term(const int64 (&at)[kStreams], Term& term, Indices<kSlot...>) const {
     ((get<kSlot>(term.operands) = ::load<1>(get<kSlot>(sources), at[kSlot])), ...);
-    if constexpr (kScaledPerElement) term.grad_output = ::load<1>(element, at[kElementStream]).template lane<Compute>(0);
+    if constexpr (kScaledPerElement)
+      term.grad_output = ::load<1>(element, at[kElementStream]).template lane<Compute>(0);
   }
 
   template <int... kSlot>
@@ -79,7 +80,6 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
                                            double* partials) {
   constexpr int kStreams = Program::kStreams;
-  using Compute = typename Program::Compute;
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 bundles = kColumns ? (outputs + kWarp - 1) / kWarp : outputs;
@@ -93,27 +93,21 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
     int64 base[kStreams];
     program.kept.offsets(active ? output : 0, base);
     double total = 0.0;
-    for (int64 run = slice * slice_length + (kColumns ? 0 : lane); run < end; run += kRun * stride) {
-      Compute partial = 0;
-#pragma unroll 1
-      for (int batch = 0; batch < kRun; batch += kInFlight) {
-        typename Program::Term term[kInFlight];
+    for (int64 r = slice * slice_length + (kColumns ? 0 : lane); r < end; r += kInFlight * stride) {
+      typename Program::Term term[kInFlight];
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          const int64 r = run + (batch + i) * stride;
-          // A term that does not exist loads the first one instead, so that the loads need no branch, and is dropped.
-          int64 at[kStreams];
-          program.reduced.offsets(r < end ? r : 0, at);
+      for (int i = 0; i < kInFlight; ++i) {
+        // A term that does not exist loads the first one instead, so that the loads need no branch, and is dropped.
+        int64 at[kStreams];
+        program.reduced.offsets(r + i * stride < end ? r + i * stride : 0, at);
 #pragma unroll
-          for (int s = 0; s < kStreams; ++s) at[s] += base[s];
-          program.load_term(at, term[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          if (run + (batch + i) * stride < end) partial += program.derivative(term[i]);
-        }
+        for (int s = 0; s < kStreams; ++s) at[s] += base[s];
+        program.load_term(at, term[i]);
       }
-      total += partial;
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (r + i * stride < end) total += program.derivative(term[i]);
+      }
     }
     if (!kColumns) {
       // Lanes whose first term lies behind the end have skipped the loop: meet again before the shuffles.
@@ -130,16 +124,17 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   }
 }
 
-// g[m] from its slices, one thread per output.
+// g[m] from its slices, one warp per output: few outputs have many slices.
+// Preconditions: blockDim.x is a multiple of 32.
 template <class Program, class Storage, class Result>
 __device__ __forceinline__ void combine_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                                int64 outputs, int64 slices, const double* partials) {
-  const int64 threads = static_cast<int64>(gridDim.x) * blockDim.x;
-  for (int64 m = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; m < outputs; m += threads) {
-    double total = 0.0;
-    for (int64 slice = 0; slice < slices; ++slice) total += partials[slice * outputs + m];
+  const int lane = threadIdx.x % kWarp;
+  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  for (int64 m = global_warp(); m < outputs; m += warps) {
+    const double total = warp_sum(sum_every(partials + m, lane * outputs, kWarp * outputs, slices * outputs));
     int64 base[Program::kStreams];
     program.kept.offsets(m, base);
-    deposit.store(base[Program::kResultStream], total);
+    if (lane == 0) deposit.store(base[Program::kResultStream], total);
   }
 }

@@ -24,10 +24,10 @@ struct KnownScale {
   }
 };
 
-// expected grad_output * weight, noted in used[warp]. Without a table the expectation is 1. The load is issued when this
-// is made and awaited when the factor is first asked for, behind the loads of the operands: a small loss is all latency.
-// A weight and not a divisor, because a division in double is a call, around which those loads would have to be spilled.
-// Preconditions: every lane of the warp makes it, and asks the first time, together.
+// expected grad_output * weight, noted in used[warp]. Without a table the expectation is 1. The load is issued when
+// this is made and awaited when the factor is first asked for, behind the loads of the operands: a small loss is all
+// latency. A weight and not a divisor, because a division in double is a call, around which those loads would have to
+// be spilled. Preconditions: every lane of the warp makes it, and asks the first time, together.
 template <class Compute>
 struct ExpectedScale {
   double* used;
@@ -37,7 +37,8 @@ struct ExpectedScale {
   Compute value;
 
   __device__ __forceinline__ ExpectedScale(const double* expected, double* used, double weight)
-      : used(used), weight(weight), loaded(expected == nullptr ? 1.0 : __ldcg(expected)), known(false) {}
+      : used(used), weight(weight), loaded(expected == nullptr ? 1.0 : __ldcg(expected)), known(false) {
+  }
 
   __device__ __forceinline__ Compute factor() {
     if (!known) {
@@ -55,7 +56,8 @@ struct ExpectedScale {
 // as bits: a NaN equals itself, and -0 differs from 0. Without notes the gradient is always stale.
 // Preconditions: every lane of the warp calls it together.
 __device__ __forceinline__ bool verify(double true_grad_output, const double* used, double* expected) {
-  const bool stale = used == nullptr || __double_as_longlong(used[global_warp()]) != __double_as_longlong(true_grad_output);
+  const bool stale =
+      used == nullptr || __double_as_longlong(used[global_warp()]) != __double_as_longlong(true_grad_output);
   if (stale && expected != nullptr && global_warp() == 0 && threadIdx.x == 0) *expected = true_grad_output;
   return stale;
 }

@@ -5,7 +5,8 @@
 // the innermost dimension first. Two layouts cover everything:
 //
 //   Flat   one dimension: dense tensors of any rank and any order, with operands that are single numbers.
-//   Rows   an innermost dimension of whole vectors and kRank outer ones (1, a matrix, or up to kMaxRank): broadcasting along rows or columns,
+//   Rows   an innermost dimension of whole vectors and kRank outer ones (1, a matrix, or up to kMaxRank): broadcasting
+//   along rows or columns,
 //          slices, and (with kLanes = 1) arbitrary strides.
 //
 // A cursor is a lane's place; `advance` moves it by one vector per lane of the warp. All indices have 64 bits: 2^31

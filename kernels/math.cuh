@@ -37,16 +37,18 @@ __device__ __forceinline__ T scalar_sign(T x) {
   return x > T(0) ? T(1) : (x < T(0) ? T(-1) : x * T(0));
 }
 
-// log(a / b) for a, b > 0, where log(a) - log(b) would cancel: with the larger over the smaller it is log1p of a
-// quotient whose numerator is exact near 1 (Sterbenz) and good to half a unit elsewhere. Only where that quotient leaves
-// the range of T are the logarithms subtracted; that also gives the limits at 0.
+// log(a / b) for a, b >= 0, where log(a) - log(b) would cancel: with the larger over the smaller it is log1p of a
+// quotient whose numerator is exact near 1 (Sterbenz) and good to half a unit elsewhere. Only where that quotient
+// leaves the range of T are the logarithms subtracted; that also gives the limits at 0, and NaN for what is no
+// probability: the quotient of two negative numbers would look like one.
 template <class T>
 __device__ __forceinline__ T scalar_log_ratio(T a, T b) {
   const bool less = a < b;
   const T high = less ? b : a;
   const T low = less ? a : b;
   const T excess = (high - low) / low;
-  const T ratio = excess < T(1e38) ? scalar_log1p(excess) : scalar_log(high) - scalar_log(low);
+  const bool in_range = low > T(0) && excess < T(1e38);
+  const T ratio = in_range ? scalar_log1p(excess) : scalar_log(high) - scalar_log(low);
   return less ? -ratio : ratio;
 }
 

@@ -12,10 +12,11 @@
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
 // Order of additions. The index space is cut into batches of 32 lanes x kUnroll vectors, and batch b belongs to group
-// b % groups: neighbouring warps read neighbouring batches, which memory likes, and groups are many and equal. A lane adds
-// its elements in order, kMaxRun of them in Compute and those runs in double, then lanes are added by a fixed tree. One
-// partial per group is stored, and the last block adds the partials in order. The number of groups follows from the
-// number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits alone.
+// b % groups: neighbouring warps read neighbouring batches, which memory likes, and groups are many and equal. A lane
+// adds its elements in order, kMaxRun of them in Compute and those runs in double, then lanes are added by a fixed
+// tree. One partial per group is stored, and the last block adds the partials in order. The number of groups follows
+// from the number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits
+// alone.
 
 constexpr int kMaxRun = 64;
 
@@ -65,7 +66,8 @@ __device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, c
   store_stream<kLanes>(sink.pointer + offset, NarrowPack<Storage, kLanes>::from(x));
 }
 template <int kLanes, class Compute>
-__device__ __forceinline__ void store(Absent, int64, const Compute (&)[kLanes]) {}
+__device__ __forceinline__ void store(Absent, int64, const Compute (&)[kLanes]) {
+}
 
 template <bool kCondition, class A, class B>
 struct Conditional {
@@ -251,8 +253,8 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
 template <int kUnroll, class Program, class Scale>
 __device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 groups, double* memory,
                                              bool* result) {
-  // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is that
-  // of sum_partials, whose other leaves are zero.
+  // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is
+  // that of sum_partials, whose other leaves are zero.
   __shared__ double shared_partials[kWarp];
   const bool alone = gridDim.x == 1 && groups <= kWarp;
   const Workspace work = workspace(memory);

@@ -46,25 +46,30 @@ __device__ __forceinline__ bool arrive_last(unsigned* ticket) {
   return last;
 }
 
-// partials[0] + partials[1] + ... in an order that depends on `count` and blockDim.x alone, in thread 0.
-// Preconditions: those of block_sum. Reads past L1, where a stale line of an earlier launch could lie.
-__device__ __forceinline__ double sum_partials(const double* partials, int64 count) {
-  // One block does this while the GPU waits: its loads overlap, and its additions form a tree instead of a chain.
+// x[first] + x[first + step] + ... up to `count`, for sums that the whole GPU waits for: loads overlap, and additions
+// form a tree instead of a chain. Reads past L1, where a stale line of an earlier launch could lie.
+__device__ __forceinline__ double sum_every(const double* x, int64 first, int64 step, int64 count) {
   constexpr int kAhead = 16;
   double total = 0.0;
-  for (int64 first = threadIdx.x; first < count; first += kAhead * blockDim.x) {
-    double x[kAhead];
+  for (int64 start = first; start < count; start += kAhead * step) {
+    double term[kAhead];
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      const int64 i = first + static_cast<int64>(j) * blockDim.x;
-      x[j] = i < count ? __ldcg(partials + i) : 0.0;
+      const int64 i = start + j * step;
+      term[j] = i < count ? __ldcg(x + i) : 0.0;
     }
 #pragma unroll
-    for (int step = 1; step < kAhead; step *= 2) {
+    for (int span = 1; span < kAhead; span *= 2) {
 #pragma unroll
-      for (int j = 0; j < kAhead; j += 2 * step) x[j] += x[j + step];
+      for (int j = 0; j < kAhead; j += 2 * span) term[j] += term[j + span];
     }
-    total += x[0];
+    total += term[0];
   }
-  return block_sum(total);
+  return total;
+}
+
+// partials[0] + partials[1] + ... in an order that depends on `count` and blockDim.x alone, in thread 0.
+// Preconditions: those of block_sum.
+__device__ __forceinline__ double sum_partials(const double* partials, int64 count) {
+  return block_sum(sum_every(partials, threadIdx.x, blockDim.x, count));
 }

@@ -16,6 +16,7 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -47,6 +48,11 @@ def main() -> int:
     device = find_device(arguments.device, parser)
     if arguments.compile and device == "cpu":
         parser.error("--compile times torch.compile on a GPU, and there is none here")
+    sections = planned(arguments, device)
+    names = [(check.loss.name, *check.words) for _, found, _ in sections for check in found]
+    if not names:
+        parser.error("nothing to do: no loss has this combination of dtype, reduction, layout and shape")
+
     console = Console(soft_wrap=True)
     where = report.environment(device)
     console.print(first_line(device, where), style="bold", highlight=False)
@@ -58,10 +64,6 @@ def main() -> int:
         torch.set_num_threads(1)
 
     begin = perf_counter()
-    sections = planned(arguments, device)
-    names = [r for name, found, _ in sections for check in found for r in [(check.loss.name, *check.words)]]
-    if not names:
-        parser.error("nothing to do: no loss has this combination of dtype, reduction, layout and shape")
     warm_up(next(check for _, found, _ in sections for check in found))
     lines = report.Report(console, report.columns(names, arguments.compile))
     alive = run(sections, lines, console)
@@ -77,7 +79,7 @@ def warm_up(check: Check) -> None:
 
     Each timing begins with a collection, which would otherwise take longer than the check.
     """
-    guarded("", check, partial(accuracy_and_time, compile=False))
+    guarded("", replace(check, shape=SHAPE), partial(accuracy_and_time, compile=False))
     gc.collect()
     gc.freeze()
 
@@ -118,7 +120,7 @@ def planned(arguments: argparse.Namespace, device: str) -> list[Section]:
     sections: list[Section] = [("losses", matrix.checks(selection), accuracy)]
     if not arguments.layout:
         sections.append((bits.REPEATED, list(bits.repeated_checks(selection, bool(arguments.shape))), bits.repeated))
-        sections.append((bits.ARRAYS, list(bits.array_checks(selection)), bits.arrays))
+        sections.append((bits.section(device), list(bits.array_checks(selection)), bits.arrays))
     return sections
 
 

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from cupylosses.codegen import Variant, source
 from cupylosses.definition import registry
-from cupylosses.testing.nvrtc import CompileError, Compiled, Nvrtc, find_library
+from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, find_library
 from cupylosses.testing.variants import complaints, variants
 
 

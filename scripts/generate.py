@@ -1,7 +1,7 @@
 """Writes what is derived from the definitions and yet has to be a file: the type stub and the tables of the documents.
 
-    python scripts/generate.py            writes them
-    python scripts/generate.py --check    writes nothing, and exits with 1 if one of them is stale
+python scripts/generate.py            writes them
+python scripts/generate.py --check    writes nothing, and exits with 1 if one of them is stale
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def docstring(loss: Loss) -> str: ...
 
 def stub() -> str:
     """``functional.pyi``: a signature with types and the docstring for each loss."""
-    return STUB_HEAD + "".join("\n" + stub_function(x) for x in registry().values())
+    return STUB_HEAD + "\n".join(stub_function(x) for x in registry().values())
 
 
 def stub_function(loss: Loss) -> str:
@@ -80,7 +80,7 @@ def losses() -> str:
     """The README's table."""
     rows = []
     for loss in registry().values():
-        options = [f"`{x.name}={x.default!r}`" for x in (*loss.parameters, *loss.flags)]
+        options = [f"`{x.name}={x.default!r}`" for x in loss.options]
         reductions = ", ".join(loss.reductions)
         twin = f"`{loss.torch}`" if loss.torch else ""
         rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(options), reductions, twin])

@@ -13,6 +13,7 @@ import configparser
 import ctypes
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -121,12 +122,14 @@ def default_environment(cupy: str) -> str:
 
 
 def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
-    """An environment with the library and these extras; returns its interpreter."""
-    windows = sys.platform == "win32"
-    python = environment / ("Scripts/python.exe" if windows else "bin/python")
-    done = environment / f"installed-{fingerprint(extras, cuda)}"
-    if python.exists() and done.exists():
-        return python
+    """An environment with the library and at least these extras; returns its interpreter."""
+    python = environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    record, fingerprint = environment / "installed.json", installation_fingerprint(cuda)
+    installed = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    if python.exists() and installed.get("fingerprint") == fingerprint:
+        if set(extras) <= set(installed["extras"]):
+            return python
+        extras = sorted({*extras, *installed["extras"]})
     if not python.exists():
         say(f"creating {environment}")
         create(environment)
@@ -139,16 +142,16 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
         check_call([*install, "--extra-index-url", index, "torch"])
     say(f"installing cupylosses with {', '.join(extras)}")
     check_call([*install, "--editable", f".[{','.join(extras)}]"])
-    done.touch()
+    record.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}), encoding="utf-8")
     return python
 
 
-def fingerprint(extras: "list[str]", cuda: int) -> str:
-    """Changes with everything that decides what is installed."""
-    digest = hashlib.sha256(repr((sorted(extras), cuda, sys.version_info[:2])).encode())
+def installation_fingerprint(cuda: int) -> str:
+    """Changes with everything but the extras that decides what is installed."""
+    digest = hashlib.sha256(repr((cuda, sys.version_info[:2])).encode())
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def create(environment: Path) -> None:
@@ -236,7 +239,7 @@ def check_requirements(extras: "list[str]") -> None:
 def warn_if_torch_sees_no_gpu(python: Path, driver: int) -> None:
     check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     if subprocess.call([str(python), "-W", "ignore", "-c", check], stderr=subprocess.DEVNULL):
-        say(f"torch sees no GPU although the driver has one (CUDA {driver}): this build of torch does not fit the driver")
+        say(f"torch sees no GPU, although the driver has one for CUDA {driver}: its build does not fit the driver")
 
 
 if __name__ == "__main__":

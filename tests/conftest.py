@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import cupylosses
 from cupylosses.definition import Loss, registry
@@ -22,6 +23,13 @@ GPU = torch.cuda.is_available()
 
 #: Free memory that a test marked ``large`` may count on.
 LARGE_BYTES = 24 << 30
+
+
+# The same examples in every run, and no time limit on machines that are busy.
+settings.register_profile(
+    "cupylosses", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.load_profile("cupylosses")
 
 
 def pytest_configure(config: pytest.Config) -> None:

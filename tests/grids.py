@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from cupylosses.checks import FLOATING
 from cupylosses.definition import registry
 from cupylosses.testing.layouts import WIDEST
 
@@ -34,6 +35,15 @@ MIXED = {
     ("int32", "float32"): "float32",
     ("int16", "float32"): "float32",
 }
+
+#: Every mixture in one loss that takes integers, and a few in the others: the loads do not know the loss.
+MIXTURES = [
+    pytest.param(loss, dtypes, id=f"{loss.name}-{'-'.join(dtypes)}")
+    for position, loss in enumerate(sorted(registry().values(), key=lambda x: not x.operands[0].integer))
+    for dtypes in MIXED
+    if position == 0 or dtypes in [("float32", "bfloat16"), ("float16", "bfloat16"), ("float32", "int64")]
+    if all(x.integer or name in FLOATING for x, name in zip(loss.operands, (*dtypes, *dtypes[-1:] * 2)))
+]
 
 #: One element; around a vector of each width; around what a warp takes at once (32 lanes, 4 vectors, each width).
 SIZES = sorted(

@@ -15,16 +15,11 @@ from math import prod
 
 import numpy
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupylosses import codegen, launch
 from cupylosses.definition import MAX_OPERANDS
-
-settings.register_profile(
-    "quick", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
-settings.load_profile("quick")
 
 ITEMSIZES = (1, 2, 4, 8)
 

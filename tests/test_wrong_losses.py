@@ -306,7 +306,7 @@ def test_wrong_function_is_caught(
 ) -> None:
     name = next(n for n, (s, _) in WRONG.items() if s is spoil)
     if says_nothing(check, loss, name):
-        return
+        pytest.skip(f"{loss.name} has nothing of the kind")
     right = getattr(F, loss.name)
     check(right, loss, device=device)
     # gradcheck has an exception of its own.

@@ -59,9 +59,9 @@ smooth_l1_loss = define(
     formula="d^2 / (2 beta) where d < beta, else d - beta / 2, with d = |input - target|",
     operands=(_INPUT, _TARGET),
     parameters=(Parameter("beta", 1.0, "Where the two branches meet; 0 gives `l1_loss`.", minimum=0.0),),
-    # The slope is a factor, not a division, and stands between the two d so that beta = inf gives 0, not inf * 0.
-    let={"d": "abs(input - target)", "slope": "0.5 / beta"},
-    value="where(d < beta, (d * slope) * d, d - 0.5 * beta)",
+    # d * slope stands alone so that neither beta = inf gives inf * 0 nor the gradient of a tiny d is flushed to zero.
+    let={"d": "abs(input - target)", "slope": "1 / beta"},
+    value="where(d < beta, 0.5 * (d * (d * slope)), d - 0.5 * beta)",
     reference=_smooth_l1_reference,
     torch="smooth_l1_loss",
     legacy=True,

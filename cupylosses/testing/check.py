@@ -187,7 +187,8 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
     gradients: list[Comparison] = []
     problems: list[str] = []
     for grad_output in upstream:
-        expected = exact if grad_output is upstream[0] else exact.times(grad_output / upstream[0])
+        # Gradients are linear in the upstream gradient.
+        factor = 1.0 if grad_output is upstream[0] else grad_output / upstream[0]
         eager_call, theirs = run_torch(check, operands, grad_output)
         memory.poison(_output_bytes(check, operands), check.device)
         ours = run(check.ours(), operands, check.gradients_of, grad_output)
@@ -195,7 +196,7 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
         problems += wrong
         if wrong:
             continue
-        value, found = judge(ours.to(where), expected, theirs and theirs.to(where), _biases(check, operands))
+        value, found = judge(ours.to(where), exact, theirs and theirs.to(where), _biases(check, operands), factor)
         values.append(value)
         gradients += found
         if not value.ok:
@@ -206,14 +207,18 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
 
 
 def judge(
-    ours: Result, expected: Truth, theirs: Result | None, biases: Sequence[float | None]
+    ours: Result, expected: Truth, theirs: Result | None, biases: Sequence[float | None], factor: float
 ) -> tuple[Comparison, list[Comparison]]:
-    """Compares a value and every gradient with the truth, torch's result beside; ``biases`` as in `compare`."""
+    """Compares the value and every gradient with the truth, torch's result beside; ``biases`` as in `compare`.
+
+    ``factor`` is the upstream gradient in units of the one that the truth is for.
+    """
     value = compare(ours.value, expected.value, None if theirs is None else theirs.value)
     gradients = []
     for i, (gradient, exact) in enumerate(zip(ours.gradients, expected.gradients, strict=True)):
         if gradient is not None and exact is not None:
-            gradients.append(compare(gradient, exact, None if theirs is None else theirs.gradients[i], biases[i]))
+            other = None if theirs is None else theirs.gradients[i]
+            gradients.append(compare(gradient, exact, other, biases[i], factor))
     return value, gradients
 
 

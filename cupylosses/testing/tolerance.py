@@ -66,10 +66,6 @@ class Expected:
         """The truth of ``factor`` times the result."""
         return Expected(self.exact * factor, self.rms * abs(factor), self.total * abs(factor))
 
-    def to(self, device: str) -> Expected:
-        """The same on another device."""
-        return Expected(self.exact.to(device), self.rms.to(device), self.total.to(device))
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -148,8 +144,10 @@ def allowed(expected: Expected, kind: dtype, bias: float | None = None) -> Tenso
     return 0.5 * ulp(expected.exact, kind) + finite + flushed
 
 
-def compare(result: Tensor, expected: Expected, other: Tensor | None = None, bias: float | None = None) -> Comparison:
-    """Holds a result against the truth by the rule above.
+def compare(
+    result: Tensor, expected: Expected, other: Tensor | None = None, bias: float | None = None, factor: float = 1.0
+) -> Comparison:
+    """Holds a result against ``factor`` times the truth by the rule above.
 
     ``other`` is torch's own result, ``bias`` overrides the table's.
 
@@ -160,7 +158,7 @@ def compare(result: Tensor, expected: Expected, other: Tensor | None = None, bia
         raise ValueError(f"the result has shape {tuple(result.shape)}, the truth {tuple(expected.exact.shape)}")
     comparison = Comparison(other_ulps=None if other is None else 0.0)
     for index in pieces(result.shape):
-        cut = Expected(*(part(x, index) for x in (expected.exact, expected.rms, expected.total)))
+        cut = Expected(*(part(x, index) for x in (expected.exact, expected.rms, expected.total))).times(factor)
         theirs = None if other is None else other[index]
         comparison = _merge(comparison, _piece(result[index], cut, theirs, index, bias))
     return comparison

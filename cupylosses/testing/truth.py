@@ -33,10 +33,6 @@ class Truth:
     value: Expected
     gradients: tuple[Expected | None, ...]
 
-    def times(self, grad_output: float) -> Truth:
-        """The truth for another grad_output of a reduced loss: gradients are linear in it."""
-        return Truth(self.value, tuple(None if g is None else g.times(grad_output) for g in self.gradients))
-
 
 def truth(
     loss: Loss,
@@ -103,8 +99,9 @@ class _Sum:
 
     def divided(self, divisor: int) -> Expected:
         """The sums divided, as a mean is; nothing divided by nothing is NaN, as in torch."""
-        exact, total = self.buffers[0] / divisor, self.buffers[1] / divisor
-        return Expected(exact, self.buffers[2].sqrt() / divisor if self.summed else total, total)
+        # In place: of a huge loss, each of these is many gigabytes.
+        exact, total = (x.div_(divisor) for x in self.buffers[:2])
+        return Expected(exact, self.buffers[2].sqrt_().div_(divisor) if self.summed else total, total)
 
 
 def _widen(x: Tensor, flush: bool) -> Tensor:

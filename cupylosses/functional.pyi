@@ -1,0 +1,215 @@
+"""The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
+
+from typing import Any, Literal, Protocol, TypeVar
+
+from cupylosses.definition import Loss
+
+class _Exchangeable(Protocol):
+    """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+
+_Array = TypeVar("_Array", bound=_Exchangeable)
+
+__all__: list[str]
+
+def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
+def backend(library: str) -> Any: ...
+def docstring(loss: Loss) -> str: ...
+def kl_div(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Literal["none", "mean", "sum", "batchmean"] = "mean",
+    log_target: bool = False,
+    log_input: bool = True,
+) -> _Array:
+    """Kullback-Leibler divergence of the prediction from the target, element by element.
+
+        target (log target - input), with input = log of the predicted probability
+
+    Args:
+        input: The predicted distribution as log-probabilities, or as probabilities with `log_input=False`. Shape (*), floating; operands broadcast. Domain: log_probability or probability.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`. Shape (*), floating; operands broadcast. Domain: log_probability or probability.
+        log_target: Whether `target` holds log-probabilities. Default False.
+        log_input: Whether `input` holds log-probabilities; False fuses the logarithm in. Default True.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. Where the target has no mass, value and both gradients are 0, also against an impossible prediction. Where the loss is NaN the gradient is NaN.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    `mean` divides by the number of elements, as torch does; `batchmean`, which divides by the size of the first dimension of the broadcast shape, is the divergence itself.
+
+    Drop-in for ``torch.nn.functional.kl_div``.
+
+    Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    """
+
+def hinge_loss(
+    input: _Array,
+    target: _Exchangeable,
+    margin: float = 1.0,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+) -> _Array:
+    """Hinge loss of a margin classifier, element by element, with broadcasting.
+
+        max(0, margin - input * target)
+
+    Args:
+        input: The score. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        margin: The product above which an element costs nothing. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+
+    Returns:
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input * target = margin the element counts as active: the gradient is (-target, -input). Where the loss is NaN the gradient is NaN.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    A target of shape (D,) belongs to the columns of an input (N, D), as everywhere in NumPy and torch; one target per row is `target[:, None]`.
+
+    Source: C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
+
+def mse_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+) -> _Array:
+    """Squared error.
+
+        (input - target)^2
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN the gradient is NaN.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.mse_loss``.
+
+    Source: C. F. Gauss, Theoria combinationis observationum, 1823.
+    """
+
+def l1_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+) -> _Array:
+    """Absolute error.
+
+        |input - target|
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN the gradient is NaN.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.l1_loss``.
+
+    Source: P. S. Laplace, Theorie analytique des probabilites, 1812.
+    """
+
+def smooth_l1_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    beta: float = 1.0,
+) -> _Array:
+    """Squared error for small differences, absolute error for large ones.
+
+        d^2 / (2 beta) where d < beta, else d - beta / 2, with d = |input - target|
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        beta: Where the two branches meet; 0 gives `l1_loss`. Must be a number >= 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At d = beta both branches have slope 1; with beta = 0 the gradient at input = target is 0. Where the loss is NaN the gradient is NaN.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.smooth_l1_loss``.
+
+    Source: R. Girshick, Fast R-CNN, ICCV 2015.
+    """
+
+def huber_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    delta: float = 1.0,
+) -> _Array:
+    """Squared error for small differences, absolute error scaled by delta for large ones.
+
+        d^2 / 2 where d <= delta, else delta (d - delta / 2), with d = |input - target|
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        delta: Where the two branches meet. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+
+    Returns:
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN the gradient is NaN.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.huber_loss``.
+
+    Source: P. J. Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.
+    """

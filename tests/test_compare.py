@@ -1,0 +1,133 @@
+"""``scripts/compare.py`` as a user runs it: from a checkout, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+pytestmark = pytest.mark.skipif(not (SCRIPTS / "compare.py").is_file(), reason="needs the checkout")
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """The script as a module, for what it does before it changes anything in the process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        yield importlib.import_module("compare")
+        del sys.modules["compare"]
+
+
+def exit_code(script: ModuleType, arguments: tuple[str, ...]) -> object:
+    """What the script exits with before it begins."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["compare.py", *arguments])
+        script.main()
+    return stop.value.code
+
+
+FEW = ("--loss", "mse_loss", "--dtype", "float32", "--device", "cpu")
+
+
+def compare(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the script in a new interpreter, which first executes ``before``."""
+    program = (
+        f"import runpy, sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nsys.path.insert(0, {str(SCRIPTS.parent)!r})\n"
+        f"sys.argv = {['compare.py', *arguments]!r}\n{before}\n"
+        f"runpy.run_path({str(SCRIPTS / 'compare.py')!r}, run_name='__main__')\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_everything_is_right_and_written_down(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = compare(*FEW, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert "validating the CPU path" in lines[0]
+    content = json.loads(file.read_text())
+    rows = content["rows"]
+    assert content["summary"] == {"rows": len(rows), "failed": 0} and content["environment"]["torch"]
+    assert any(f"{len(rows)} rows in" in line and "all ok" in line for line in lines)
+    assert {r["section"] for r in rows} == {"losses", "same bits", "numpy arrays"}
+    assert {"contiguous", "edges", "row", "eight_d"} <= {r["layout"] for r in rows}
+    assert {"all", "input", "target", "none"} == {r["gradients"] for r in rows}
+    measured = [r for r in rows if r["section"] == "losses"]
+    assert all(r["value_ulp"] is not None and r["torch_value_ulp"] is not None for r in measured)
+    # One line each, with the columns below each other.
+    printed = [line for line in lines if line.startswith("mse_loss") and line.endswith("ok")]
+    assert len(printed) == len(rows) and len({len(line) for line in printed}) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("right(*a, **k) * (1 + 1e-4)", "value:"),
+        ("right(a[0], a[1].detach(), **k)", "gradient"),
+        ("right(*a, **k) + next(noise)", "other bits again"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_wrong_loss_fails_the_run(wrong: str, words: str) -> None:
+    spoil = (
+        "import itertools, cupylosses.functional as F\nnoise = (1e-5 * n for n in itertools.count())\n"
+        f"right = F.mse_loss\nF.mse_loss = lambda *a, **k: {wrong}\nF.mse_loss.loss = right.loss\n"
+    )
+    done = compare(*FEW, "--reduction", "mean", before=spoil)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAIL" in done.stdout and words in done.stdout and "failed" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--loss", "no_such_loss"), "no_such_loss"),
+        (("--dtype", "float8"), "'float8' is none of float16"),
+        (("--shape", "12by13"), "'12by13' is no shape such as 4096x4096"),
+        (("--device", "cpu", "--compile"), "--compile times torch.compile on a GPU"),
+        (("--device", "cpu", "--loss", "kl_div", "--dtype", "float32+int64"), "nothing to do"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: tuple[str, ...], words: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(script, arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert exit_code(script, ("--device", "cuda")) == 2
+    error = capsys.readouterr().err
+    assert "finds no GPU" in error and "--device cpu" in error
+
+
+def test_what_is_missing_is_named() -> None:
+    hide = "sys.modules['rich'] = None"
+    done = compare(*FEW, before=hide)
+    assert done.returncode == 2 and "compare.py needs rich" in done.stderr and "pip install" in done.stderr
+
+
+def test_selections(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    chosen = ("--loss", "huber_loss", "kl_div", "--layout", "row", "edges", "--dtype", "float16", "float32+int64")
+    done = compare(*chosen, "--device", "cpu", "--shape", "9x16", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert {(r["loss"], r["dtype"]) for r in rows} == {
+        ("huber_loss", "float16"), ("huber_loss", "float32+int64"), ("kl_div", "float16"),
+    }  # fmt: skip
+    assert {r["layout"] for r in rows} == {"row", "edges"} and len({r["case"] for r in rows}) > 3

@@ -1,0 +1,206 @@
+"""CuPy arrays: the same functions and bits as with torch, on CuPy's current stream, with or without torch installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from grids import CASES, LOADS
+
+import cupylosses
+import cupylosses.functional as F
+from cupylosses.definition import Loss
+from cupylosses.testing import samples
+from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.tolerance import same_bits
+
+cupy = pytest.importorskip("cupy")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
+
+
+def draw(loss: Loss, case: Any = None, dtype: str = "float32", layout: str = "contiguous") -> list[torch.Tensor]:
+    """Operands as torch tensors on the GPU."""
+    shapes = LAYOUTS[layout].shapes((67, 129), len(loss.operands))
+    drawn = samples.operands(loss, loss.values(case), (dtype,) * len(shapes), shapes, "cuda")
+    return LAYOUTS[layout].place(drawn)
+
+
+def uniform(*shape: int, seed: int = 0) -> Any:
+    """Random numbers that need no library of CUDA's."""
+    return cupy.asarray(numpy.random.default_rng(seed).random(shape, dtype=numpy.float32))
+
+
+def everything(loss: Loss) -> tuple[int, ...]:
+    return tuple(range(len(loss.operands)))
+
+
+def as_tensor(x: Any) -> torch.Tensor:
+    return torch.from_dlpack(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_bits_are_those_of_tensors(loss: Loss, case: Any, dtype: str) -> None:
+    """Values and gradients; the arrays are the very memory of the tensors."""
+    tensors = draw(loss, case, dtype)
+    arrays = [cupy.from_dlpack(x) for x in tensors]
+    for reduction in loss.reductions:
+        options = {"reduction": reduction, **case}
+        alone = getattr(F, loss.name)(*arrays, **options)
+        value, gradients = cupylosses.value_and_grad(loss.name, *arrays, argnums=everything(loss), **options)
+        expected, exact = cupylosses.value_and_grad(loss.name, *tensors, argnums=everything(loss), **options)
+        for x in (alone, value, *gradients):
+            assert isinstance(x, cupy.ndarray)
+        assert same_bits(as_tensor(alone), expected)
+        assert same_bits(as_tensor(value), expected)
+        for a, b in zip(gradients, exact, strict=True):
+            assert same_bits(as_tensor(a), b)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("layout", [*LOADS, "transposed", "strided", "row", "column", "outer", "eight_d"])
+def test_layouts(loss: Loss, layout: str, reduction: str) -> None:
+    tensors = draw(loss, layout=layout)
+    arrays = [cupy.from_dlpack(x) for x in tensors]
+    options = {"argnums": everything(loss), "reduction": reduction}
+    value, gradients = cupylosses.value_and_grad(loss.name, *arrays, **options)
+    expected, exact = cupylosses.value_and_grad(loss.name, *tensors, **options)
+    assert same_bits(as_tensor(value), expected)
+    for a, b in zip(gradients, exact, strict=True):
+        assert same_bits(as_tensor(a), b)
+
+
+def test_reversed_arrays(loss: Loss) -> None:
+    """Negative strides, which torch does not have."""
+    arrays = [uniform(65, 33, seed=i)[::-1, ::-1] for i in everything(loss)]
+    dense = [cupy.ascontiguousarray(x) for x in arrays]
+    function = getattr(F, loss.name)
+    assert bool((function(*arrays, reduction="none") == function(*dense, reduction="none")).all())
+    _, found = cupylosses.value_and_grad(function, *arrays, argnums=everything(loss))
+    _, expected = cupylosses.value_and_grad(function, *dense, argnums=everything(loss))
+    for a, b in zip(found, expected, strict=True):
+        assert bool((a == b).all())
+
+
+def test_values_are_those_of_numpy(loss: Loss) -> None:
+    arrays = [numpy.random.default_rng(i).random((67, 129)) for i in range(len(loss.operands))]
+    found = getattr(F, loss.name)(*map(cupy.asarray, arrays))
+    numpy.testing.assert_allclose(cupy.asnumpy(found), getattr(F, loss.name)(*arrays), rtol=1e-12)
+
+
+def test_bfloat16(loss: Loss) -> None:
+    """CuPy 14 spells bfloat16 through ml_dtypes; CuPy 13 does not know it."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    if int(cupy.__version__.partition(".")[0]) < 14:
+        pytest.skip("CuPy knows bfloat16 from 14 on")
+    tensors = draw(loss, dtype="bfloat16")
+    arrays = [cupy.asarray(x.float().cpu().numpy()).astype(ml_dtypes.bfloat16) for x in tensors]
+    value, gradients = cupylosses.value_and_grad(loss.name, *arrays, argnums=everything(loss))
+    expected, exact = cupylosses.value_and_grad(loss.name, *tensors, argnums=everything(loss))
+    for a, b in zip((value, *gradients), (expected, *exact), strict=True):
+        assert a.dtype == ml_dtypes.bfloat16
+        assert bool((a.view(cupy.int16) == cupy.from_dlpack(b.view(torch.int16))).all())
+
+
+def test_one_gradient_and_several(loss: Loss) -> None:
+    arrays = [cupy.from_dlpack(x) for x in draw(loss)]
+    _, all_of_them = cupylosses.value_and_grad(loss.name, *arrays, argnums=everything(loss))
+    for i in everything(loss):
+        _, one = cupylosses.value_and_grad(loss.name, *arrays, argnums=i)
+        assert bool((one == all_of_them[i]).all())
+    value, none = cupylosses.value_and_grad(loss.name, *arrays, argnums=())
+    assert none == () and value == getattr(F, loss.name)(*arrays)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,)])
+def test_degenerate_shapes(loss: Loss, shape: tuple[int, ...]) -> None:
+    arrays = [cupy.full(shape, 0.25) for _ in loss.operands]
+    for reduction in loss.reductions:
+        value, gradients = cupylosses.value_and_grad(loss.name, *arrays, argnums=everything(loss), reduction=reduction)
+        assert value.shape == (shape if reduction == "none" else ())
+        assert [g.shape for g in gradients] == [shape] * len(arrays)
+        if reduction == "sum" and 0 in shape:
+            assert value == 0
+
+
+def test_current_stream_is_waited_for(loss: Loss) -> None:
+    """The operands are still being produced, slowly, on CuPy's current stream."""
+    arrays = [uniform(1031, 1031, seed=i) for i in everything(loss)]
+    expected = cupylosses.value_and_grad(loss.name, *arrays)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    slow = cupy.RawKernel(
+        'extern "C" __global__ void wait() { long long t = clock64(); while (clock64() - t < 50000000) {} }', "wait"
+    )
+    cupy.cuda.Device().synchronize()
+    with stream:
+        late = [cupy.zeros_like(x) for x in arrays]
+        slow((1,), (1,), ())
+        for x, y in zip(late, arrays, strict=True):
+            x[...] = y
+        found = cupylosses.value_and_grad(loss.name, *late)
+    stream.synchronize()
+    for a, b in zip(found, expected, strict=True):
+        assert bool((a == b).all())
+
+
+def test_expectation_of_torch_does_not_reach_cupy(loss: Loss) -> None:
+    """An upstream gradient that torch's calls have come to expect is not the 1 that CuPy means."""
+    tensors = draw(loss)
+    arrays = [cupy.from_dlpack(x) for x in tensors]
+    _, expected = cupylosses.value_and_grad(loss.name, *arrays)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    for _ in range(2):
+        (getattr(F, loss.name)(*leaves) * 100).backward()
+    _, found = cupylosses.value_and_grad(loss.name, *arrays)
+    assert bool((found == expected).all())
+
+
+def test_repeated_calls_have_the_same_bits(loss: Loss) -> None:
+    arrays = [uniform(1031, 1031, seed=i) for i in everything(loss)]
+    values = {float(getattr(F, loss.name)(*arrays)).hex() for _ in range(20)}
+    values |= {float(cupylosses.value_and_grad(loss.name, *arrays)[0]).hex()}
+    assert len(values) == 1
+
+
+def test_several_devices_are_an_error(loss: Loss) -> None:
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    first, *rest = [cupy.from_dlpack(x) for x in draw(loss)]
+    with cupy.cuda.Device(1):
+        others = [cupy.zeros_like(x) for x in rest]
+    with pytest.raises(ValueError, match=r"one device, got .*cuda:0.*cuda:1"):
+        getattr(F, loss.name)(first, *others)
+
+
+def test_numpy_beside_cupy_is_an_error(loss: Loss) -> None:
+    first, *rest = [cupy.from_dlpack(x) for x in draw(loss)]
+    with pytest.raises(TypeError, match=r"must come from one array library, got .* from cupy and .* from numpy"):
+        getattr(F, loss.name)(first, *map(cupy.asnumpy, rest))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"), [("complex64", "got complex64"), ("uint32", "got uint32")], ids=["complex", "uint32"]
+)
+def test_unsupported_dtypes(loss: Loss, dtype: str, message: str) -> None:
+    arrays = [cupy.zeros(3, dtype) for _ in loss.operands]
+    with pytest.raises(TypeError, match=message):
+        getattr(F, loss.name)(*arrays)
+
+
+def test_without_torch(python: Callable[..., str], loss: Loss) -> None:
+    """In an environment that has no torch: value and gradients all the same."""
+    program = f"""
+import sys
+import cupy, cupylosses
+arrays = [cupy.full((33,), 0.25 * (i + 1)) for i in range({len(loss.operands)})]
+value, gradients = cupylosses.value_and_grad("{loss.name}", *arrays, argnums=tuple(range(len(arrays))))
+print(float(value), [float(g[7]) for g in gradients], "torch" in sys.modules)
+"""
+    tensors = [torch.full((33,), 0.25 * (i + 1), dtype=torch.float64, device="cuda") for i in everything(loss)]
+    value, gradients = cupylosses.value_and_grad(loss.name, *tensors, argnums=everything(loss))
+    expected = f"{value.item()} {[g[7].item() for g in gradients]} False"
+    assert python(program, without=("torch",)) == expected

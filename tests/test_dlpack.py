@@ -1,0 +1,211 @@
+"""Exchange without copies: whose an array is, its address, and operands of several libraries in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import cupylosses
+import cupylosses.functional as F
+from cupylosses import interop
+from cupylosses.definition import Loss
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int64, torch.bool]
+
+
+class Foreign:
+    """An array of a library that nobody here has heard of: only DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
+        return self.array.__dlpack__(*arguments, **options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+class Halfway:
+    """Has one method of the protocol."""
+
+    def __dlpack__(self) -> Any:
+        raise AssertionError("not to be called")
+
+
+def test_whose_an_array_is() -> None:
+    assert interop.kind(torch.zeros(1)) == "torch"
+    assert interop.kind(torch.nn.Parameter(torch.zeros(1))) == "torch"
+    assert interop.kind(numpy.zeros(1)) == "numpy"
+    assert interop.kind(numpy.ma.zeros(1)) == "numpy"
+    assert interop.kind(Foreign(torch.zeros(1))) == "dlpack"
+    assert interop.kind(Halfway()) == "unknown"
+    assert interop.kind([1.0]) == interop.kind(1.0) == interop.kind(None) == "unknown"
+
+
+def test_sizes_of_dtypes(device: str) -> None:
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        assert interop.ITEMSIZE[name] == torch.empty((), dtype=dtype, device=device).element_size()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Addresses
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: x[3:],
+        lambda x: x[5],
+        lambda x: x.view(4, 5).T,
+        lambda x: x[::3],
+        lambda x: x[7].expand(9),
+    ],
+    ids=["whole", "offset", "element", "transposed", "strided", "expanded"],
+)
+def test_address_in_a_capsule(dtype: torch.dtype, view: Any, device: str) -> None:
+    x = view(torch.zeros(20, dtype=dtype, device=device))
+    assert interop.capsule_pointer(torch.utils.dlpack.to_dlpack(x)) == x.data_ptr()
+
+
+def test_address_of_a_numpy_array() -> None:
+    x = numpy.zeros(20)[3:]
+    assert interop.capsule_pointer(x.__dlpack__()) == x.ctypes.data
+
+
+def test_capsule_is_not_consumed() -> None:
+    x = torch.arange(5.0)
+    capsule = torch.utils.dlpack.to_dlpack(x)
+    assert interop.capsule_pointer(capsule) == interop.capsule_pointer(capsule)
+    assert torch.equal(torch.from_dlpack(capsule), x)
+
+
+def test_consumed_capsule_is_an_error() -> None:
+    capsule = torch.utils.dlpack.to_dlpack(torch.zeros(3))
+    torch.from_dlpack(capsule)
+    with pytest.raises(ValueError, match="PyCapsule_GetPointer"):
+        interop.capsule_pointer(capsule)
+
+
+def test_tensor_outlives_its_capsule() -> None:
+    x = torch.zeros(5)
+    for _ in range(100):
+        interop.capsule_pointer(torch.utils.dlpack.to_dlpack(x))
+    assert torch.equal(x, torch.zeros(5))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# On the host
+
+
+def test_adoption_copies_nothing() -> None:
+    x = torch.arange(6.0)
+    assert interop.adopt(Foreign(x), None).ctypes.data == x.data_ptr()
+    assert interop.adopt(Foreign(x), "numpy").ctypes.data == x.data_ptr()
+    y = numpy.arange(6.0)
+    assert interop.adopt(Foreign(y), "torch").data_ptr() == y.ctypes.data
+
+
+def test_foreign_operands_become_numpys(loss: Loss) -> None:
+    arrays = [numpy.random.default_rng(i).random((4, 3)) for i in range(len(loss.operands))]
+    found = getattr(F, loss.name)(*map(Foreign, arrays))
+    assert isinstance(found, numpy.floating)
+    assert found == getattr(F, loss.name)(*arrays)
+
+
+def test_foreign_operands_beside_tensors_become_torchs(loss: Loss) -> None:
+    first, *rest = (torch.rand(4, 3, requires_grad=i == 0) for i in range(len(loss.operands)))
+    found = getattr(F, loss.name)(first, *map(Foreign, rest))
+    expected = getattr(F, loss.name)(first, *rest)
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(x, first)[0] for x in (found, expected)))
+
+
+def test_foreign_operands_beside_numpys(loss: Loss) -> None:
+    first, *rest = (numpy.random.default_rng(i).random((4, 3)) for i in range(len(loss.operands)))
+    assert getattr(F, loss.name)(Foreign(first), *rest) == getattr(F, loss.name)(first, *rest)
+
+
+def test_gradients_of_foreign_operands(loss: Loss) -> None:
+    arrays = [numpy.random.default_rng(i).random((4, 3)) for i in range(len(loss.operands))]
+    value, gradient = cupylosses.value_and_grad(loss.name, *map(Foreign, arrays))
+    expected, exact = cupylosses.value_and_grad(loss.name, *arrays)
+    assert value == expected
+    numpy.testing.assert_array_equal(gradient, exact)
+
+
+def test_half_a_protocol_is_no_array(loss: Loss) -> None:
+    with pytest.raises(TypeError, match=r"must be a torch.Tensor, .* or an object with `__dlpack__`, got Halfway"):
+        getattr(F, loss.name)(*[Halfway()] * len(loss.operands))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_tensor_to_array_keeps_the_address() -> None:
+    for x in (torch.rand(20, device="cuda"), torch.rand(20, device="cuda")[3:], torch.rand(4, 5, device="cuda").T):
+        array = interop.adopt(x, "cupy")
+        assert array.data.ptr == x.data_ptr()
+        assert array.shape == tuple(x.shape)
+        assert tuple(s // array.itemsize for s in array.strides) == x.stride()
+
+
+@pytest.mark.gpu
+def test_array_to_tensor_keeps_the_address() -> None:
+    import cupy
+
+    for array in (cupy.arange(20.0), cupy.arange(20.0)[3:], cupy.arange(20.0).reshape(4, 5).T):
+        x = interop.adopt(array, "torch")
+        assert x.data_ptr() == array.data.ptr
+        assert tuple(x.shape) == array.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_tensors_and_arrays_mix(loss: Loss, reduction: str) -> None:
+    """The result is torch's, and so are the gradients."""
+    import cupy
+
+    first, *rest = (torch.rand(33, 17, device="cuda", requires_grad=i == 0) for i in range(len(loss.operands)))
+    function = getattr(F, loss.name)
+    expected = function(first, *rest, reduction=reduction)
+    exact = torch.autograd.grad(expected.sum(), first)[0]
+    for others in ([cupy.from_dlpack(x) for x in rest], list(map(Foreign, rest))):
+        found = function(first, *others, reduction=reduction)
+        assert isinstance(found, torch.Tensor) and torch.equal(found, expected)
+        assert torch.equal(torch.autograd.grad(found.sum(), first)[0], exact)
+
+
+@pytest.mark.gpu
+def test_foreign_operands_on_a_gpu_become_cupys(loss: Loss) -> None:
+    import cupy
+
+    tensors = [torch.rand(33, 17, device="cuda") for _ in loss.operands]
+    found = getattr(F, loss.name)(*map(Foreign, tensors))
+    assert isinstance(found, cupy.ndarray)
+    assert torch.equal(torch.from_dlpack(found), getattr(F, loss.name)(*tensors))
+
+
+@pytest.mark.gpu
+def test_array_on_the_host_beside_one_on_a_gpu(loss: Loss) -> None:
+    first = torch.rand(3, device="cuda")
+    with pytest.raises((TypeError, ValueError), match=f"^{loss.name}: operands must "):
+        getattr(F, loss.name)(first, *[numpy.zeros(3, numpy.float32)] * (len(loss.operands) - 1))
+
+
+@pytest.mark.gpu
+def test_bfloat16_tensors_need_no_bfloat16_of_cupys(loss: Loss) -> None:
+    """Kernels read 16-bit words, which every CuPy knows; the address alone crosses."""
+    operands = [torch.rand(33, 17, device="cuda").bfloat16().requires_grad_() for _ in loss.operands]
+    value = getattr(F, loss.name)(*operands)
+    assert value.dtype == torch.bfloat16
+    gradients = torch.autograd.grad(value, operands)
+    assert {g.dtype for g in gradients} == {torch.bfloat16}

@@ -1,0 +1,191 @@
+"""The documents say what is so: the example of a new loss works as printed, every field and file is described."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cupylosses import definition
+from cupylosses.definition import registry
+from cupylosses.losses import __all__ as families
+from cupylosses.testing.nvrtc import find_library
+
+ROOT = Path(__file__).resolve().parents[1]
+ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")
+EXAMPLE = ADDING.split("```python\n")[1].split("```")[0]
+NEW = re.search(r'name="(\w+)"', EXAMPLE)[1]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the library in which the documented file, and nothing else, has been changed."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("cupylosses", "kernels"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignore)
+    file = tmp_path / re.search(r"At the end of `(\S+)`", ADDING)[1]
+    with file.open("a", encoding="utf-8") as out:
+        out.write("\n\n" + EXAMPLE)
+    return tmp_path
+
+
+def run(checkout: Path, program: str) -> str:
+    variables = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=checkout, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_new_loss_has_the_value_and_gradient_of_its_closed_form(checkout: Path) -> None:
+    program = """
+import torch
+import cupylosses
+import cupylosses.functional as F
+
+generator = torch.Generator().manual_seed(0)
+prediction, target = torch.randn(2, 1000, dtype=torch.float64, generator=generator).mul(3)
+prediction.requires_grad_()
+target.requires_grad_()
+difference = (prediction - target).detach()
+for epsilon in (0.0, 0.5, 4.0):
+    excess = difference.abs() - epsilon
+    assert 0 < (excess > 0).sum() and (epsilon == 0 or (excess < 0).any())
+    slope = difference.sign() * (excess > 0)
+    loss = F.epsilon_insensitive_loss(prediction, target, epsilon=epsilon, reduction="sum")
+    torch.testing.assert_close(loss.detach(), excess.clamp(min=0).sum())
+    gradients = torch.autograd.grad(loss, (prediction, target))
+    torch.testing.assert_close(gradients, (slope, -slope))
+
+numbers = prediction.detach().numpy(), target.detach().numpy()
+value, gradient = cupylosses.value_and_grad(F.epsilon_insensitive_loss, *numbers, reduction="sum")
+assert abs(value - (abs(difference.numpy()) - 0.1).clip(0).sum()) < 1e-9
+assert F.epsilon_insensitive_loss.__doc__.startswith("Absolute error beyond")
+try:
+    F.epsilon_insensitive_loss(prediction, target, epsilon=-1.0)
+except ValueError as error:
+    print(error)
+"""
+    assert "epsilon_insensitive_loss: `epsilon` must be a number >= 0, got -1.0" in run(checkout, program)
+
+
+def test_kinks_of_the_new_loss_are_as_declared(checkout: Path) -> None:
+    program = f"""
+import torch
+import cupylosses.functional as F
+from cupylosses.definition import registry
+
+loss = registry()["{NEW}"]
+count = 0
+for case in loss.cases:
+    for kink in loss.kinks(**loss.values(case)):
+        operands = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in kink.operands]
+        value = F.{NEW}(*operands, **case)
+        assert value.item() == kink.value
+        assert tuple(x.item() for x in torch.autograd.grad(value, operands)) == kink.gradient, (case, kink)
+        count += 1
+print(count)
+"""
+    assert int(run(checkout, program)) >= 4
+
+
+def test_kernels_of_the_new_loss_are_derived(checkout: Path) -> None:
+    program = f"""
+from cupylosses.codegen import KINDS, source
+from cupylosses.definition import registry
+from cupylosses.testing.nvrtc import Nvrtc, find_library
+from cupylosses.testing.variants import variants
+
+found = {{x.kind: x for x in variants(registry()["{NEW}"])}}
+assert set(found) == set(KINDS)
+for variant in found.values():
+    text = source(variant)
+    assert '#line 1 "{NEW}.value"' in text and "relu_active(abs(input - target) - epsilon)" in text
+    if find_library():
+        assert variant.entry in Nvrtc().compile(text, "sm_80").ptx
+print("compiled" if find_library() else "generated")
+"""
+    assert run(checkout, program).strip() == ("compiled" if find_library() else "generated")
+
+
+def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
+    for name in ("scripts", "docs"):
+        (checkout / name).mkdir()
+    for name in ("scripts/generate.py", "README.md", "docs/adding-a-loss.md"):
+        shutil.copy(ROOT / name, checkout / name)
+    output = run(checkout, "import runpy; runpy.run_path('scripts/generate.py', run_name='__main__')")
+    assert output.split() == ["wrote:", "cupylosses/functional.pyi", "wrote:", "README.md"]
+    assert f"def {NEW}(" in (checkout / "cupylosses" / "functional.pyi").read_text(encoding="utf-8")
+    assert f"| `{NEW}` |" in (checkout / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["Loss", "Operand", "Parameter", "Flag", "Kink"])
+def test_every_field_of_a_definition_is_described(kind: str) -> None:
+    section = ADDING.split(f"\n`{kind}`")[1].split("\n`")[0]
+    for field in dataclasses.fields(getattr(definition, kind)):
+        assert f"`{field.name}`" in section, field.name
+
+
+def test_domains_and_the_limit_of_operands_are_those_of_the_code() -> None:
+    assert all(f"`{x}`" in ADDING for x in definition.DOMAINS)
+    assert definition.MAX_OPERANDS == 4 and "at most four" in ADDING
+
+
+def test_every_source_file_is_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = [*(ROOT / "cupylosses").glob("*.py"), *(ROOT / "kernels").glob("*.cuh")]
+    assert [x.name for x in files if f"`{x.name}`" not in text and x.name != "__init__.py"] == []
+    assert set(families) == {x.stem for x in (ROOT / "cupylosses" / "losses").glob("*.py")} - {"__init__"}
+
+
+def test_every_loss_is_in_the_differences() -> None:
+    text = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
+    assert [x.name for x in registry().values() if x.torch and f"`{x.name}`" not in text] == []
+
+
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_trains_with_torch() -> None:
+    program = next(x for x in snippets() if "import torch" in x).replace(".cuda()", "")
+    torch.manual_seed(0)
+    batches = [(torch.randn(64, 256), torch.randn(64, 16))] * 5
+    losses: list[float] = []
+    scope = {"batches": batches, "keep": lambda x: losses.append(x.item())}
+    exec(program.replace("    optimizer.step()", "    optimizer.step()\n    keep(loss)"), scope)
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_readme_differentiates_without_torch() -> None:
+    """NumPy stands in for CuPy: the functions used have the same names."""
+    program = next(x for x in snippets() if "import cupy\n" in x).replace("import cupy\n", "import numpy as cupy\n")
+    scope: dict[str, Any] = {}
+    exec(program, scope)
+    p, q = scope["p"].astype("float64"), scope["q"].astype("float64")
+    assert scope["value"] == pytest.approx((q * np.log(q / p)).sum() / 4096, rel=1e-5)
+    np.testing.assert_allclose(scope["gradient_p"], -q / p / 4096, rtol=1e-5)
+    np.testing.assert_allclose(scope["gradient_q"], (np.log(q / p) + 1) / 4096, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "docs", "kernels/README.md"])
+def test_links_and_commands_name_files_that_exist(path: str) -> None:
+    pages = sorted((ROOT / path).glob("*.md")) if (ROOT / path).is_dir() else [ROOT / path]
+    assert pages
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"(?<!!)\[[^\]]*\]\((?!https?:|#)([^)#]+)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for script in re.findall(r"python3? (scripts/\w+\.py)", text):
+            assert (ROOT / script).is_file(), f"{page.name}: {script}"

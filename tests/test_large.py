@@ -1,0 +1,164 @@
+"""More than 2^31 elements: counts, indices and offsets in 64 bits, where 32 would wrap around silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import cupylosses.functional as F
+from cupylosses.definition import Loss
+from cupylosses.testing.tolerance import same_bits
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
+
+#: Beyond 2^31, and a multiple of nothing.
+COUNT = (1 << 31) + (1 << 20) + 3
+
+CHUNK = 1 << 27
+
+
+@pytest.fixture
+def function(loss: Loss) -> Callable[..., Tensor]:
+    return getattr(F, loss.name)
+
+
+@pytest.fixture
+def operands(loss: Loss) -> Iterator[list[Tensor]]:
+    """Two bfloat16 tensors of COUNT random numbers in [0, 1), 4 GiB each."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    made = [
+        torch.empty(COUNT, dtype=torch.bfloat16, device="cuda").uniform_(generator=generator) for _ in loss.operands
+    ]
+    yield made
+    made.clear()
+    torch.cuda.empty_cache()
+
+
+def places() -> Tensor:
+    """Where the results are looked at: the ends, both sides of 2^31, the last vector and batch, and at random."""
+    edge = 1 << 31
+    named = [
+        0,
+        1,
+        edge - 9,
+        edge - 8,
+        edge - 1,
+        edge,
+        edge + 1,
+        edge + 8,
+        COUNT - 4097,
+        COUNT - 9,
+        COUNT - 2,
+        COUNT - 1,
+    ]
+    generator = torch.Generator("cuda").manual_seed(1)
+    return torch.cat(
+        [
+            torch.tensor(named, device="cuda"),
+            torch.randint(COUNT, (4096,), generator=generator, device="cuda"),
+            torch.randint(edge, COUNT, (4096,), generator=generator, device="cuda"),
+        ]
+    )
+
+
+def chunked(function: Callable[..., Tensor], operands: list[Tensor]) -> float:
+    """The sum, from sums of pieces that fit into 31 bits."""
+    total = 0.0
+    for start in range(0, COUNT, CHUNK):
+        with torch.autocast("cuda"):  # float32 results of bfloat16 operands
+            total += function(*(x[start : start + CHUNK] for x in operands), reduction="sum").double().item()
+    return total
+
+
+@pytest.mark.large
+def test_value(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
+    total = chunked(function, operands)
+    with torch.autocast("cuda"):
+        assert function(*operands, reduction="sum").item() == pytest.approx(total, rel=1e-6)
+        assert function(*operands, reduction="mean").item() == pytest.approx(total / COUNT, rel=1e-6)
+
+
+@pytest.mark.large
+def test_gradients(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
+    """Written by the forward kernel, and computed again for another upstream gradient."""
+    at = places()
+    few = [x[at].requires_grad_() for x in operands]
+    for x in operands:
+        x.requires_grad_()
+    for grad_output in (1.0, -2.0):
+        value = function(*operands, reduction="sum")
+        found = torch.autograd.grad(value, operands, torch.full_like(value, grad_output))
+        value = function(*few, reduction="sum")
+        expected = torch.autograd.grad(value, few, torch.full_like(value, grad_output))
+        for g, exact in zip(found, expected, strict=True):
+            assert same_bits(g[at], exact)
+        del found, g
+
+
+@pytest.mark.large
+def test_elements(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
+    """A value per element, and gradients for one upstream gradient per element."""
+    at = places()
+    few = [x[at] for x in operands]
+    value = function(*operands, reduction="none")
+    assert same_bits(value[at], function(*few, reduction="none"))
+    del value
+    first, small = operands[0].requires_grad_(), few[0].requires_grad_()
+    upstream = operands[1]
+    (found,) = torch.autograd.grad(function(*operands, reduction="none"), first, upstream)
+    (expected,) = torch.autograd.grad(function(*few, reduction="none"), small, upstream[at])
+    assert same_bits(found[at], expected)
+
+
+@pytest.mark.large
+def test_offsets_beyond_the_range_of_32_bits(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
+    """Few elements, far apart: rows that begin 2^30 elements from each other, and every second million-th element."""
+    for view in (
+        lambda x: x[: 3 << 29].view(3, 1 << 29)[:, :1000],
+        lambda x: x.as_strided((3, 1000), ((1 << 30) + 7, 1)),
+        lambda x: x[:: (1 << 20) + 1],
+    ):
+        far = [view(x).detach().requires_grad_() for x in operands]
+        near = [x.detach().contiguous().requires_grad_() for x in far]
+        for reduction in ("none", "sum"):
+            a, b = function(*far, reduction=reduction), function(*near, reduction=reduction)
+            assert same_bits(a, b) if reduction == "none" else torch.allclose(a, b)
+            for g, exact in zip(torch.autograd.grad(a.sum(), far), torch.autograd.grad(b.sum(), near), strict=True):
+                assert same_bits(g, exact)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Large index spaces of little memory: expanded operands
+
+
+ROWS, COLUMNS = (1 << 17) + 1, 1 << 15
+
+
+def test_value_of_expanded_operands(loss: Loss, function: Callable[..., Tensor]) -> None:
+    """Every row is the same: the sum is that of one row times their number."""
+    rows = [torch.rand(COLUMNS, device="cuda") for _ in loss.operands]
+    one = function(*rows, reduction="sum").double() * ROWS
+    found = function(*(x.expand(ROWS, COLUMNS) for x in rows), reduction="sum")
+    torch.testing.assert_close(found.double(), one, rtol=1e-6, atol=0)
+
+
+def test_gradient_of_a_row_for_many_rows(loss: Loss, function: Callable[..., Tensor]) -> None:
+    """Each column's gradient is a sum over all rows."""
+    first, *rest = (torch.rand(COLUMNS, device="cuda", requires_grad=True) for _ in loss.operands)
+    expected = torch.autograd.grad(function(first, *rest, reduction="sum"), rest)
+    found = torch.autograd.grad(function(first.detach().expand(ROWS, COLUMNS), *rest, reduction="sum"), rest)
+    for g, one in zip(found, expected, strict=True):
+        torch.testing.assert_close(g, one * ROWS, rtol=1e-5, atol=0)
+
+
+def test_gradient_of_a_number_for_all(loss: Loss, function: Callable[..., Tensor]) -> None:
+    first = torch.rand(COLUMNS, device="cuda")
+    numbers = [torch.rand((), device="cuda", requires_grad=True) for _ in loss.operands[1:]]
+    expected = torch.autograd.grad(function(first, *numbers, reduction="sum"), numbers)
+    found = torch.autograd.grad(function(first.expand(ROWS, COLUMNS), *numbers, reduction="sum"), numbers)
+    for g, one in zip(found, expected, strict=True):
+        # Terms of both signs cancel: the error is relative to what was added.
+        torch.testing.assert_close(g, one * ROWS, rtol=1e-5, atol=1e-6 * ROWS * COLUMNS)

@@ -1,0 +1,139 @@
+"""``scripts/run.py`` chooses what to install by the driver, installs once, and says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import run
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "extra"),
+    [
+        ("auto", 0, None),
+        ("auto", 10, None),
+        ("auto", 11, "cuda11x"),
+        ("auto", 12, "cuda12x"),
+        ("auto", 13, "cuda13x"),
+        ("auto", 14, "cuda13x"),
+        ("none", 13, None),
+        ("cuda11x", 13, "cuda11x"),
+        ("cuda13x", 0, "cuda13x"),
+    ],
+)
+def test_cupy_fits_the_driver(script: ModuleType, wanted: str, driver: int, extra: str | None) -> None:
+    assert script.choose_cupy(wanted, driver) == extra
+
+
+def test_every_extra_exists(script: ModuleType) -> None:
+    named = [*script.CUPY.values(), *(x for extras, _ in script.COMMANDS.values() for x in extras)]
+    assert set(script.requirements([])) == {"numpy", "array-api-compat"}
+    for extra in named:
+        assert len(script.requirements([extra])) > 2, extra
+
+
+def test_commands_run_what_exists(script: ModuleType) -> None:
+    for _, program in script.COMMANDS.values():
+        assert program == ["-m", "pytest"] or (ROOT / program[0]).is_file()
+
+
+def test_torch_is_the_build_for_the_driver(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Answer:
+        def close(self) -> None: ...
+
+    def answer(url: str, timeout: float) -> Answer:
+        asked.append(url)
+        return Answer()
+
+    monkeypatch.setattr(script.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(script.sys, "platform", "linux")
+    builds = [script.torch_index(x) for x in (0, 11, 12, 13)]
+    assert [x and x.rsplit("/")[-1] for x in builds] == ["cpu", "cu118", "cu126", None]
+    assert len(asked) == 3
+    monkeypatch.setattr(script.sys, "platform", "darwin")
+    assert script.torch_index(0) is None
+
+
+def test_an_unreachable_index_is_left_out(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(url: str, timeout: float) -> None:
+        raise script.urllib.error.URLError("no route")
+
+    monkeypatch.setattr(script.urllib.request, "urlopen", fail)
+    monkeypatch.setattr(script.sys, "platform", "linux")
+    assert script.torch_index(0) is None
+    assert "no route" in capsys.readouterr().out
+
+
+def test_constraints_name_a_torch_that_exists_for_cuda_11(script: ModuleType) -> None:
+    tested, cuda11 = script.constraint_text(13).splitlines(), script.constraint_text(11).splitlines()
+    changed = [(a, b) for a, b in zip(tested, cuda11, strict=True) if a != b]
+    assert changed == [("torch==2.13.0", script.TORCH_FOR_CUDA_11)]
+
+
+def test_installs_once(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def record(command: list[str]) -> None:
+        calls.append(command)
+        if "venv" in command:
+            python = tmp_path / "env" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+            python.parent.mkdir(parents=True)
+            python.touch()
+
+    monkeypatch.setattr(script, "check_call", record)
+    monkeypatch.setattr(script, "torch_index", lambda cuda: None)
+    monkeypatch.setattr(script, "pip", lambda python: ["pip"])
+    python = script.prepare(tmp_path / "env", ["torch"], 0)
+    assert python.is_file()
+    assert ["venv" in calls[0], calls[1][0], calls[1][-1]] == [True, "pip", ".[torch]"]
+    assert "torch==2.13.0" in (tmp_path / "env" / "constraints.txt").read_text()
+    script.prepare(tmp_path / "env", ["torch"], 0)
+    assert len(calls) == 2
+    script.prepare(tmp_path / "env", ["torch", "test"], 0)
+    assert len(calls) == 3
+    assert calls[2][-1] == ".[test,torch]"
+    script.prepare(tmp_path / "env", ["torch"], 0)
+    assert len(calls) == 3
+    script.prepare(tmp_path / "env", ["torch"], 13)
+    assert calls[3][-1] == ".[torch]"
+
+
+def test_an_old_python_is_told_so(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.sys, "version_info", (3, 9, 18))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.10 or newer, and .* is 3\.9\."):
+        script.main()
+
+
+def test_here_names_what_is_missing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.check_requirements(["torch", "test"])
+    monkeypatch.setattr(script, "requirements", lambda extras: ["numpy", "no-such-distribution"])
+    with pytest.raises(SystemExit, match=r"lacks no-such-distribution\. Leave out --here"):
+        script.check_requirements(["torch"])
+
+
+def test_here_passes_arguments_and_the_exit_code_on() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), "--here", "--cupy", "none", "test", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "pytest" in done.stdout
+    done = subprocess.run([*command[:-1], "--no-such-option"], capture_output=True, text=True)
+    assert done.returncode == 4
