@@ -1,7 +1,8 @@
 """PyTorch: thin autograd Functions around the engine, and what torch's tensors need before it.
 
 Imported with the first torch tensor that arrives. CPU tensors, tensor subclasses and tensors under ``torch.compile``, a
-transform of ``torch.func`` or forward-mode differentiation go through the reference formula, which torch differentiates itself.
+transform of ``torch.func`` or forward-mode differentiation go through the reference formula, which torch differentiates
+itself.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _STRIDED = torch.strided
 _MAX_PLANS = 4096
 
 _to_dlpack = torch._C._to_dlpack
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
-_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
@@ -179,7 +180,7 @@ def _evaluate_reference(
     warning = checks.broadcast_warning(loss, shapes)
     if warning and warn:
         warnings.warn(warning, UserWarning, stacklevel=5)
-    names = [x.name for x in (*loss.parameters, *loss.flags)]
+    names = [x.name for x in loss.options]
     values = dict(zip(names, (*parameters, *flags), strict=True))
     return reference.evaluate(loss, operands, reduction, values, result, shape[0] if shape else 1)
 
@@ -203,7 +204,7 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         promise, wanted = ctx.promises.pop()  # handed out once; a second backward computes into new buffers
     except IndexError:
         promise = None
-    # Addresses are asked for again: a hook that offloads saved tensors brings them back elsewhere, or otherwise laid out.
+    # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
     pointers = [x.data_ptr() for x in operands]
     for x, tensor, address in zip(operands, plan.tensors, pointers):
         if x.stride() != tensor.strides or (address & 15 and not tensor.misalignment):

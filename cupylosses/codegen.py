@@ -124,8 +124,8 @@ def kernel_directory() -> Path:
         if (candidate / "pointwise.cuh").is_file():
             return candidate
     raise RuntimeError(
-        f"cupylosses: the kernel sources are missing; looked in {package / 'kernels'} and {package.parent / 'kernels'}. "
-        "Install the package again: `pip install --force-reinstall cupylosses`."
+        f"cupylosses: the kernel sources are missing; looked in {package / 'kernels'} and "
+        f"{package.parent / 'kernels'}. Install the package again: `pip install --force-reinstall cupylosses`."
     )
 
 
@@ -156,7 +156,8 @@ def _functor(variant: Variant) -> str:
     lines += [
         "",
         f"  template <{', '.join(f'class {_title(x)}' for x in operands)}>",
-        f"  __device__ __forceinline__ auto operator()({', '.join(f'const {_title(x)}& {x}' for x in operands)}) const {{",
+        "  __device__ __forceinline__ auto",
+        f"  operator()({', '.join(f'const {_title(x)}& {x}' for x in operands)}) const {{",
     ]
     lines += [
         f"    constexpr bool {x.name} = {str(on).lower()};" for x, on in zip(loss.flags, variant.flags, strict=True)
@@ -315,7 +316,8 @@ def _sum_entry(variant: Variant) -> str:
         f"  const BroadcastGradient<Loss, Sources, Element, {slot}> program{{",
         f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
-        f"  const Deposit<{storage}, Result> deposit{{{gradient}, {'nullptr' if per_element else 'grad_output'}, divisor}};",
+        f"  const Deposit<{storage}, Result> deposit{{",
+        f"      {gradient}, {'nullptr' if per_element else 'grad_output'}, divisor}};",
         f"  {call};",
         "}",
     ]

@@ -82,8 +82,8 @@ def _explain(error: RuntimeError) -> str:
         )
     if "capturing" in text:
         return (
-            f"a kernel cannot be loaded while a CUDA graph is being captured ({text}). Call the loss, and its backward, "
-            "once with these shapes and dtypes before the capture."
+            f"a kernel cannot be loaded while a CUDA graph is being captured ({text}). Call the loss, and its "
+            "backward, once with these shapes and dtypes before the capture."
         )
     return f"a kernel could not be loaded: {text}"
 
@@ -136,7 +136,8 @@ class Launcher:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         buffer = (ctypes.c_uint64 * sum(sizes))()
         for start, words in zip(starts[self._varying :], self._fixed, strict=True):
-            buffer[start : start + len(words)] = words
+            for i, word in enumerate(words, start):
+                buffer[i] = word
         address = ctypes.addressof(buffer)
         table = (ctypes.c_uint64 * len(starts))(*(address + 8 * start for start in starts))
         self._local.table = table

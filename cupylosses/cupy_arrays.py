@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import cupy
-
 from cupylosses import checks, engine, interop
 from cupylosses.definition import Loss
 from cupylosses.reference import evaluate as evaluate_reference
+
+cupy = interop.cupy()
 
 _MAX_PLANS = 4096
 

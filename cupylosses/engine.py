@@ -1,8 +1,8 @@
 """Plans and their execution: which kernels run for a call, with which arguments. No array library is named here.
 
 A :class:`Plan` is everything about a call that depends neither on addresses nor on parameter values: it is made once
-per combination of loss, dtypes, shapes and strides, and looked up afterwards. A :class:`Device` is what an array library
-offers on one GPU: allocation, the current stream, pointers. The functions below join the two.
+per combination of loss, dtypes, shapes and strides, and looked up afterwards. A :class:`Device` is what an array
+library offers on one GPU: allocation, the current stream, addresses. The functions below join the two.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Plan:
 
     def values(self, parameters: Sequence[float]) -> Mapping[str, Any]:
         """Parameters and flags by name, for the reference formula."""
-        names = [x.name for x in (*self.loss.parameters, *self.loss.flags)]
+        names = [x.name for x in self.loss.options]
         return dict(zip(names, (*parameters, *self.flags), strict=True))
 
     @cached_property
@@ -339,7 +339,7 @@ def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequ
     """The reduced value."""
     part, stream = plan.part, device.stream()
     value = device.empty((), (), plan.result)
-    memory, address = device.workspace(stream, part.groups, device.capturing())
+    _memory, address = device.workspace(stream, part.groups, device.capturing())
     part.launcher("value", plan.no_gradients)(stream, *pointers, address, device.address(value), *parameters)
     return value
 
@@ -355,7 +355,7 @@ def reduce_with_gradient(
         notes = Notes(array, device.address(array))
     value = device.empty((), (), plan.result)
     gradients, addresses = gradient_buffers(plan, device, wanted)
-    memory, address = device.workspace(stream, part.groups, capturing)
+    _memory, address = device.workspace(stream, part.groups, capturing)
     part.launcher("value_and_gradient", wanted)(
         stream,
         *pointers,

@@ -122,7 +122,8 @@ def docstring(loss: Loss) -> str:
     lines += [
         "",
         "Returns:",
-        "    The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.",
+        "    The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their",
+        "    device.",
         "",
         "Gradient:",
         f"    Every floating operand is differentiable. {loss.convention} Where the loss is NaN the gradient is NaN.",

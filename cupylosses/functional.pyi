@@ -38,7 +38,8 @@ def kl_div(
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
+        device.
 
     Gradient:
         Every floating operand is differentiable. Where the target has no mass, value and both gradients are 0, also against an impossible prediction. Where the loss is NaN the gradient is NaN.
@@ -71,7 +72,8 @@ def hinge_loss(
         reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
+        device.
 
     Gradient:
         Every floating operand is differentiable. At input * target = margin the element counts as active: the gradient is (-target, -input). Where the loss is NaN the gradient is NaN.
@@ -103,7 +105,8 @@ def mse_loss(
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
+        device.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN the gradient is NaN.
@@ -135,7 +138,8 @@ def l1_loss(
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
+        device.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN the gradient is NaN.
@@ -169,7 +173,8 @@ def smooth_l1_loss(
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
+        device.
 
     Gradient:
         Every floating operand is differentiable. At d = beta both branches have slope 1; with beta = 0 the gradient at input = target is 0. Where the loss is NaN the gradient is NaN.
@@ -200,7 +205,8 @@ def huber_loss(
         reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their device.
+        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
+        device.
 
     Gradient:
         Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN the gradient is NaN.

@@ -7,9 +7,11 @@ one exception: kernels are launched by CuPy, so a CUDA tensor of torch's imports
 from __future__ import annotations
 
 import ctypes
-import importlib
+import importlib.metadata
+import importlib.util
 import sys
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,7 @@ ITEMSIZE = {
 @cache
 def cupy() -> ModuleType:
     """CuPy, or an error that says how to get the one that fits."""
+    _preload_cuda11()
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
@@ -34,6 +37,26 @@ def cupy() -> ModuleType:
         raise ImportError(
             f"cupylosses: CuPy cannot create its kernel cache ({error}). Set CUPY_CACHE_DIR to a writable directory."
         ) from error
+
+
+def _preload_cuda11() -> None:
+    """Loads CUDA 11's run-time compiler from its wheel: CuPy 13 opens it by name alone and would not find it there."""
+    wheels = importlib.util.find_spec("nvidia")
+    if wheels is None or not _installed("cupy-cuda11x"):
+        return
+    for folder in wheels.submodule_search_locations or ():
+        for pattern in ("cuda_runtime/lib/libcudart.so.11*", "cuda_nvrtc/lib/libnvrtc-builtins.so.11*",
+                        "cuda_nvrtc/lib/libnvrtc.so.11*"):  # fmt: skip
+            for path in sorted(Path(folder).glob(pattern)):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -87,7 +110,7 @@ def adopt(x: Any, to: str | None) -> Any:
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.POINTER(ctypes.c_uint64), ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-# Of `struct DLTensor` { void* data; DLDevice; int32 ndim; DLDataType; int64* shape; int64* strides; uint64 byte_offset }
+# Words of `struct DLTensor`: data, device, ndim and dtype, shape, strides, byte_offset.
 _DATA, _BYTE_OFFSET = 0, 5
 
 

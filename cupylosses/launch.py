@@ -23,10 +23,10 @@ MAX_RANK = 24
 
 #: Threads of a block, and blocks of an SM that the kernels are compiled for.
 MAX_THREADS = 256
-BLOCKS_PER_SM = 3
+BLOCKS_PER_SM = 2
 
 #: Vectors a lane has in flight, by lanes per vector.
-UNROLL = {1: 4, 2: 4, 4: 4, 8: 4}
+UNROLL = {1: 8, 2: 4, 4: 4, 8: 4}
 
 #: Partial sums of a reduced loss: a warp each on the largest GPUs, and few enough for the last block to add at once.
 MAX_GROUPS = 1 << 12

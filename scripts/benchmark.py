@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from rich.console import Console  # noqa: E402
+from rich.console import Console
 
-from benchmarking import figures, plot, records, report  # noqa: E402
-from cupylosses.checks import FLOATING  # noqa: E402
-from cupylosses.definition import Loss, registry  # noqa: E402
+from benchmarking import figures, plot, records, report
+from cupylosses.checks import FLOATING
+from cupylosses.definition import Loss, registry
 
 CANNOT = 2
 

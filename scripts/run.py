@@ -4,7 +4,7 @@
     python3 scripts/run.py test [what pytest takes]
 
 The environment is `.venv` in the checkout; a second run finds it ready. CuPy and torch are chosen by the GPU driver;
-without an NVIDIA GPU there is no CuPy, and torch is the small build for CPUs. Versions are those of constraints.txt.
+without an NVIDIA GPU there is no CuPy. Versions are those of constraints.txt.
 Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, nothing installed before.
 """
 
@@ -18,8 +18,6 @@ import os
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,15 +32,8 @@ COMMANDS = {
 #: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.
 CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}
 
-#: torch's own indexes, for builds other than that of the usual one, by CUDA version; 0 stands for no GPU.
-TORCH_INDEXES = "https://download.pytorch.org/whl/"
-TORCH_BUILDS = {
-    "linux": {0: "cpu", 11: "cu118", 12: "cu126"},
-    "win32": {11: "cu118", 12: "cu126", 13: "cu130"},
-}
-
-#: The last torch for CUDA 11; constraints.txt pins one that has no such build.
-TORCH_FOR_CUDA_11 = "torch==2.7.1"
+#: The torch whose usual build is for a CUDA version, where that is not the one of constraints.txt.
+TORCH = {12: "torch==2.7.1"}
 
 
 def main() -> int:
@@ -64,6 +55,11 @@ def main() -> int:
         # Also finds the library in a checkout where it is not installed.
         variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
     else:
+        if driver == 11:
+            sys.exit(
+                "run.py: pip's usual torch needs a newer driver than this one, which runs CUDA 11. Install a torch for "
+                f"CUDA 11 as PyTorch's site says, `pip install -e '.[{','.join(extras)}]'`, and run this with --here."
+            )
         # The CUDA 12 libraries of CuPy exclude a torch for CUDA 13; those of CUDA 11 live beside any torch.
         cuda = 12 if cupy == CUPY[12] else driver
         python = prepare(ROOT / (options.environment or default_environment(options.cupy)), extras, cuda)
@@ -136,10 +132,6 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
     constraints = environment / "constraints.txt"
     constraints.write_text(constraint_text(cuda), encoding="utf-8")
     install = [*pip(python), "install", "--disable-pip-version-check", "--constraint", str(constraints)]
-    index = torch_index(cuda)
-    if index:
-        say(f"installing torch from {index}")
-        check_call([*install, "--extra-index-url", index, "torch"])
     say(f"installing cupylosses with {', '.join(extras)}")
     check_call([*install, "--editable", f".[{','.join(extras)}]"])
     record.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}), encoding="utf-8")
@@ -178,21 +170,7 @@ def pip(python: Path) -> "list[str]":
 def constraint_text(cuda: int) -> str:
     """constraints.txt, with a torch that exists for the CUDA version."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    return re.sub(r"(?m)^torch==.*$", TORCH_FOR_CUDA_11, text) if cuda == 11 else text
-
-
-def torch_index(cuda: int) -> "str | None":
-    """Where the torch build for a CUDA version is, if not on the usual index; None too where it cannot be reached."""
-    build = TORCH_BUILDS.get(sys.platform, {}).get(cuda)
-    if build is None:
-        return None
-    index = TORCH_INDEXES + build
-    try:
-        urllib.request.urlopen(index + "/torch/", timeout=10).close()
-    except (urllib.error.URLError, OSError) as error:
-        say(f"{index} cannot be reached ({error}); torch comes from pip's usual index")
-        return None
-    return index
+    return re.sub(r"(?m)^torch==.*$", TORCH[cuda], text) if cuda in TORCH else text
 
 
 def check_call(command: "list[str]") -> None:

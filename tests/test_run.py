@@ -52,41 +52,17 @@ def test_commands_run_what_exists(script: ModuleType) -> None:
         assert program == ["-m", "pytest"] or (ROOT / program[0]).is_file()
 
 
-def test_torch_is_the_build_for_the_driver(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Answer:
-        def close(self) -> None: ...
-
-    def answer(url: str, timeout: float) -> Answer:
-        asked.append(url)
-        return Answer()
-
-    monkeypatch.setattr(script.urllib.request, "urlopen", answer)
-    monkeypatch.setattr(script.sys, "platform", "linux")
-    builds = [script.torch_index(x) for x in (0, 11, 12, 13)]
-    assert [x and x.rsplit("/")[-1] for x in builds] == ["cpu", "cu118", "cu126", None]
-    assert len(asked) == 3
-    monkeypatch.setattr(script.sys, "platform", "darwin")
-    assert script.torch_index(0) is None
+def test_constraints_name_a_torch_that_fits_the_driver(script: ModuleType) -> None:
+    tested, older = script.constraint_text(13).splitlines(), script.constraint_text(12).splitlines()
+    changed = [(a, b) for a, b in zip(tested, older, strict=True) if a != b]
+    assert changed == [("torch==2.13.0", script.TORCH[12])]
 
 
-def test_an_unreachable_index_is_left_out(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(url: str, timeout: float) -> None:
-        raise script.urllib.error.URLError("no route")
-
-    monkeypatch.setattr(script.urllib.request, "urlopen", fail)
-    monkeypatch.setattr(script.sys, "platform", "linux")
-    assert script.torch_index(0) is None
-    assert "no route" in capsys.readouterr().out
-
-
-def test_constraints_name_a_torch_that_exists_for_cuda_11(script: ModuleType) -> None:
-    tested, cuda11 = script.constraint_text(13).splitlines(), script.constraint_text(11).splitlines()
-    changed = [(a, b) for a, b in zip(tested, cuda11, strict=True) if a != b]
-    assert changed == [("torch==2.13.0", script.TORCH_FOR_CUDA_11)]
+def test_a_driver_for_cuda_11_is_told_what_to_do(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "driver_cuda", lambda: 11)
+    monkeypatch.setattr(script.sys, "argv", ["run.py", "compare"])
+    with pytest.raises(SystemExit, match=r"torch for CUDA 11 .*cuda11x.* with --here"):
+        script.main()
 
 
 def test_installs_once(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +76,6 @@ def test_installs_once(script: ModuleType, tmp_path: Path, monkeypatch: pytest.M
             python.touch()
 
     monkeypatch.setattr(script, "check_call", record)
-    monkeypatch.setattr(script, "torch_index", lambda cuda: None)
     monkeypatch.setattr(script, "pip", lambda python: ["pip"])
     python = script.prepare(tmp_path / "env", ["torch"], 0)
     assert python.is_file()

@@ -1,5 +1,7 @@
-"""The definitions, one module per family. Importing this package enters them all in the registry."""
+"""The definitions, one module per family. Importing this imports them all, which enters them in the registry."""
 
-from cupylosses.losses import divergence, margin, regression
+import importlib
+import pkgutil
 
-__all__ = ["divergence", "margin", "regression"]
+for _family in sorted(x.name for x in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_family}")
