@@ -77,10 +77,19 @@ __device__ __forceinline__ Dual<T, kMask> log(const Dual<T, kMask>& x) {
   return chain(x, scalar_log(x.value), T(1) / x.value);
 }
 
-// log(a / b); see scalar_log_ratio.
+// a (log a - b) for a > 0. A primitive because its derivative, log a - b + 1, is not the product rule's, whose a * (1 /
+// a) rounds and, for the smallest a, overflows.
 template <class T, unsigned kA, unsigned kB>
-__device__ __forceinline__ Dual<T, kA | kB> log_ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
-  return chain(a, b, scalar_log_ratio(a.value, b.value), T(1) / a.value, T(-1) / b.value);
+__device__ __forceinline__ Dual<T, kA | kB> times_log(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T difference = scalar_log(a.value) - b.value;
+  return chain(a, b, a.value * difference, difference + T(1), -a.value);
+}
+
+// a log(a / b) for a > 0, b >= 0; see scalar_log_ratio.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T ratio = scalar_log_ratio(a.value, b.value);
+  return chain(a, b, a.value * ratio, ratio + T(1), -(a.value / b.value));
 }
 
 // `condition ? a : b`, tangents included: what is not chosen cannot leak, not even as 0 * inf.

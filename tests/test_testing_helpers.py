@@ -149,10 +149,10 @@ def test_a_sum_is_held_to_the_root_mean_square_of_its_errors() -> None:
     terms = 1_000_000
     exact = double(float(terms))
     truth_of_sum = Expected(exact, double(math.sqrt(terms)), exact)
-    unit = torch.finfo(torch.float32).eps
-    assert compare(torch.tensor([terms * (1 + unit)], dtype=torch.float32), truth_of_sum).ok is False
+    off = terms * (1 + 3 * torch.finfo(torch.float32).eps)
+    assert compare(torch.tensor([off], dtype=torch.float32), truth_of_sum).ok is False
     alone = Expected(exact, exact, exact)
-    assert compare(torch.tensor([terms * (1 + unit)], dtype=torch.float32), alone).ok
+    assert compare(torch.tensor([off], dtype=torch.float32), alone).ok
 
 
 @dtype

@@ -3,17 +3,29 @@
 from cupylosses.definition import Flag, Kink, Operand, define
 
 
+def _log_ratio(xp, a, b):
+    # log(a / b) without the digits that log(a) - log(b) cancels, where the quotient is in range; each branch is kept
+    # from operands that it is not chosen for, because their NaN would reach the gradient.
+    less = a < b
+    high, low = xp.where(less, b, a), xp.where(less, a, b)
+    near = (low > 0) & (high < 1e30 * low)
+    one = xp.ones_like(high)
+    excess = (xp.where(near, high, one) - xp.where(near, low, one)) / xp.where(near, low, one)
+    ratio = xp.where(near, xp.log1p(excess), xp.log(xp.where(near, one, high)) - xp.log(xp.where(near, one, low)))
+    return xp.where(less, -ratio, ratio)
+
+
 def _kl_reference(xp, input, target, log_target, log_input):
     # Where the target has no mass the term is 0 with gradient 0 whatever finite or infinite the other operand is,
     # so both operands are replaced there before anything is computed: 0 * log 0 and 0 * inf never arise.
-    mass = xp.exp(target) if log_target else target
-    empty = mass == 0
-    stand_in = xp.ones_like(target)
-    target = xp.where(empty, 0.0 * stand_in if log_target else stand_in, target)
-    x = xp.where(empty & ~xp.isnan(input), 0.0 * stand_in if log_input else stand_in, input)
-    log_t = target if log_target else xp.log(target)
-    mass = xp.exp(target) if log_target else target
-    term = mass * (log_t - (x if log_input else xp.log(x)))
+    empty = (xp.exp(target) if log_target else target) == 0
+    one = xp.ones_like(target)
+    t = xp.where(empty, 0.0 * one if log_target else one, target)
+    x = xp.where(empty & ~xp.isnan(input), 0.0 * one if log_input else one, input)
+    if log_target:
+        term = xp.exp(t) * (t - (x if log_input else xp.log(x)))
+    else:
+        term = t * (xp.log(t) - x if log_input else _log_ratio(xp, t, x))
     return xp.where(empty & ~xp.isnan(input), xp.zeros_like(term), term)
 
 
@@ -45,15 +57,12 @@ kl_div = define(
         Flag("log_target", False, "Whether `target` holds log-probabilities."),
         Flag("log_input", True, "Whether `input` holds log-probabilities; False fuses the logarithm in."),
     ),
-    # Between two probabilities the logarithm of the ratio keeps the digits that a difference of logarithms cancels.
     let={
         "mass": "where(log_target, exp(target), target)",
-        "log_mass": "where(log_target, target, log(target))",
-        "log_ratio_": (
-            "where(log_input, log_mass - input, where(log_target, target - log(input), log_ratio(target, input)))"
-        ),
+        "from_log": "where(log_target, mass * (target - input), times_log(target, input))",
+        "from_probability": "where(log_target, mass * (target - log(input)), times_log_ratio(target, input))",
     },
-    value="where(mass == 0, zero_unless_nan(input), mass * log_ratio_)",
+    value="where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability))",
     reference=_kl_reference,
     torch="kl_div",
     legacy=True,
