@@ -99,22 +99,34 @@ class Variant:
         return f"{self.loss.name}_{self.kind}_{dtypes}"
 
 
-def varying(variant: Variant) -> str:
-    """The arguments that differ from call to call, as a :mod:`struct` format: "q" an address, "d" a number.
+#: The arguments of each entry point that stand between the tensors and the parameters.
+_OWN_ARGUMENTS = {
+    "value": ["double* memory", "Result* value"],
+    "value_and_gradient": ["double* memory", "Result* value", "const double* expected", "double* used"],
+    "verify_gradient": ["const Result* grad_output", "const double* used", "double* expected"],
+    "elements": ["Result* values"],
+    "elements_gradient": ["const Result* grad_output"],
+    "broadcast_gradient": ["const Result* grad_output", "double* partials"],
+    "combine_slices": ["const Result* grad_output", "double* partials"],
+}
 
-    They stand first in every entry point; what a plan fixes stands last, and is packed once.
+
+def _varying_arguments(variant: Variant) -> list[str]:
+    """The declarations of the arguments that differ from call to call. They stand first in every entry point; what a
+    plan fixes stands last, and is packed once.
     """
-    tail = {
-        "value": 2,
-        "value_and_gradient": 4,
-        "verify_gradient": 3,
-        "elements": 1,
-        "elements_gradient": 1,
-        "broadcast_gradient": 2,
-        "combine_slices": 2,
-    }[variant.kind]
-    pointers = len(variant.storage) + sum(variant.gradients) + tail
-    return "q" * pointers + "d" * len(variant.loss.parameters)
+    tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
+    return [
+        *(f"const {STORAGE[dtype][0]}* {operand.name}" for operand, dtype, _ in tensors),
+        *(f"{STORAGE[dtype][0]}* {operand.name}_gradient" for operand, dtype, wanted in tensors if wanted),
+        *_OWN_ARGUMENTS[variant.kind],
+        *(f"double {x.name}" for x in variant.loss.parameters),
+    ]
+
+
+def varying(variant: Variant) -> str:
+    """The arguments that differ from call to call as a :mod:`struct` format: "q" an address, "d" a number."""
+    return "".join("q" if "*" in x else "d" for x in _varying_arguments(variant))
 
 
 def kernel_directory() -> Path:
@@ -200,19 +212,8 @@ def _types(variant: Variant) -> list[str]:
     ]
 
 
-def _parameters(variant: Variant) -> list[str]:
-    return [f"double {x.name}" for x in variant.loss.parameters]
-
-
 def _loss_argument(variant: Variant) -> str:
     return f"Loss{{{', '.join(x.name for x in variant.loss.parameters)}}}"
-
-
-def _operand_pointers(variant: Variant) -> list[str]:
-    return [
-        f"const {STORAGE[dtype][0]}* {operand.name}"
-        for operand, dtype in zip(variant.loss.operands, variant.storage, strict=True)
-    ]
 
 
 def _sources_argument(variant: Variant) -> str:
@@ -232,45 +233,26 @@ def _pointwise_entry(variant: Variant) -> str:
         layout_type = f"Rows<{variant.lanes}, {2 * len(operands) + 1}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.lanes]}>"
-    element, tail, call = {
-        "value": (
-            "Absent{}",
-            ["double* memory", "Result* value"],
-            f"reduce_value{unroll}(program, groups, memory, divisor, value)",
-        ),
+    element, call = {
+        "value": ("Absent{}", f"reduce_value{unroll}(program, groups, memory, divisor, value)"),
         "value_and_gradient": (
             "Absent{}",
-            ["double* memory", "Result* value", "const double* expected", "double* used"],
             f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, weight, value, expected, used)",
         ),
         "verify_gradient": (
             "Absent{}",
-            ["const Result* grad_output", "const double* used", "double* expected"],
             f"verify_gradient{unroll}(program, groups, weight, grad_output, used, expected)",
         ),
-        "elements": ("Element{values}", ["Result* values"], f"map_elements{unroll}(program, groups)"),
-        "elements_gradient": (
-            "Element{grad_output}",
-            ["const Result* grad_output"],
-            f"map_elements{unroll}(program, groups)",
-        ),
+        "elements": ("Element{values}", f"map_elements{unroll}(program, groups)"),
+        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups)"),
     }[variant.kind]
-    arguments = [
-        *_operand_pointers(variant),
-        *(f"{storage}* {name}_gradient" for name, storage, w in wanted if w),
-        *tail,
-        *_parameters(variant),
-        "int64 groups",
-        "double divisor",
-        "double weight",
-        layout_parameter,
-    ]
+    fixed = ["int64 groups", "double divisor", "double weight", layout_parameter]
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
         "",
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM})',
-        f"{variant.entry}({', '.join(arguments)}) {{",
+        f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
         f"      {_loss_argument(variant)}, layout, {_sources_argument(variant)},",
@@ -287,12 +269,7 @@ def _sum_entry(variant: Variant) -> str:
     gradient = f"{variant.loss.operands[slot].name}_gradient"
     per_element = variant.access[-1] != "none"
     dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {MAX_RANK}>"
-    arguments = [
-        *_operand_pointers(variant),
-        f"{storage}* {gradient}",
-        "const Result* grad_output",
-        "double* partials",
-        *_parameters(variant),
+    fixed = [
         "int64 outputs",
         "int64 length",
         "int64 slices",
@@ -312,7 +289,7 @@ def _sum_entry(variant: Variant) -> str:
         *_types(variant),
         "",
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
-        f"{variant.entry}({', '.join(arguments)}) {{",
+        f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         f"  const BroadcastGradient<Loss, Sources, Element, {slot}> program{{",
         f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
