@@ -173,6 +173,9 @@ def _evaluate_reference(
     warn: bool = True,
 ) -> torch.Tensor:
     """The loss by its formula, which torch differentiates."""
+    for operand, x in zip(loss.operands, operands, strict=True):
+        if x.layout is not _STRIDED:
+            raise checks.not_dense(loss, operand.name, x.layout)
     _common_device(loss, operands)
     _, result = _dtypes(loss, operands)
     shapes = [tuple(x.shape) for x in operands]

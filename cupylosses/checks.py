@@ -66,6 +66,11 @@ def not_an_array(loss: Loss, name: str, value: Any) -> TypeError:
     )
 
 
+def not_dense(loss: Loss, name: str, layout: Any) -> TypeError:
+    """The error for a tensor without strides."""
+    return TypeError(f"{loss.name}: `{name}` must be a dense tensor, got {layout}. Convert it with `.to_dense()`.")
+
+
 def libraries(loss: Loss, kinds: Sequence[str]) -> None:
     """Operands must live in one array library, or cross zero-copy."""
     names = [f"`{x.name}` from {kind}" for x, kind in zip(loss.operands, kinds, strict=True)]

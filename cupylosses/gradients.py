@@ -101,8 +101,8 @@ def _numpy(loss: Loss, arrays: Sequence[Any], wanted: Sequence[bool], options: d
         raise ImportError(
             f'{loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
         ) from error
-    # torch has no negative strides: a reversed array is the one kind that is copied.
-    arrays = [x.copy() if any(s < 0 for s in x.strides) else x for x in arrays]
+    # torch has neither negative strides nor read-only memory: such arrays are copied, no others.
+    arrays = [x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy() for x in arrays]
     value, gradients = _torch(loss, [torch.from_numpy(x) for x in arrays], wanted, options)
     return value.numpy()[()], [None if g is None else g.numpy() for g in gradients]
 

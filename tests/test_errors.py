@@ -61,6 +61,13 @@ def test_operand_of_an_unsupported_dtype(loss: Loss, dtype: torch.dtype, device:
             call(loss, *operands)
 
 
+def test_sparse_operand(loss: Loss, device: str) -> None:
+    for i, operand in each_operand(loss):
+        operands = [x.to(device) for x in with_operand(loss, i, X.to_sparse())]
+        with pytest.raises(TypeError, match=rf"^{loss.name}: `{operand.name}` must be a dense tensor, got .*to_dense"):
+            call(loss, *operands)
+
+
 def test_integers_where_the_definition_takes_none(loss: Loss, device: str) -> None:
     for i, operand in each_operand(loss):
         operands = [x.to(device) for x in with_operand(loss, i, X.long())]

@@ -142,3 +142,14 @@ def test_hand_computed() -> None:
     assert F.hinge_loss(a, numpy.array([1, -1, 1]), reduction="none").tolist() == [1.0, 3.0, 5.0]
     half = numpy.array([[0.5, 0.5]])
     assert F.kl_div(half, numpy.array([[1.0, 0.0]]), log_input=False, reduction="batchmean") == numpy.log(2)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_read_only_arrays(loss: Loss) -> None:
+    arrays = [numpy.full((3, 5), 0.25 * (i + 1), dtype=numpy.float32) for i in range(len(loss.operands))]
+    expected = cupylosses.value_and_grad(loss.name, *arrays)
+    for x in arrays:
+        x.flags.writeable = False
+    value, gradient = cupylosses.value_and_grad(loss.name, *arrays)
+    assert value == expected[0]
+    assert (gradient == expected[1]).all()
