@@ -399,7 +399,7 @@ def test_cupy_for_another_cuda(forget_cupy: pytest.MonkeyPatch) -> None:
 
 def test_cupy_that_cannot_create_its_cache(forget_cupy: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
-        raise PermissionError(13, "Permission denied", "/root/.cupy")
+        raise PermissionError(13, "Permission denied", "/home/someone/.cupy")
 
     forget_cupy.setattr(interop.importlib, "import_module", broken)
     with pytest.raises(ImportError, match=r"kernel cache .*Permission denied.*CUPY_CACHE_DIR"):
