@@ -183,9 +183,8 @@ def _evaluate_reference(
     warning = checks.broadcast_warning(loss, shapes)
     if warning and warn:
         warnings.warn(warning, UserWarning, stacklevel=5)
-    names = [x.name for x in loss.options]
-    values = dict(zip(names, (*parameters, *flags), strict=True))
-    return reference.evaluate(loss, operands, reduction, values, result, shape[0] if shape else 1)
+    batch = shape[0] if shape else 1
+    return reference.evaluate(loss, operands, reduction, loss.bind(parameters, flags), result, batch)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -210,7 +209,7 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
     pointers = [x.data_ptr() for x in operands]
     for x, tensor, address in zip(operands, plan.tensors, pointers):
-        if x.stride() != tensor.strides or (address & 15 and not tensor.misalignment):
+        if x.stride() != tensor.strides or address & 15 not in (0, tensor.misalignment):
             plan, promise = _plan_like(plan, operands, pointers), None
             break
     if grad_output.is_neg():

@@ -20,15 +20,24 @@ class CupyDevice(engine.Device):
 
     def __init__(self, index: int) -> None:
         super().__init__(index, cupy.cuda.Device(index).attributes["MultiProcessorCount"])
+        self._captured: list[Any] = []
+
+    def keep(self, array: Any) -> Any:
+        """The same array, kept for good if a graph is being captured: CuPy's pool would hand its memory to others while
+        the graph still writes there. (torch's graphs own what is allocated during their capture.)
+        """
+        if self.capturing():
+            self._captured.append(array)
+        return array
 
     def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
         kind = _dtype(dtype)
         size = interop.ITEMSIZE[dtype]
-        memory = cupy.empty(max(1, _extent(shape, strides)), dtype=kind)
+        memory = self.keep(cupy.empty(max(1, _extent(shape, strides)), dtype=kind))
         return cupy.ndarray(tuple(shape), kind, memory.data, tuple(s * size for s in strides))
 
     def full(self, count: int, value: float) -> Any:
-        return cupy.full(count, value, dtype=cupy.float64)
+        return self.keep(cupy.full(count, value, dtype=cupy.float64))
 
     def address(self, array: Any) -> int:
         return array.data.ptr
@@ -38,6 +47,10 @@ class CupyDevice(engine.Device):
 
     def capturing(self) -> bool:
         return cupy.cuda.get_current_stream().is_capturing()
+
+    def expectation(self, slot: int) -> int:
+        """None: grad_output is always 1 here, and a promise that is not verified must not read what others write."""
+        return 0
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -83,7 +96,7 @@ def value_and_gradients(
         if plan.warning:
             warnings.warn(plan.warning, UserWarning, stacklevel=5)
         if plan.elements == 0:
-            value = evaluate_reference(loss, operands, reduction, plan.values(parameters), plan.result, plan.batch)
+            value = evaluate_reference(loss, operands, reduction, loss.bind(parameters, flags), plan.result, plan.batch)
             gradients = [
                 cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(operands, wanted or (), strict=False)
             ]
@@ -92,19 +105,19 @@ def value_and_gradients(
         if wanted is None:
             run = engine.elements if reduction == "none" else engine.reduce
             return run(plan, device, pointers, parameters), []
-        one = cupy.ones((), dtype=_dtype(plan.result))
+        promise, strides = None, None
+        written = plan.written(wanted)
         if reduction == "none":
             value = engine.elements(plan, device, pointers, parameters)
-            strides: Sequence[int] | None = (0,) * len(plan.shape)
-            return value, engine.gradients(plan, device, pointers, parameters, wanted, one.data.ptr, strides)
-        written = plan.written(wanted)
-        if not any(written):
-            value, promise = engine.reduce(plan, device, pointers, parameters), None
+            strides = (0,) * len(plan.shape)
+        elif not any(written):
+            value = engine.reduce(plan, device, pointers, parameters)
         else:
             value, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
-        if promise and written == wanted:
-            return value, promise.gradients  # the expectation without a history is 1
-        return value, engine.gradients(plan, device, pointers, parameters, wanted, one.data.ptr, None, promise)
+            if written == wanted:
+                return value, promise.gradients  # written for the grad_output that it is
+        one = device.keep(cupy.ones((), dtype=_dtype(plan.result)))
+        return value, engine.gradients(plan, device, pointers, parameters, wanted, one.data.ptr, strides, promise)
 
 
 def _plan(

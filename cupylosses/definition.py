@@ -169,6 +169,10 @@ class Loss:
         """Every parameter and flag by name, the defaults overridden by ``case``."""
         return {x.name: x.default for x in self.options} | dict(case or {})
 
+    def bind(self, parameters: Sequence[float], flags: Sequence[bool]) -> dict[str, Any]:
+        """The parameters and flags of a call by name, as the reference formula takes them."""
+        return dict(zip((x.name for x in self.options), (*parameters, *flags), strict=True))
+
 
 #: The kernels keep one tangent per operand; ``kernels/dual.cuh`` has the same number.
 MAX_OPERANDS = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -217,11 +217,6 @@ class Plan:
         self._buffers: dict[tuple[bool, ...], list[tuple[int, tuple[int, ...], tuple[int, ...], str]]] = {}
         self._gradient_parts: dict[launch.Stream, Part] = {}
         self._sum_parts: dict[tuple[int, launch.Stream | None], SumPart] = {}
-
-    def values(self, parameters: Sequence[float]) -> Mapping[str, Any]:
-        """Parameters and flags by name, for the reference formula."""
-        names = [x.name for x in self.loss.options]
-        return dict(zip(names, (*parameters, *self.flags), strict=True))
 
     @cached_property
     def gradient_strides(self) -> tuple[tuple[int, ...], ...]:

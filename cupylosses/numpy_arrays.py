@@ -21,6 +21,6 @@ def evaluate(
     warning = checks.broadcast_warning(loss, shapes)
     if warning:
         warnings.warn(warning, UserWarning, stacklevel=4)
-    values = dict(zip([x.name for x in loss.options], (*parameters, *flags), strict=True))
     batch = shape[0] if shape else 1
+    values = loss.bind(parameters, flags)
     return reference.evaluate(loss, operands, reduction, values, checks.promote(names), batch)
