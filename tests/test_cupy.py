@@ -22,6 +22,10 @@ cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 
+#: A kernel that keeps its stream busy for some 30 ms.
+WAIT = 'extern "C" __global__ void wait() { long long t = clock64(); while (clock64() - t < 50000000) {} }'
+
+
 def draw(loss: Loss, case: Any = None, dtype: str = "float32", layout: str = "contiguous") -> list[torch.Tensor]:
     """Operands as torch tensors on the GPU."""
     shapes = LAYOUTS[layout].shapes((67, 129), len(loss.operands))
@@ -132,9 +136,7 @@ def test_current_stream_is_waited_for(loss: Loss) -> None:
     arrays = [uniform(1031, 1031, seed=i) for i in everything(loss)]
     expected = cupylosses.value_and_grad(loss.name, *arrays)
     stream = cupy.cuda.Stream(non_blocking=True)
-    slow = cupy.RawKernel(
-        'extern "C" __global__ void wait() { long long t = clock64(); while (clock64() - t < 50000000) {} }', "wait"
-    )
+    slow = cupy.RawKernel(WAIT, "wait")
     cupy.cuda.Device().synchronize()
     with stream:
         late = [cupy.zeros_like(x) for x in arrays]
@@ -145,6 +147,60 @@ def test_current_stream_is_waited_for(loss: Loss) -> None:
     stream.synchronize()
     for a, b in zip(found, expected, strict=True):
         assert bool((a == b).all())
+
+
+def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first call sets up on its stream, the second stream must not rely on: it may run long before."""
+    from cupylosses import cupy_arrays
+
+    arrays = [uniform(1031, 1031, seed=i) for i in everything(loss)]
+    expected = cupylosses.value_and_grad(loss.name, *arrays)
+    monkeypatch.setattr(cupy_arrays, "_devices", {})
+    busy, free = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with busy:
+        # What the pool will hand out next on this stream holds anything but the expected 1.
+        for count in (2, 1024, 4096):
+            cupy.full(count, 7.0)
+        cupy.RawKernel(WAIT, "wait")((1,), (1,), ())
+        late = cupylosses.value_and_grad(loss.name, *arrays)
+    with free:
+        early = cupylosses.value_and_grad(loss.name, *arrays)
+        free.synchronize()
+        for a, b in zip(early, expected, strict=True):
+            assert bool((a == b).all())
+    busy.synchronize()
+    for a, b in zip(late, expected, strict=True):
+        assert bool((a == b).all())
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("layout", ["contiguous", "row"])
+def test_captured_graph_keeps_its_memory(loss: Loss, layout: str, reduction: str) -> None:
+    """Arrays that are made after the capture lie elsewhere: replays neither write into them nor read from them."""
+    arrays = [cupy.from_dlpack(x) for x in draw(loss, layout=layout)]
+    fresh = [cupy.from_dlpack(x.clone()) * 0.5 for x in draw(loss, layout=layout)]
+    options = {"argnums": everything(loss), "reduction": reduction}
+    expected_value, expected = cupylosses.value_and_grad(loss.name, *fresh, **options)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        cupylosses.value_and_grad(loss.name, *arrays, **options)
+        stream.begin_capture()
+        value, gradients = cupylosses.value_and_grad(loss.name, *arrays, **options)
+        graph = stream.end_capture()
+        sizes = [1 << n for n in range(15)]
+        foreign = [cupy.full(n, float("nan")) for n in sizes for _ in range(16)]
+        for x, y in zip(arrays, fresh, strict=True):
+            x[...] = y
+        for x in (value, *gradients):
+            x.fill(float("nan"))
+        for _ in range(2):
+            graph.launch(stream)
+        stream.synchronize()
+        for a, b in zip((value, *gradients), (expected_value, *expected), strict=True):
+            assert bool((a == b).all())
+        assert all(bool(cupy.isnan(x).all()) for x in foreign)
 
 
 def test_expectation_of_torch_does_not_reach_cupy(loss: Loss) -> None:

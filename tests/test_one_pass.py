@@ -340,6 +340,27 @@ def test_operands_offloaded_to_the_host(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_operands_that_come_back_misaligned(
+    loss: Loss, function: Callable[..., Tensor], before: int, after: int, reduction: str
+) -> None:
+    """A hook may bring a saved tensor back anywhere in its own memory; 8-byte loads of 4-byte addresses fail."""
+
+    def place(x: Tensor, offset: int) -> Tensor:
+        memory = torch.empty(x.numel() + offset, device=x.device)
+        return memory[offset:].copy_(x.detach())
+
+    operands = [place(x.flatten(), before).requires_grad_() for x in leaves(loss)]
+    arguments = {"reduction": reduction}
+    expected = torch.autograd.grad(function(*operands, **arguments).sum(), operands)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: place(x, after)):
+        value = function(*operands, **arguments).sum()
+    assert_same(torch.autograd.grad(value, operands), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_checkpointing(loss: Loss, function: Callable[..., Tensor], reduction: str) -> None:
     operands = leaves(loss)
     plain = torch.autograd.grad(function(*operands, reduction=reduction).sum(), operands)
