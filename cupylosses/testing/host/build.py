@@ -111,7 +111,9 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
     with tempfile.TemporaryDirectory(dir=directory) as work:
         source, built = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        command = [*compiler(), *_OPTIONS, f"-I{_HERE}", "-x", "c++", str(source), "-x", "none", *options]
+        # Lines are those of the `#line` directives, in no directory.
+        where = [f"-ffile-prefix-map={x}=." for x in (work, Path.cwd())]
+        command = [*compiler(), *_OPTIONS, *where, f"-I{_HERE}", "-x", "c++", str(source), "-x", "none", *options]
         done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True)
         if done.returncode:
             raise HostCompileError(f"{name} did not compile for the host:\n{done.stderr}")
@@ -139,7 +141,7 @@ def kernel(entry: str, source: str, debug: bool = False) -> Path:
     libraries = ["-lm", "-lc", "-lgcc"]
     if "address" in sanitizers():
         libraries.insert(0, str(sanitizer_library()))
-    options = (*_KERNEL, *checks, *(["-g"] if debug else []), str(runtime()), *libraries)
+    options = (*_KERNEL, *checks, *(["-gdwarf-4"] if debug else []), str(runtime()), *libraries)
     return _build(entry, text, options, _SHIM)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from cupylosses import autograd
-from cupylosses.engine import Device
+from cupylosses.engine import TICKET, Device
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings
@@ -27,6 +27,18 @@ class HostDevice(autograd.TorchDevice):
     def __init__(self, processors: int) -> None:
         Device.__init__(self, -1, processors)
         self.device = torch.device("cpu")
+
+    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:
+        """Filled with NaN, so that what a kernel forgets to write is seen."""
+        return super().empty(shape, strides, dtype).fill_(float("nan"))
+
+    def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
+        """One per size, so that what lies beyond it is nobody's."""
+        need = TICKET + groups
+        if need not in self._workspaces:
+            array = self.full(need, 0.0)
+            self._workspaces[need] = (array, self.address(array), need)
+        return self._workspaces[need][:2]
 
     def stream(self) -> int:
         return 0

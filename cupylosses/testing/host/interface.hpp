@@ -44,7 +44,7 @@ unsigned host_vote(unsigned mask, int predicate, const char* file, int line);
 unsigned host_active_mask();
 void host_fence();
 // Called before each atomic operation, which the caller then performs: nothing else runs until it has.
-void host_atomic(const void* address, unsigned bytes, HostOrder order, const char* file, int line);
+void host_atomic(const void* address, unsigned bytes, HostOrder order);
 
 // Runs a kernel to its end. Returns 0, or 1 and leaves a message.
 int host_launch(const HostLaunch* launch);

@@ -7,8 +7,6 @@
 
 #include "races.hpp"
 
-#include <dlfcn.h>
-
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -18,16 +16,6 @@
 #include "scheduler.hpp"
 
 namespace {
-
-// Where an access was made. Messages carry addresses in this form, and Python asks for the line (symbols.py).
-std::string code(const void* address) {
-  Dl_info info;
-  if (!dladdr(address, &info)) return "?";
-  char text[64];
-  std::snprintf(text, sizeof text, "{code:%zx}",
-                static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<char*>(info.dli_fbase)) - 1);
-  return text;
-}
 
 constexpr std::uint32_t kAtomic = 0x80000000u, kMany = 0x80000000u;
 constexpr unsigned kWord = 4, kPageBits = 12, kPageBytes = 1u << kPageBits;
@@ -222,7 +210,7 @@ void host_fence() {
   fiber.released = publish(fiber);
 }
 
-void host_atomic(const void* pointer, unsigned bytes, HostOrder order, const char*, int) {
+void host_atomic(const void* pointer, unsigned bytes, HostOrder order) {
   if (launch->seed) yield();
   Fiber& fiber = *current;
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);

@@ -3,11 +3,13 @@
 
 #include "scheduler.hpp"
 
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -246,7 +248,8 @@ std::string whereabouts(const Block& block) {
     const std::string where = describe(block.fibers[first]);
     unsigned last = first;
     while (last + 1 < block.fibers.size() && describe(block.fibers[last + 1]) == where) ++last;
-    text += "\n  threads " + std::to_string(first) + " to " + std::to_string(last) + ": " + where;
+    const std::string one = std::to_string(first);
+    text += "\n  " + (first == last ? "thread " + one : "threads " + one + " to " + std::to_string(last)) + ": " + where;
     first = last + 1;
   }
   return text;
@@ -400,6 +403,16 @@ std::string name(const Fiber& fiber) {
 
 std::string place(const char* file, int line) {
   return (file ? std::string(file) : "?") + ":" + std::to_string(line);
+}
+
+std::string code(const void* address) {
+  Dl_info info;
+  if (!dladdr(address, &info)) return "?";
+  char text[64];
+  // One less: a return address may be the first of the next line.
+  std::snprintf(text, sizeof text, "{code:%zx}",
+                static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<char*>(info.dli_fbase)) - 1);
+  return text;
 }
 
 void yield() { leave(); }

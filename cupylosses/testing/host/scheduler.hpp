@@ -63,6 +63,8 @@ extern Fiber* current;  // null outside of kernels
 // "block 3, thread 17"
 std::string name(const Fiber& fiber);
 std::string place(const char* file, int line);
+// A place in machine code, in a form that Python replaces by the line (symbols.py).
+std::string code(const void* address);
 // Lets others run first; returns when the scheduler comes back to this fiber.
 void yield();
 // Lets others run now and then, when the order is random.

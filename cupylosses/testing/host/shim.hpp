@@ -97,69 +97,66 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, HOST_SITE) 
 inline void __threadfence() { host_fence(); }
 inline void __threadfence_system() { host_fence(); }
 
+// Part of their caller in any build, so that the caller's line is the one that makes the access.
+#define HOST_ACCESS __attribute__((always_inline)) inline
+
 template <class T, class Update>
-__attribute__((no_sanitize("thread"))) T host_update(T* address, HostOrder order, Update update, const char* file,
-                                                     int line) {
-  host_atomic(address, sizeof(T), order, file, line);
+__attribute__((no_sanitize("thread"))) T host_updated(T* address, Update update) {
   const T old = *address;
   *address = update(old);
   return old;
 }
+template <class T, class Update>
+HOST_ACCESS T host_update(T* address, HostOrder order, Update update) {
+  host_atomic(address, sizeof(T), order);
+  return host_updated(address, update);
+}
 
-#define HOST_ATOMIC(T)                                                                                          \
-  inline T atomicAdd(T* p, T x, HOST_SITE) {                                                                    \
-    auto add = [=](T old) { T sum; (void)__builtin_add_overflow(old, x, &sum); return sum; };                   \
-    return host_update(p, kHostRelaxed, add, file, line);                                                       \
-  }                                                                                                             \
-  inline T atomicExch(T* p, T x, HOST_SITE) { return host_update(p, kHostRelaxed, [=](T) { return x; }, file, line); } \
-  inline T atomicCAS(T* p, T compare, T x, HOST_SITE) {                                                         \
-    return host_update(p, kHostRelaxed, [=](T old) { return old == compare ? x : old; }, file, line);           \
-  }                                                                                                             \
-  inline T atomicMax(T* p, T x, HOST_SITE) {                                                                    \
-    return host_update(p, kHostRelaxed, [=](T old) { return old < x ? x : old; }, file, line);                  \
-  }                                                                                                             \
-  inline T atomicMin(T* p, T x, HOST_SITE) {                                                                    \
-    return host_update(p, kHostRelaxed, [=](T old) { return x < old ? x : old; }, file, line);                  \
-  }                                                                                                             \
-  inline T atomicOr(T* p, T x, HOST_SITE) {                                                                     \
-    return host_update(p, kHostRelaxed, [=](T old) { return old | x; }, file, line);                            \
-  }                                                                                                             \
-  inline T atomicAnd(T* p, T x, HOST_SITE) {                                                                    \
-    return host_update(p, kHostRelaxed, [=](T old) { return old & x; }, file, line);                            \
-  }                                                                                                             \
-  inline T atomicXor(T* p, T x, HOST_SITE) {                                                                    \
-    return host_update(p, kHostRelaxed, [=](T old) { return old ^ x; }, file, line);                            \
+#define HOST_ATOMIC(name, T, result) \
+  HOST_ACCESS T name(T* p, T x) { return host_update(p, kHostRelaxed, [=](T old) { return result; }); }
+#define HOST_ATOMICS(T)                                                                                            \
+  inline T host_sum(T x, T y) {                                                                                    \
+    T sum;                                                                                                         \
+    (void)__builtin_add_overflow(x, y, &sum);                                                                      \
+    return sum;                                                                                                    \
+  }                                                                                                                \
+  HOST_ATOMIC(atomicAdd, T, host_sum(old, x))                                                                      \
+  HOST_ATOMIC(atomicExch, T, (static_cast<void>(old), x))                                                          \
+  HOST_ATOMIC(atomicMax, T, old < x ? x : old)                                                                     \
+  HOST_ATOMIC(atomicMin, T, x < old ? x : old)                                                                     \
+  HOST_ATOMIC(atomicOr, T, old | x)                                                                                \
+  HOST_ATOMIC(atomicAnd, T, old & x)                                                                               \
+  HOST_ATOMIC(atomicXor, T, old ^ x)                                                                               \
+  HOST_ACCESS T atomicCAS(T* p, T compare, T x) {                                                                  \
+    return host_update(p, kHostRelaxed, [=](T old) { return old == compare ? x : old; });                          \
   }
-HOST_ATOMIC(int)
-HOST_ATOMIC(unsigned)
-HOST_ATOMIC(unsigned long long)
-#undef HOST_ATOMIC
+HOST_ATOMICS(int)
+HOST_ATOMICS(unsigned)
+HOST_ATOMICS(unsigned long long)
+#undef HOST_ATOMICS
 
-// Wraps to 0 behind `limit`.
+// Wraps to 0 behind `limit`; and to `limit` below 0.
 inline unsigned host_incremented(unsigned old, unsigned limit) { return old >= limit ? 0 : old + 1; }
-inline unsigned atomicInc(unsigned* p, unsigned limit, HOST_SITE) {
-  return host_update(p, kHostRelaxed, [=](unsigned old) { return host_incremented(old, limit); }, file, line);
-}
-inline unsigned atomicDec(unsigned* p, unsigned limit, HOST_SITE) {
-  return host_update(
-      p, kHostRelaxed, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; }, file, line);
-}
+inline unsigned host_decremented(unsigned old, unsigned limit) { return old == 0 || old > limit ? limit : old - 1; }
+HOST_ATOMIC(atomicInc, unsigned, host_incremented(old, x))
+HOST_ATOMIC(atomicDec, unsigned, host_decremented(old, x))
+#undef HOST_ATOMIC
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Loads and stores with a hint, and bits
 
 template <class T>
-inline T __ldg(const T* p) { return *p; }
+HOST_ACCESS T __ldg(const T* p) { return *p; }
 template <class T>
-inline T __ldcs(const T* p) { return *p; }
+HOST_ACCESS T __ldcs(const T* p) { return *p; }
 template <class T>
-inline T __ldcg(const T* p) { return *p; }
+HOST_ACCESS T __ldcg(const T* p) { return *p; }
 template <class T>
-inline T __ldca(const T* p) { return *p; }
+HOST_ACCESS T __ldca(const T* p) { return *p; }
 template <class T>
-inline void __stcs(T* p, T x) { *p = x; }
+HOST_ACCESS void __stcs(T* p, T x) { *p = x; }
 template <class T>
-inline void __stcg(T* p, T x) { *p = x; }
+HOST_ACCESS void __stcg(T* p, T x) { *p = x; }
 
 template <class To, class From>
 inline To host_bits(From x) {
@@ -278,9 +275,8 @@ inline unsigned floats_to_half_pair(float low, float high) {
   return host_float_to_half(high) << 16 | host_float_to_half(low);
 }
 
-inline unsigned increment_and_synchronize(unsigned* counter, unsigned limit, HOST_SITE) {
-  auto increment = [=](unsigned old) { return host_incremented(old, limit); };
-  return host_update(counter, kHostAcquireRelease, increment, file, line);
+HOST_ACCESS unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
+  return host_update(counter, kHostAcquireRelease, [=](unsigned old) { return host_incremented(old, limit); });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ def _line(debug: Path, address: str) -> str:
         return f"code address 0x{address}"
     command = [tool, "-i", "-e", str(debug), f"0x{address}"]
     done = subprocess.run(command, capture_output=True, text=True)
-    lines = [x.split(" (discriminator")[0] for x in done.stdout.split("\n") if x and not x.startswith("?")]
+    lines = [
+        x.split(" (discriminator")[0].removeprefix("./") for x in done.stdout.split("\n") if x and not x.startswith("?")
+    ]
     # The loads and stores themselves stand in the shim; whoever called them is meant.
     calls = [x for x in lines if not x.split(":")[0].endswith("shim.hpp")]
     return " called from ".join((calls or lines)[:3]) or f"code address 0x{address}"

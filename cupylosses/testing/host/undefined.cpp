@@ -17,15 +17,19 @@ struct TypeMismatch {
   unsigned char log_alignment, kind;
 };
 
-[[noreturn]] void found(const char* what, const Place* where) {
-  fail((current ? name(*current) + ": " : std::string()) + what + " at " + place(where->file, where->line));
+// In a load or store of the shim, whoever called it is meant: `code` leads there.
+[[noreturn]] void found(const char* what, const Place* where, const void* code_address) {
+  const std::string file = where->file;
+  const bool shim = file.size() >= 8 && file.compare(file.size() - 8, 8, "shim.hpp") == 0;
+  const std::string line = shim ? code(code_address) : place(where->file, static_cast<int>(where->line));
+  fail((current ? name(*current) + ": " : std::string()) + what + " at " + line);
 }
 }  // namespace
 
 extern "C" {
 #define UNDEFINED(check, what)                                             \
-  void __ubsan_handle_##check(const Place* where) { found(what, where); }   \
-  void __ubsan_handle_##check##_abort(const Place* where) { found(what, where); }
+  void __ubsan_handle_##check(const Place* where) { found(what, where, __builtin_return_address(0)); } \
+  void __ubsan_handle_##check##_abort(const Place* where) { found(what, where, __builtin_return_address(0)); }
 UNDEFINED(add_overflow, "a signed sum overflows")
 UNDEFINED(sub_overflow, "a signed difference overflows")
 UNDEFINED(mul_overflow, "a signed product overflows")
@@ -44,15 +48,18 @@ UNDEFINED(missing_return, "a function without its result")
 UNDEFINED(alignment_assumption, "an address that is not aligned")
 #undef UNDEFINED
 
-void __ubsan_handle_nonnull_return_v1(const void*, const Place* where) { found("a null result", where); }
+void __ubsan_handle_nonnull_return_v1(const void*, const Place* where) {
+  found("a null result", where, __builtin_return_address(0));
+}
 
-void __ubsan_handle_type_mismatch_v1(const TypeMismatch* what, std::uintptr_t address) {
-  if (!address) found("a null pointer", &what->place);
-  const std::uintptr_t alignment = std::uintptr_t{1} << what->log_alignment;
-  if (address & (alignment - 1)) found("an address that is not aligned", &what->place);
-  found("an object that is too small", &what->place);
-}
-void __ubsan_handle_type_mismatch_v1_abort(const TypeMismatch* what, std::uintptr_t address) {
-  __ubsan_handle_type_mismatch_v1(what, address);
-}
+#define TYPE_MISMATCH(handler)                                                                             \
+  void handler(const TypeMismatch* what, std::uintptr_t address) {                                         \
+    const std::uintptr_t alignment = std::uintptr_t{1} << what->log_alignment;                             \
+    found(!address ? "a null pointer"                                                                      \
+          : address & (alignment - 1) ? "an address that is not aligned" : "an object that is too small", \
+          &what->place, __builtin_return_address(0));                                                      \
+  }
+TYPE_MISMATCH(__ubsan_handle_type_mismatch_v1)
+TYPE_MISMATCH(__ubsan_handle_type_mismatch_v1_abort)
+#undef TYPE_MISMATCH
 }
