@@ -271,7 +271,7 @@ def test_access_outside_of_an_allocation(body: str, python: Callable[..., str]) 
 
     if "s[16]" not in body:
         assert sanitized(0) == "ended"
-    with pytest.raises(AssertionError, match="AddressSanitizer: heap-buffer-overflow|an object that is too small"):
+    with pytest.raises(AssertionError, match=r"AddressSanitizer: heap-buffer-overflow|an object that is too small"):
         sanitized(1)
 
 

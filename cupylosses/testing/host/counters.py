@@ -10,14 +10,14 @@ class Counters:
     """Of this process."""
 
     kernels: int = 0  #: different kernels that were executed
-    compiled: int = 0  #: of these, the ones that the cache did not have
+    compiled: int = 0  #: what the cache did not have, of kernels and the runtime
     seconds: float = 0.0  #: spent in the compiler
     launches: int = 0
 
     def __str__(self) -> str:
         return (
-            f"{self.launches} launches of {self.kernels} kernels on the host, "
-            f"{self.compiled} of them compiled now in {self.seconds:.0f} s, the others cached"
+            f"host execution: {self.launches} launches of {self.kernels} kernels; "
+            f"{self.compiled} objects compiled in {self.seconds:.0f} s, the others were cached"
         )
 
 

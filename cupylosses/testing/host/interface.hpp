@@ -16,16 +16,16 @@ enum HostOrder { kHostRelaxed, kHostAcquireRelease };
 
 // One launch; mirrored by `_Launch` in launcher.py.
 struct HostLaunch {
-  const char* kernel;          // its name, for messages
-  void (*entry)(void**);       // calls the kernel with the arguments that the table points to
-  void** arguments;            // one pointer per argument, as cuLaunchKernel takes them
-  HostIndex grid, block;       //
-  unsigned long long seed;     // of the order in which blocks, warps and lanes run; 0 is in order
-  unsigned resident;           // blocks that run at once
-  unsigned check_races;        // 0 or 1
-  unsigned flush_subnormals;   // 0 or 1: what -ftz=true does to float; double is flushed too, see execution.py
-  unsigned timeout;            // seconds
-  char* shared;                // the memory that holds what the kernel declared __shared__ ...
+  const char* kernel;     // its name, for messages
+  void (*entry)(void**);  // calls the kernel with the arguments that the table points to
+  void** arguments;       // one pointer per argument, as cuLaunchKernel takes them
+  HostIndex grid, block;
+  unsigned long long seed;          // of the order in which blocks, warps and lanes run; 0 is in order
+  unsigned resident;                // blocks that run at once
+  unsigned check_races;             // 0 or 1
+  unsigned flush_subnormals;        // 0 or 1: what -ftz=true does to float; double is flushed too, see execution.py
+  unsigned timeout;                 // seconds
+  char* shared;                     // the memory that holds what the kernel declared __shared__ ...
   unsigned long long shared_bytes;  // ... of which each block has its own copy
 };
 

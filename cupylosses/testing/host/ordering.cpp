@@ -8,7 +8,9 @@
 namespace {
 std::deque<Known> arena;  // all of a launch; freed with it
 
-unsigned warps_of_a_block() { return static_cast<unsigned>(current->block->warps.size()); }
+unsigned warps_of_a_block() {
+  return static_cast<unsigned>(current->block->warps.size());
+}
 
 const Flat& flat(const Known& known) {
   if (known.flat) return *known.flat;
@@ -93,4 +95,6 @@ bool ordered(const Moment& moment, const Fiber& fiber) {
   return covers(fiber.known, moment, threads) || covers(fiber.block->known, moment, threads);
 }
 
-void forget_everything_known() { arena.clear(); }
+void forget_everything_known() {
+  arena.clear();
+}

@@ -23,8 +23,8 @@ struct Moment {
 };
 
 struct Flat {
-  std::unordered_map<std::uint32_t, std::uint32_t> epochs;                  // by block
-  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> clocks;     // by warp of the grid, then by lane
+  std::unordered_map<std::uint32_t, std::uint32_t> epochs;               // by block
+  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> clocks;  // by warp of the grid, then by lane
 };
 
 // A thread's position when it published, and what it knew; or what two others know.

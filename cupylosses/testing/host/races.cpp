@@ -36,8 +36,8 @@ struct Page {
 
 unsigned generation;
 bool checking;
-std::vector<Moment> moments;                       // from 1
-std::vector<std::vector<std::uint32_t>> readers;   // the lists of cells that many have read
+std::vector<Moment> moments;                      // from 1
+std::vector<std::vector<std::uint32_t>> readers;  // the lists of cells that many have read
 std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages;
 std::unordered_map<std::uintptr_t, const Known*> released;  // by atomics, at their addresses
 
@@ -94,10 +94,9 @@ std::string what_lies_at(std::uintptr_t address) {
 [[noreturn]] void race(std::uintptr_t address, const Moment& other, bool other_writes, const void* other_code,
                        bool writes, const void* own_code) {
   const auto threads = static_cast<std::uint32_t>(current->block->fibers.size());
-  fail("race: " + name(*current) + (writes ? " writes " : " reads ") + what_lies_at(address) + " at " +
-       code(own_code) + ", and block " + std::to_string(other.thread / threads) + ", thread " +
-       std::to_string(other.thread % threads) + (other_writes ? " wrote" : " read") + " it at " + code(other_code) +
-       " with nothing that orders the two");
+  fail("race: " + name(*current) + (writes ? " writes " : " reads ") + what_lies_at(address) + " at " + code(own_code) +
+       ", and block " + std::to_string(other.thread / threads) + ", thread " + std::to_string(other.thread % threads) +
+       (other_writes ? " wrote" : " read") + " it at " + code(other_code) + " with nothing that orders the two");
 }
 
 std::uint32_t moment_of(Fiber& fiber) {
@@ -190,7 +189,9 @@ void begin_races() {
   }
 }
 
-void end_races() { checking = false; }
+void end_races() {
+  checking = false;
+}
 
 void forget_shared(unsigned slot) {
   const std::uintptr_t first = (std::uintptr_t{1} << 60) + (std::uintptr_t{slot} << 24);
@@ -225,23 +226,42 @@ void host_atomic(const void* pointer, unsigned bytes, HostOrder order) {
   if (checking) access(address, bytes, true, true, __builtin_return_address(0));
 }
 
-#define ACCESS(bytes)                                                                                             \
-  void __tsan_read##bytes(void* p) { plain(p, bytes, false, __builtin_return_address(0)); }                       \
-  void __tsan_write##bytes(void* p) { plain(p, bytes, true, __builtin_return_address(0)); }                       \
-  void __tsan_unaligned_read##bytes(void* p) { plain(p, bytes, false, __builtin_return_address(0)); }             \
-  void __tsan_unaligned_write##bytes(void* p) { plain(p, bytes, true, __builtin_return_address(0)); }             \
-  void __tsan_volatile_read##bytes(void* p) { plain(p, bytes, false, __builtin_return_address(0)); }              \
-  void __tsan_volatile_write##bytes(void* p) { plain(p, bytes, true, __builtin_return_address(0)); }
+#define ACCESS(bytes)                                    \
+  void __tsan_read##bytes(void* p) {                     \
+    plain(p, bytes, false, __builtin_return_address(0)); \
+  }                                                      \
+  void __tsan_write##bytes(void* p) {                    \
+    plain(p, bytes, true, __builtin_return_address(0));  \
+  }                                                      \
+  void __tsan_unaligned_read##bytes(void* p) {           \
+    plain(p, bytes, false, __builtin_return_address(0)); \
+  }                                                      \
+  void __tsan_unaligned_write##bytes(void* p) {          \
+    plain(p, bytes, true, __builtin_return_address(0));  \
+  }                                                      \
+  void __tsan_volatile_read##bytes(void* p) {            \
+    plain(p, bytes, false, __builtin_return_address(0)); \
+  }                                                      \
+  void __tsan_volatile_write##bytes(void* p) {           \
+    plain(p, bytes, true, __builtin_return_address(0));  \
+  }
 ACCESS(1)
 ACCESS(2)
 ACCESS(4)
 ACCESS(8)
 ACCESS(16)
-void __tsan_read_range(void* p, std::size_t n) { plain(p, n, false, __builtin_return_address(0)); }
-void __tsan_write_range(void* p, std::size_t n) { plain(p, n, true, __builtin_return_address(0)); }
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
+void __tsan_read_range(void* p, std::size_t n) {
+  plain(p, n, false, __builtin_return_address(0));
+}
+void __tsan_write_range(void* p, std::size_t n) {
+  plain(p, n, true, __builtin_return_address(0));
+}
+void __tsan_init() {
+}
+void __tsan_func_entry(void*) {
+}
+void __tsan_func_exit() {
+}
 void* __tsan_memcpy(void* to, const void* from, std::size_t n) {
   plain(from, n, false, __builtin_return_address(0));
   plain(to, n, true, __builtin_return_address(0));

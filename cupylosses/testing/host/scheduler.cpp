@@ -46,8 +46,8 @@ std::size_t stack_count;
 void reserve_stacks(std::size_t count) {
   if (count <= stack_count) return;
   if (stacks) munmap(stacks, stack_count * kStack);
-  void* found = mmap(nullptr, count * kStack, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* found =
+      mmap(nullptr, count * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) {
     stacks = nullptr;
     stack_count = 0;
@@ -117,21 +117,25 @@ std::size_t scheduler_stack_size;
 // ---------------------------------------------------------------------------------------------------------------------
 // The launch
 
-std::vector<Block> blocks;        // the resident ones
-std::vector<unsigned> order;      // the blocks of the grid in the order in which they become resident
+std::vector<Block> blocks;    // the resident ones
+std::vector<unsigned> order;  // the blocks of the grid in the order in which they become resident
 unsigned next_block;
-Block* in_place;                  // whose __shared__ memory is where kernels see it
+Block* in_place;  // whose __shared__ memory is where kernels see it
 std::minstd_rand dice;
 bool failed;
 std::string message;
 std::chrono::steady_clock::time_point deadline;
-Block* last_block;                // where the last fiber ran
+Block* last_block;  // where the last fiber ran
 unsigned last_warp;
-unsigned accesses, next_yield;    // counted by maybe_yield
+unsigned accesses, next_yield;  // counted by maybe_yield
 
-unsigned threads_of_a_block() { return launch->block.x * launch->block.y * launch->block.z; }
+unsigned threads_of_a_block() {
+  return launch->block.x * launch->block.y * launch->block.z;
+}
 
-unsigned roll(unsigned sides) { return static_cast<unsigned>(dice() % sides); }
+unsigned roll(unsigned sides) {
+  return static_cast<unsigned>(dice() % sides);
+}
 
 void copy_bytes(char* to, const char* from, std::size_t count) {
   // Not memcpy, which AddressSanitizer watches: the bytes between objects are copied as well.
@@ -219,12 +223,18 @@ void resume(Fiber& fiber) {
 
 const char* name(Wait wait) {
   switch (wait) {
-    case Wait::kReady: return "running";
-    case Wait::kBarrier: return "__syncthreads()";
-    case Wait::kWarpBarrier: return "__syncwarp()";
-    case Wait::kShuffle: return "a shuffle";
-    case Wait::kVote: return "a vote";
-    case Wait::kExited: return "ended";
+    case Wait::kReady:
+      return "running";
+    case Wait::kBarrier:
+      return "__syncthreads()";
+    case Wait::kWarpBarrier:
+      return "__syncwarp()";
+    case Wait::kShuffle:
+      return "a shuffle";
+    case Wait::kVote:
+      return "a vote";
+    case Wait::kExited:
+      return "ended";
   }
   return "";
 }
@@ -249,7 +259,8 @@ std::string whereabouts(const Block& block) {
     unsigned last = first;
     while (last + 1 < block.fibers.size() && describe(block.fibers[last + 1]) == where) ++last;
     const std::string one = std::to_string(first);
-    text += "\n  " + (first == last ? "thread " + one : "threads " + one + " to " + std::to_string(last)) + ": " + where;
+    text +=
+        "\n  " + (first == last ? "thread " + one : "threads " + one + " to " + std::to_string(last)) + ": " + where;
     first = last + 1;
   }
   return text;
@@ -268,8 +279,7 @@ std::string whereabouts(const Block& block) {
   set_waiting(fiber, Wait::kExited, nullptr, 0);
   ++block.exited;
   if (block.waiting) fail_in(block, "a barrier is reached by some threads only, others have ended");
-  if (__sanitizer_start_switch_fiber)
-    __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_stack_size);
+  if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_stack_size);
   void* unused;
   host_switch(&unused, scheduler_stack_pointer);
   __builtin_unreachable();
@@ -342,8 +352,7 @@ bool meet(Wait wait, unsigned mask, const char* file, int line) {
   Warp& warp = block.warps[self.warp];
   set_waiting(self, wait, file, line);
   self.mask = mask;
-  if (!(mask >> self.lane & 1))
-    fail_in(block, name(self) + " is not among the lanes that it names in " + name(wait));
+  if (!(mask >> self.lane & 1)) fail_in(block, name(self) + " is not among the lanes that it names in " + name(wait));
   if (mask & ~warp.lanes) fail_in(block, name(self) + " names lanes that do not exist in " + name(wait));
   unsigned missing = 0;
   for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
@@ -371,11 +380,15 @@ void release(unsigned mask) {
 int source_lane(const Fiber& fiber) {
   const int lane = static_cast<int>(fiber.lane), width = fiber.width, segment = lane & ~(width - 1);
   switch (fiber.shuffle) {
-    case kHostShuffleIndex: return segment | (fiber.operand & (width - 1));
-    case kHostShuffleUp: return lane - fiber.operand < segment ? lane : lane - fiber.operand;
-    case kHostShuffleDown: return lane + fiber.operand >= segment + width ? lane : lane + fiber.operand;
+    case kHostShuffleIndex:
+      return segment | (fiber.operand & (width - 1));
+    case kHostShuffleUp:
+      return lane - fiber.operand < segment ? lane : lane - fiber.operand;
+    case kHostShuffleDown:
+      return lane + fiber.operand >= segment + width ? lane : lane + fiber.operand;
     // Of an earlier segment as well: that is what the hardware does.
-    case kHostShuffleXor: return (lane ^ fiber.operand) >= segment + width ? lane : lane ^ fiber.operand;
+    case kHostShuffleXor:
+      return (lane ^ fiber.operand) >= segment + width ? lane : lane ^ fiber.operand;
   }
   return lane;
 }
@@ -390,8 +403,7 @@ void fail(const std::string& what) {
   failed = true;
   if (current) {
     void* unused;
-    if (__sanitizer_start_switch_fiber)
-      __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_stack_size);
+    if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_stack_size);
     host_switch(&unused, scheduler_stack_pointer);
   }
   throw failed;
@@ -415,7 +427,9 @@ std::string code(const void* address) {
   return text;
 }
 
-void yield() { leave(); }
+void yield() {
+  leave();
+}
 
 void maybe_yield() {
   if ((++accesses & 0xffff) == 0 && std::chrono::steady_clock::now() > deadline)
@@ -435,11 +449,21 @@ bool on_a_stack(std::uintptr_t address) {
 
 extern "C" {
 
-HostIndex host_thread_index() { return current->index; }
-HostIndex host_block_index() { return current->block->position; }
-HostIndex host_block_size() { return launch->block; }
-HostIndex host_grid_size() { return launch->grid; }
-unsigned host_active_mask() { return 1u << current->lane; }  // no more is promised
+HostIndex host_thread_index() {
+  return current->index;
+}
+HostIndex host_block_index() {
+  return current->block->position;
+}
+HostIndex host_block_size() {
+  return launch->block;
+}
+HostIndex host_grid_size() {
+  return launch->grid;
+}
+unsigned host_active_mask() {
+  return 1u << current->lane;
+}  // no more is promised
 
 void host_barrier(const char* file, int line) {
   Fiber& self = *current;
@@ -449,8 +473,7 @@ void host_barrier(const char* file, int line) {
   if (block.exited) fail_in(block, "a barrier is reached by some threads only, others have ended");
   if (block.waiting < block.fibers.size()) return leave();
   for (const Fiber& fiber : block.fibers)
-    if (fiber.line != line || std::strcmp(fiber.file, file) != 0)
-      fail_in(block, "threads meet in different barriers");
+    if (fiber.line != line || std::strcmp(fiber.file, file) != 0) fail_in(block, "threads meet in different barriers");
   block.waiting = 0;
   ++block.epoch;
   const Known* known = block.known;
@@ -567,5 +590,7 @@ int host_launch(const HostLaunch* wanted) {
   return failed;
 }
 
-const char* host_message() { return message.c_str(); }
+const char* host_message() {
+  return message.c_str();
+}
 }

@@ -29,16 +29,16 @@ struct Fiber {
   int operand, width;
   unsigned long long value, result;
 
-  Moment moment;           // the time of its accesses since it last met others
+  Moment moment;            // the time of its accesses since it last met others
   std::uint32_t moment_id;  // that moment in the log, or 0 when it is not there yet
-  const Known* known;      // what it learned through atomics and fences since the last barrier
-  const Known* released;   // what its last fence publishes with later atomics
-  const Known* pending;    // what its atomics have read and its next fence will let it rely on
+  const Known* known;       // what it learned through atomics and fences since the last barrier
+  const Known* released;    // what its last fence publishes with later atomics
+  const Known* pending;     // what its atomics have read and its next fence will let it rely on
 };
 
 struct Warp {
-  unsigned ready;  // lanes that can run
-  unsigned lanes;  // lanes that exist
+  unsigned ready;                      // lanes that can run
+  unsigned lanes;                      // lanes that exist
   std::uint32_t seen[kLanes][kLanes];  // seen[i][j]: the last moment of lane j that lane i is ordered behind
 };
 

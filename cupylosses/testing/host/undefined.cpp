@@ -27,9 +27,13 @@ struct TypeMismatch {
 }  // namespace
 
 extern "C" {
-#define UNDEFINED(check, what)                                             \
-  void __ubsan_handle_##check(const Place* where) { found(what, where, __builtin_return_address(0)); } \
-  void __ubsan_handle_##check##_abort(const Place* where) { found(what, where, __builtin_return_address(0)); }
+#define UNDEFINED(check, what)                              \
+  void __ubsan_handle_##check(const Place* where) {         \
+    found(what, where, __builtin_return_address(0));        \
+  }                                                         \
+  void __ubsan_handle_##check##_abort(const Place* where) { \
+    found(what, where, __builtin_return_address(0));        \
+  }
 UNDEFINED(add_overflow, "a signed sum overflows")
 UNDEFINED(sub_overflow, "a signed difference overflows")
 UNDEFINED(mul_overflow, "a signed product overflows")
@@ -52,12 +56,13 @@ void __ubsan_handle_nonnull_return_v1(const void*, const Place* where) {
   found("a null result", where, __builtin_return_address(0));
 }
 
-#define TYPE_MISMATCH(handler)                                                                             \
-  void handler(const TypeMismatch* what, std::uintptr_t address) {                                         \
-    const std::uintptr_t alignment = std::uintptr_t{1} << what->log_alignment;                             \
-    found(!address ? "a null pointer"                                                                      \
-          : address & (alignment - 1) ? "an address that is not aligned" : "an object that is too small", \
-          &what->place, __builtin_return_address(0));                                                      \
+#define TYPE_MISMATCH(handler)                                                 \
+  void handler(const TypeMismatch* what, std::uintptr_t address) {             \
+    const std::uintptr_t alignment = std::uintptr_t{1} << what->log_alignment; \
+    found(!address                    ? "a null pointer"                       \
+          : address & (alignment - 1) ? "an address that is not aligned"       \
+                                      : "an object that is too small",         \
+          &what->place, __builtin_return_address(0));                          \
   }
 TYPE_MISMATCH(__ubsan_handle_type_mismatch_v1)
 TYPE_MISMATCH(__ubsan_handle_type_mismatch_v1_abort)
