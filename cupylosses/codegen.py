@@ -17,6 +17,7 @@ from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX
 
 #: The files of ``kernels/`` in the order of their needs.
 POINTWISE = (
+    "ptx.cuh",
     "types.cuh",
     "tuple.cuh",
     "dual.cuh",
