@@ -1,7 +1,8 @@
 """Fixtures and markers.
 
-``gpu``    needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
-``large``  needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
+``kernels``  runs kernels: on the GPU or, where there is none, on the host; skipped where no C++ compiler is either.
+``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
+``large``    needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from devices import GPU, HOST, KERNELS
 from hypothesis import HealthCheck, settings
 
 import cupylosses
 from cupylosses.definition import Loss, registry
-
-GPU = torch.cuda.is_available()
+from cupylosses.testing import host
 
 #: Free memory that a test marked ``large`` may count on.
 LARGE_BYTES = 24 << 30
@@ -33,6 +36,7 @@ settings.load_profile("cupylosses")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     # torch says so of its own kl_div, wherever it is called.
@@ -44,19 +48,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not GPU:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        elif item.get_closest_marker("kernels") and not (GPU or HOST):
+            item.add_marker(pytest.mark.skip(reason="neither a CUDA device nor a C++ compiler on Linux"))
         elif item.get_closest_marker("large") and free < LARGE_BYTES:
             item.add_marker(pytest.mark.skip(reason=f"needs {LARGE_BYTES >> 30} GiB of free GPU memory"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker of pytest-xdist has executed is added to the count here."""
+    host.counters.add(getattr(node, "workeroutput", {}).get("host", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["host"] = vars(host.counters)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from cupylosses.testing.host import counters
-
-    terminalreporter.write_line(f"{counters}")
+    terminalreporter.write_line(f"{host.counters}")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(autouse=True)
+def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders."""
+    if GPU or not request.node.get_closest_marker("kernels"):
+        yield
+        return
+    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4):
+        yield
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cpu", id="reference"),
+        pytest.param(KERNELS, id="cuda" if GPU else "host", marks=pytest.mark.kernels),
+    ]
+)
 def device(request: pytest.FixtureRequest) -> str:
-    """Where a test runs; the second is skipped without a GPU."""
+    """Where tensors of a test lie: on the CPU for the reference formulas, and where kernels run."""
     return request.param
 
 

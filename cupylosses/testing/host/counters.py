@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass
 class Counters:
-    """Of this process."""
+    """Of this process, and of those whose counts were added."""
 
     kernels: int = 0  #: different kernels that were executed
     compiled: int = 0  #: what the cache did not have, of kernels and the runtime
     seconds: float = 0.0  #: spent in the compiler
     launches: int = 0
+
+    def add(self, counts: Mapping[str, float]) -> None:
+        """Adds those of another process, as ``vars()`` of its counters."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
 
     def __str__(self) -> str:
         return (
