@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,10 @@ GPU = torch.cuda.is_available()
 LARGE_BYTES = 24 << 30
 
 
+#: What a run did that the number of its tests does not say, printed at its end.
+COUNTS = pytest.StashKey[Counter[str]]()
+
+
 # The same examples in every run, and no time limit on machines that are busy.
 settings.register_profile(
     "cupylosses", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
@@ -33,6 +38,7 @@ settings.load_profile("cupylosses")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COUNTS] = Counter()
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     # torch says so of its own kl_div, wherever it is called.
@@ -46,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         elif item.get_closest_marker("large") and free < LARGE_BYTES:
             item.add_marker(pytest.mark.skip(reason=f"needs {LARGE_BYTES >> 30} GiB of free GPU memory"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what, count in config.stash[COUNTS].items():
+        terminalreporter.write_line(f"{what}: {count}")
+
+
+@pytest.fixture
+def counts(request: pytest.FixtureRequest) -> Counter[str]:
+    """Counters that are printed at the end of the run."""
+    return request.config.stash[COUNTS]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -16,7 +16,7 @@ import numpy
 from cupylosses import checks, compiler, engine, interop, launch
 from cupylosses.codegen import Variant
 from cupylosses.definition import Loss
-from cupylosses.testing.nvrtc import Compiled
+from cupylosses.testing.nvrtc import Resources
 
 #: One of each kind of layout needs this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
@@ -128,17 +128,19 @@ def _call(loss: Loss, flags: tuple[bool, ...], tensors: tuple[engine.Tensor, ...
         engine.gradients(plan, device, pointers, parameters, wanted, 0, strides)
 
 
-def complaints(variant: Variant, compiled: Compiled) -> list[str]:
+def complaints(variant: Variant, found: Resources) -> tuple[str, ...]:
     """What is wrong with a compiled kernel: warnings, spilled registers, narrow accesses to contiguous operands."""
-    found = list(compiled.warnings)
-    if compiled.spills:
-        found.append(f"{compiled.spills} bytes of registers spilled")
+    wrong = list(found.warnings)
+    if found.entries != (variant.entry,):
+        wrong.append(f"the entry points are {found.entries}, expected {variant.entry}")
+    if found.spills:
+        wrong.append(f"{found.spills} bytes of registers spilled")
     loads, stores = wide_accesses(variant)
-    if compiled.wide_loads < loads:
-        found.append(f"{compiled.wide_loads} 16-byte loads in the kernel, expected at least {loads}")
-    if compiled.wide_stores < stores:
-        found.append(f"{compiled.wide_stores} 16-byte stores in the kernel, expected at least {stores}")
-    return found
+    if found.wide_loads < loads:
+        wrong.append(f"{found.wide_loads} 16-byte loads in the kernel, expected at least {loads}")
+    if found.wide_stores < stores:
+        wrong.append(f"{found.wide_stores} 16-byte stores in the kernel, expected at least {stores}")
+    return tuple(wrong)
 
 
 def wide_accesses(variant: Variant) -> tuple[int, int]:
