@@ -96,6 +96,8 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[engine.
     for step in (COLUMNS + 1, 2 * COLUMNS):  # rows of a larger matrix, odd and even: without and with vectors
         yield engine.Tensor(first.dtype, first.shape, (step, 1), 0), *others
     yield tuple(engine.Tensor(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
+    for step in (64 + 1, 64 + 16):  # no two dimensions merge, again without and with vectors
+        yield tuple(engine.Tensor(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
 
 
 def _tensor(dtype: str, shape: tuple[int, ...]) -> engine.Tensor:
