@@ -44,6 +44,7 @@ struct Dimensions {
 
 template <int kLanes>
 struct Flat {
+  static constexpr int kOuter = 0;  // dimensions in which streams differ: one offset serves all of them
   struct Cursor {
     int64 element;
   };
@@ -74,6 +75,7 @@ struct Flat {
 
 template <int kLanes, int kStreams, int kRank>
 struct Rows {
+  static constexpr int kOuter = kRank;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors

@@ -212,6 +212,11 @@ template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 groups, double* partials) {
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
+  // Vectors in flight: a batch, and fewer where registers would be spilled. A double takes two of them, and so does the
+  // offset of each stream of each vector; to find those in many dimensions takes more.
+  constexpr bool kWide = sizeof(typename Program::Compute) == 8;
+  constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1);
+  constexpr int kFlight = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();
@@ -224,7 +229,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
       for (int run = 0; run < kRun && first < vectors; ++run, first += groups * kBatch) {
         auto cursor = program.layout.at(first + lane);
         if (program.layout.whole_up_to(first + kBatch - 1)) {
-          program.template visit<kUnroll>(cursor, partial, scale);
+#pragma unroll 1
+          for (int u = 0; u < kUnroll; u += kFlight) program.template visit<kFlight>(cursor, partial, scale);
         } else {
 #pragma unroll 1
           for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale);
@@ -301,6 +307,7 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void verify_gradient(const Program& program, int64 groups, double weight,
                                                 const Result* grad_output, const double* used, double* expected) {
+  if (global_warp() >= groups) return;  // has no part, and so left no note
   const double g = widen<double>(*grad_output);
   if (!verify(g, used, expected)) return;
   KnownScale<typename Program::Compute> scale{static_cast<typename Program::Compute>(g * weight)};

@@ -1,10 +1,13 @@
 """Compiles every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
 
-    python scripts/compile_kernels.py --fast                      the common kernels, for sm_80 and sm_90
+    python scripts/compile_kernels.py --fast                      what each run of the tests compiles
     python scripts/compile_kernels.py --arch sm_75 --loss kl_div  every kernel of one loss for one architecture
+    python scripts/compile_kernels.py --matrix --out kernels.csv  every kernel, architecture and NVRTC that is supported
 
 Exits with 1 if a kernel does not compile, warns, spills registers, or is contiguous and does not use 16-byte accesses.
-Needs the extra `scripts` and NVRTC: `pip install nvidia-cuda-nvrtc`, or a CUDA toolkit under CUDA_PATH.
+Needs the extras `scripts` and `nvrtc`: `pip install -e ".[scripts,nvrtc]"` installs the compilers of CUDA 11, 12 and
+13, which live side by side. Without `--matrix` and `--nvrtc`, the newest one compiles. Results are kept by content, in
+CUPYLOSSES_CACHE_DIR or the user's cache, so what did not change is not compiled again.
 """
 
 from __future__ import annotations
@@ -13,10 +16,7 @@ import argparse
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,92 +25,88 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from cupylosses.codegen import Variant, source
 from cupylosses.definition import registry
-from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, find_library
-from cupylosses.testing.variants import complaints, variants
-
-
-@dataclass
-class Result:
-    """One kernel for one architecture: what came out, or why nothing did."""
-
-    variant: Variant
-    architecture: str
-    compiled: Compiled | None
-    complaints: list[str]
+from cupylosses.testing import gate
+from cupylosses.testing.gate import Result
+from cupylosses.testing.nvrtc import Nvrtc, find_libraries
 
 
 def main() -> int:
     arguments = parse()
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=140, soft_wrap=True)
-    compiler = Nvrtc(arguments.nvrtc)
-    unknown = set(arguments.arch) - set(compiler.architectures)
-    if unknown:
-        sys.exit(f"{compiler.path} compiles for {', '.join(compiler.architectures)}, not for {', '.join(unknown)}")
-    version = ".".join(map(str, compiler.version))
-    console.print(f"NVRTC {version} ({compiler.path}), for {', '.join(arguments.arch)}")
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=160, soft_wrap=True)
+    compilers = choose(arguments)
+    for compiler, architectures in compilers.items():
+        version = ".".join(map(str, compiler.version))
+        console.print(f"NVRTC {version} ({compiler.path}), for {', '.join(architectures)}")
 
-    names = arguments.loss or list(registry())
-    jobs = [(v, a) for name in names for v in variants(registry()[name], arguments.fast) for a in arguments.arch]
-    results = list(track(run(jobs, arguments.nvrtc, arguments.jobs), "compiling", len(jobs), console=console))
+    losses = [registry()[name] for name in arguments.loss or registry()]
+    jobs = gate.jobs(losses, compilers, arguments.fast)
+    done = gate.run(jobs, arguments.jobs)
+    results = list(track(done, "compiling", len(jobs), console=console))
     console.print(table(results))
+    if arguments.out:
+        gate.write(results, arguments.out)
 
     failed = [x for x in results if x.complaints]
     for result in failed:
-        what = "\n".join(result.complaints)
-        console.print(f"{result.architecture} {result.variant.title}: {what}", markup=False, highlight=False)
-    console.print(f"{len(results)} kernels compiled, {len(failed)} with complaints")
+        console.print(f"{result.job.title}: {'; '.join(result.complaints)}", markup=False, highlight=False)
+    cached = sum(x.cached for x in results)
+    console.print(f"{len(results)} kernels compiled ({cached} of them earlier), {len(failed)} with complaints")
     return 1 if failed else 0
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"], metavar="sm_XX", help="architectures")
+    parser.add_argument("--matrix", action="store_true", help="every supported NVRTC and its architectures")
+    parser.add_argument(
+        "--fast", action="store_true", help="each kernel, layout and choice of dtypes, but not all of each"
+    )
+    parser.add_argument(
+        "--arch", nargs="+", metavar="sm_XX", help=f"these architectures; usually {' '.join(gate.FAST)}"
+    )
     parser.add_argument("--loss", nargs="+", choices=list(registry()), help="these losses only")
-    parser.add_argument("--fast", action="store_true", help="two dtypes, all gradients at once, common layouts")
-    parser.add_argument("--nvrtc", type=Path, default=find_library(), help="the compiler's shared library")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--nvrtc", nargs="+", type=Path, metavar="FILE", help="the shared libraries of the compilers")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads")
+    parser.add_argument("--out", type=Path, metavar="CSV", help="write a row per kernel")
     return parser.parse_args()
 
 
-def run(jobs: Sequence[tuple[Variant, str]], nvrtc: Path, processes: int) -> Iterator[Result]:
-    """Compiles in several processes; only text travels, since a definition holds functions."""
-    with ProcessPoolExecutor(processes) as pool:
-        work = ((source(variant), architecture, nvrtc) for variant, architecture in jobs)
-        for (variant, architecture), outcome in zip(jobs, pool.map(compile_one, work, chunksize=8), strict=True):
-            if isinstance(outcome, str):
-                yield Result(variant, architecture, None, [outcome])
-            else:
-                yield Result(variant, architecture, outcome, complaints(variant, outcome))
-
-
-def compile_one(work: tuple[str, str, Path]) -> Compiled | str:
-    text, architecture, nvrtc = work
-    try:
-        return _compiler(nvrtc).compile(text, architecture)
-    except CompileError as error:
-        return str(error)
-
-
-@cache
-def _compiler(nvrtc: Path) -> Nvrtc:
-    return Nvrtc(nvrtc)
+def choose(arguments: argparse.Namespace) -> dict[Nvrtc, Sequence[str]]:
+    """The compilers, each with the architectures to compile for."""
+    if arguments.nvrtc or not arguments.matrix:
+        found = [Nvrtc(x) for x in arguments.nvrtc or [None]]
+    else:
+        libraries = find_libraries()
+        missing = [str(x) for x in gate.MATRIX if x not in libraries]
+        if missing:
+            sys.exit(
+                f'There is no NVRTC of CUDA {", ".join(missing)}: `pip install -e ".[nvrtc]"`, or name it: --nvrtc'
+            )
+        found = [Nvrtc(libraries[x]) for x in gate.MATRIX]
+    chosen: dict[Nvrtc, Sequence[str]] = {}
+    for compiler in found:
+        usual = gate.MATRIX.get(compiler.version[0], ()) if arguments.matrix else gate.FAST
+        chosen[compiler] = arguments.arch or usual
+        unknown = set(chosen[compiler]) - set(compiler.architectures)
+        if unknown or not chosen[compiler]:
+            wanted = ", ".join(unknown) or "those of the matrix"
+            sys.exit(f"{compiler.path} compiles for {', '.join(compiler.architectures)}, not for {wanted}")
+    return chosen
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One row per loss, kind of kernel and architecture; ranges over its variants."""
-    rows: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    """One row per loss, kind of kernel, compiler and architecture; ranges over its variants."""
+    rows: dict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
     for result in results:
-        rows[result.variant.loss.name, result.variant.kind, result.architecture].append(result)
-    show = Table("loss", "kernel", "arch", "compiled", "registers", "spills", "16-byte loads", "stores", "wrong")
-    for column in show.columns[3:]:
+        job = result.job
+        rows[job.variant.loss.name, job.variant.kind, job.release, job.architecture].append(result)
+    measures: Mapping[str, str] = {x: x.replace("wide_", "16-byte ") for x in gate.RESOURCES}
+    show = Table("loss", "kernel", "NVRTC", "arch", "compiled", *measures.values(), "wrong")
+    for column in show.columns[4:]:
         column.justify = "right"
     for key, group in rows.items():
-        done = [x.compiled for x in group if x.compiled]
-        measured = [
-            span([getattr(x, name) for x in done]) for name in ("registers", "spills", "wide_loads", "wide_stores")
-        ]
+        done = [x.resources for x in group if x.resources]
+        measured = [span([getattr(x, name) for x in done]) for name in measures]
         wrong = sum(bool(x.complaints) for x in group)
         show.add_row(*key, str(len(done)), *measured, str(wrong), style="red" if wrong else None)
     return show

@@ -1,4 +1,5 @@
-"""Writes what is derived from the definitions and yet has to be a file: the type stub and the tables of the documents.
+"""Writes what is derived from the definitions and yet is a file: the type stub, the tables of the documents, and
+examples of generated kernels, by which a change of the generator is seen in review.
 
 python scripts/generate.py            writes them
 python scripts/generate.py --check    writes nothing, and exits with 1 if one of them is stale
@@ -17,8 +18,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cupylosses.codegen import Variant, glue
 from cupylosses.definition import Loss, registry
 from cupylosses.functional import docstring
+from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
@@ -127,9 +130,26 @@ PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
 }
 
 
+#: The losses whose kernels are the examples: as short as a definition gets, and one with flags and helper expressions.
+PLAIN, RICH = "mse_loss", "kl_div"
+
+
+def examples() -> list[Variant]:
+    """A variant of each entry point: of the plain loss contiguous float32, of the rich one a broadcast bfloat16."""
+    plain = {x.kind: x for x in reversed(variants(registry()[PLAIN], fast=True))}
+    rich = {x.kind: x for x in variants(registry()[RICH], fast=True)}
+    return [*plain.values(), *rich.values()]
+
+
+def golden() -> Path:
+    """Where the generated parts of the examples lie."""
+    return ROOT / "tests" / "golden"
+
+
 def generated() -> dict[Path, str]:
     """What each generated file should contain."""
     files = {ROOT / "cupylosses" / "functional.pyi": stub()}
+    files |= {golden() / f"{x.title}.cu": glue(x) for x in examples()}
     for name, (marker, content) in PARTS.items():
         path = ROOT / name
         files[path] = between(path.read_text(encoding="utf-8"), marker, content())
@@ -137,8 +157,10 @@ def generated() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """The generated files that do not contain what they should."""
-    return [p for p, text in generated().items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+    """The generated files that do not contain what they should, or should not be there."""
+    files = generated()
+    wrong = [p for p, text in files.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+    return wrong + sorted(set(golden().glob("*.cu")) - set(files))
 
 
 def main() -> int:
@@ -148,9 +170,13 @@ def main() -> int:
     files = generated()
     outdated = stale()
     for path in outdated:
-        if not check:
+        if not check and path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(files[path], encoding="utf-8")
-        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
+        elif not check:
+            path.unlink()
+        done = "stale" if check else "wrote" if path in files else "removed"
+        print(f"{done}: {path.relative_to(ROOT)}")
     if check and outdated:
         print("Run `python scripts/generate.py` and commit the result.")
     return 1 if check and outdated else 0

@@ -29,6 +29,9 @@ COMMANDS = {
     "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
 }
 
+#: What a command is given where nothing is passed on: the whole suite is what coverage is measured of.
+WHOLE = {"test": ["--cov"]}
+
 #: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.
 CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}
 
@@ -44,6 +47,7 @@ def main() -> int:
             f"Run this with a newer one: `python{wanted} scripts/run.py ...`."
         )
     options = parse()
+    rest = options.rest or WHOLE.get(options.command, [])
     extras, program = COMMANDS[options.command]
     driver = driver_cuda()
     cupy = choose_cupy(options.cupy, driver)
@@ -65,8 +69,8 @@ def main() -> int:
         python = prepare(ROOT / (options.environment or default_environment(options.cupy)), extras, cuda)
     if driver:
         warn_if_torch_sees_no_gpu(python, driver)
-    say(f"{python} {' '.join([*program, *options.rest])}")
-    return subprocess.call([str(python), *program, *options.rest], cwd=str(ROOT), env=variables)
+    say(f"{python} {' '.join([*program, *rest])}")
+    return subprocess.call([str(python), *program, *rest], cwd=str(ROOT), env=variables)
 
 
 def parse() -> argparse.Namespace:

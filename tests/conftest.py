@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from cupylosses.testing import host
 LARGE_BYTES = 24 << 30
 
 
+#: What a run did that the number of its tests does not say, printed at its end.
+COUNTS = pytest.StashKey[Counter[str]]()
+
+
 # The same examples in every run, and no time limit on machines that are busy.
 settings.register_profile(
     "cupylosses", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
@@ -36,6 +41,7 @@ settings.load_profile("cupylosses")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COUNTS] = Counter()
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
@@ -56,17 +62,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """What a worker of pytest-xdist has executed is added to the count here."""
-    host.counters.add(getattr(node, "workeroutput", {}).get("host", {}))
+    """What a worker of pytest-xdist did is added to the counts here."""
+    output = getattr(node, "workeroutput", {})
+    host.counters.add(output.get("host", {}))
+    node.config.stash[COUNTS].update(output.get("counts", {}))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["host"] = vars(host.counters)
+        session.config.workeroutput.update(host=vars(host.counters), counts=dict(session.config.stash[COUNTS]))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what, count in config.stash[COUNTS].items():
+        terminalreporter.write_line(f"{what}: {count}")
     terminalreporter.write_line(f"{host.counters}")
+
+
+@pytest.fixture
+def counts(request: pytest.FixtureRequest) -> Counter[str]:
+    """Counters that are printed at the end of the run."""
+    return request.config.stash[COUNTS]
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,33 @@
-"""The kernels compile, without a GPU: a part of what ``scripts/compile_kernels.py`` does for all of them."""
+"""The compile gate's fast subset, without a GPU, and that the gate sees what it is for."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-from functools import cache
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from cupylosses import checks
 from cupylosses.codegen import KINDS, Variant, source
 from cupylosses.definition import Loss, registry
-from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, find_library
+from cupylosses.testing import cache, gate
+from cupylosses.testing import nvrtc as nvrtc_module
+from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
 from cupylosses.testing.variants import complaints, variants, wide_accesses
 
-pytestmark = pytest.mark.skipif(find_library() is None, reason="no NVRTC: `pip install nvidia-cuda-nvrtc`")
+ROOT = Path(__file__).resolve().parents[1]
 
-#: The oldest that CUDA 13 knows, whose 16-bit conversions are spelled out; the next, which has instructions for them.
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
+# Elsewhere a missing NVRTC is an error, not a skip: the extra `test` installs it.
+needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
+
+FIRST = next(iter(registry().values()))
 
 
 @pytest.fixture(scope="module")
@@ -24,55 +35,76 @@ def nvrtc() -> Nvrtc:
     return Nvrtc()
 
 
-@cache
-def compiled(nvrtc: Nvrtc, variant: Variant, architecture: str) -> Compiled:
-    return nvrtc.compile(source(variant), architecture)
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUPYLOSSES_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def one_pass(loss: Loss, *dtypes: str) -> list[Variant]:
-    """The kernels of training: contiguous operands of one dtype, the value and the gradient of the prediction."""
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import compile_kernels
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    return compile_kernels
+
+
+def training(loss: Loss, dtype: str) -> Variant:
+    """The kernel of a training step: contiguous operands of one dtype, and the gradient of the first."""
     count = len(loss.operands)
-    return [
+    wanted = (True,) + (False,) * (count - 1)
+    return next(
         x
         for x in variants(loss)
-        if x.kind == "value_and_gradient"
-        and (x.layout, x.gradients) == ("flat", (True,) + (False,) * (count - 1))
-        and x.storage in [(dtype,) * count for dtype in dtypes]
+        if (x.kind, x.layout, x.gradients, x.storage) == ("value_and_gradient", "flat", wanted, (dtype,) * count)
         and x.lanes > 1
-    ]
+    )
 
 
-def chosen(loss: Loss, architecture: str) -> list[Variant]:
-    """One dtype (bfloat16) and setting of the flags of each kernel and layout; on older GPUs, what differs there."""
-    if architecture != ARCHITECTURES[-1]:
-        return one_pass(loss, "float16", "bfloat16")
-    return list({(x.kind, x.layout): x for x in variants(loss, fast=True)}.values())
+# ----------------------------------------------------------------------------------------------------------------------
+# The gate
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kernels_compile_without_a_warning(loss: Loss, architecture: str, nvrtc: Nvrtc) -> None:
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", gate.FAST)
+def test_kernels_pass_the_gate(loss: Loss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]) -> None:
     if architecture not in nvrtc.architectures:
         pytest.skip(f"NVRTC {nvrtc.version} does not know {architecture}")
-    for variant in chosen(loss, architecture):
-        found = compiled(nvrtc, variant, architecture)
-        assert f".entry {variant.entry}(" in found.ptx
-        assert not found.warnings, variant.title
-        loads, stores = wide_accesses(variant)
-        assert found.wide_loads >= loads and found.wide_stores >= stores, variant.title
+    results = list(gate.run(gate.jobs([loss], {nvrtc: [architecture]}, fast=True), os.cpu_count() or 1))
+    counts["kernels compiled"] += len(results)
+    counts["of them unchanged since an earlier run, and looked up"] += sum(x.cached for x in results)
+    assert {x.job.title: x.complaints for x in results if x.complaints} == {}
 
 
-def test_one_pass_kernels_keep_everything_in_registers(loss: Loss, nvrtc: Nvrtc) -> None:
-    for variant in one_pass(loss, "bfloat16", "float32"):
-        assert complaints(variant, compiled(nvrtc, variant, ARCHITECTURES[-1])) == [], variant.title
+def test_matrix_is_what_is_supported() -> None:
+    assert gate.MATRIX[13] == tuple(f"sm_{x}" for x in (75, 80, 86, 89, 90, 100, 120))
+    assert gate.MATRIX[12] == gate.MATRIX[11] == tuple(f"sm_{x}" for x in (70, 80, 90))
+    assert gate.FAST == ("sm_75", "sm_90", "sm_120")
 
 
-def test_the_choice_covers_every_kernel(loss: Loss) -> None:
-    assert {x.kind for x in chosen(loss, ARCHITECTURES[-1])} == set(KINDS)
-    assert {x.kind for x in variants(loss)} == set(KINDS)
+@pytest.mark.parametrize("architecture", gate.FAST)
+def test_fast_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture: str) -> None:
+    everything, fast = variants(loss), gate.chosen(loss, architecture, fast=True)
+    assert set(fast) < set(everything) and len(fast) == len(set(fast)) < len(everything) / 10
+    assert {x.kind for x in fast} == set(KINDS)
+    assert {x.layout for x in fast} >= {"flat", "matrix"}
+    assert {x.storage for x in fast} == {x.storage for x in everything}
+    assert set(checks.FLOATING) <= {x.result for x in fast}
+    if architecture == gate.BROADEST:
+        assert {(x.kind, x.layout) for x in fast} == {(x.kind, x.layout) for x in everything}
+        assert {x.flags for x in fast} == {x.flags for x in everything}
+
+
+def test_whole_matrix_is_every_variant(loss: Loss) -> None:
+    compiler = object()
+    work = gate.jobs([loss], {compiler: ["sm_80", "sm_90"]})
+    assert [(x.variant, x.architecture) for x in work] == [(v, a) for a in ("sm_80", "sm_90") for v in variants(loss)]
 
 
 def test_contiguous_kernels_are_expected_to_move_16_bytes(loss: Loss) -> None:
-    """The condition that the checks above rest on is not vacuous."""
+    """The condition that the gate rests on is not vacuous."""
     for variant in variants(loss, fast=True):
         if variant.layout == "flat":
             loads, stores = wide_accesses(variant)
@@ -80,36 +112,249 @@ def test_contiguous_kernels_are_expected_to_move_16_bytes(loss: Loss) -> None:
             assert (stores > 0) == (variant.kind != "value")
 
 
-def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc) -> None:
-    loss = next(iter(registry().values()))
-    wrong = dataclasses.replace(loss, value="no_such_primitive(0.0)", let={})
-    variant = dataclasses.replace(variants(loss, fast=True)[0], loss=wrong)
-    with pytest.raises(CompileError, match=rf"{loss.name}\.value\(1\): error.*no_such_primitive"):
-        nvrtc.compile(source(variant), "sm_90")
+# ----------------------------------------------------------------------------------------------------------------------
+# What is a complaint
+
+LOG = """x.cu(1): warning #177-D: something
+ptxas warning : something else
+ptxas info    : Compiling entry function 'f' for 'sm_90'
+    16 bytes stack frame, 24 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 16 bytes stack, 520 bytes smem
+"""
 
 
-def test_spills_narrow_accesses_and_warnings_are_complaints() -> None:
-    loss = next(iter(registry().values()))
-    variant = one_pass(loss, "float32")[0]
-    log = "x.cu(1): warning #177-D\n16 bytes stack frame, 24 bytes spill stores, 8 bytes spill loads\nUsed 64 registers"
-    bad = Compiled("ld.global.cs.b32 %r1, [%rd1];\nst.global.cs.v2.b32 [%rd1], {%r1, %r2};", log)
-    assert (bad.registers, bad.spills, bad.stack, bad.wide_loads, bad.wide_stores) == (64, 32, 16, 0, 0)
-    assert [x.split(" ")[0] for x in complaints(variant, bad)] == ["x.cu(1):", "32", "0", "0"]
+def test_resources_are_read_from_text() -> None:
+    bad = Compiled(".visible .entry f(\nld.global.cs.b32 %r1, [%rd1];\nst.global.cs.v2.b32 [%rd1], {%r1, %r2};", LOG)
+    found = bad.resources
+    assert found == Resources(
+        entries=("f",),
+        registers=64,
+        spills=32,
+        stack=16,
+        shared=520,
+        wide_loads=0,
+        wide_stores=0,
+        warnings=("x.cu(1): warning #177-D: something", "ptxas warning : something else"),
+    )
     wide = "ld.global.cs.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];\n" * 2 + "st.global.cs.v2.b64 [%rd1], {%rd2, %rd3};\n"
-    good = Compiled(wide, log.replace("24", "0").replace("8 bytes", "0 bytes").partition("\n")[2])
-    assert complaints(variant, good) == []
+    found = Compiled(wide, LOG.replace(", 520 bytes smem", "")).resources
+    assert (found.wide_loads, found.wide_stores, found.shared) == (2, 1, 0)
+    with pytest.raises(ValueError, match="reported nothing like"):
+        _ = Compiled("", "").resources
 
 
-def test_the_newest_library_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupylosses.testing import nvrtc as module
+def test_a_remark_on_the_architecture_is_no_warning_of_the_kernel() -> None:
+    remark = "nvrtc: warning: Architectures prior to '<compute/sm>_75' are deprecated and may be removed\n"
+    assert Compiled("", remark + LOG).resources.warnings == Compiled("", LOG).resources.warnings
 
+
+def test_every_defect_is_a_complaint() -> None:
+    variant = training(FIRST, "float32")
+    loads, stores = wide_accesses(variant)
+    good = Resources((variant.entry,), 64, 0, 16, 520, loads, stores, ())
+    assert complaints(variant, good) == ()
+    for defect, text in [
+        ({"warnings": ("x.cu(1): warning",)}, "x.cu"),
+        ({"spills": 8}, "8 bytes of registers spilled"),
+        ({"wide_loads": loads - 1}, f"{loads - 1} 16-byte loads"),
+        ({"wide_stores": stores - 1}, f"{stores - 1} 16-byte stores"),
+        ({"entries": ("another",)}, "another"),
+        ({"entries": (variant.entry, "another")}, "another"),
+    ]:
+        (found,) = complaints(variant, dataclasses.replace(good, **defect))
+        assert text in found
+
+
+@needs_nvrtc
+def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_cache: Path) -> None:
+    wrong = dataclasses.replace(FIRST, value="no_such_primitive(0.0)", let={})
+    variant = dataclasses.replace(training(FIRST, "float32"), loss=wrong)
+    with pytest.raises(CompileError, match=rf"{FIRST.name}\.value\(1\): error.*no_such_primitive"):
+        nvrtc.compile(source(variant), "sm_90")
+    (result,) = gate.run([gate.Job(variant, "sm_90", nvrtc)], 1)
+    assert result.resources is None and "no_such_primitive" in result.complaints[0]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        pytest.param("int unused; x[threadIdx.x] = 0;", "warning", id="warning"),
+        pytest.param(
+            "float v[64]; x += threadIdx.x;\n#pragma unroll\nfor (int i = 0; i < 64; ++i) v[i] = x[i * 512];\n"
+            "__syncthreads();\n#pragma unroll\nfor (int i = 0; i < 64; ++i) x[i * 512] = v[63 - i] * v[i];",
+            "spilled",
+            id="spill",
+        ),
+    ],
+)
+def test_compilers_say_what_the_gate_listens_for(program: str, what: str, nvrtc: Nvrtc) -> None:
+    """That the patterns fit what this NVRTC prints, for a kernel that deserves it."""
+    variant = training(FIRST, "float32")
+    text = f'extern "C" __global__ void __launch_bounds__(1024, 2) {variant.entry}(float* x) {{ {program} }}'
+    found = nvrtc.compile(text, "sm_90").resources
+    assert any(what in x for x in complaints(variant, found)), found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results that are kept
+
+
+@needs_nvrtc
+def test_what_was_compiled_is_looked_up(nvrtc: Nvrtc, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = gate.Job(training(FIRST, "float32"), "sm_90", nvrtc)
+    (first,) = gate.run([job], 1)
+    assert not first.cached and (empty_cache / "kernels.sqlite3").is_file()
+    compiled = []
+    monkeypatch.setattr(Nvrtc, "compile", lambda self, text, architecture: compiled.append(architecture) or fake)
+    fake = Compiled(f".entry {job.variant.entry}(", LOG)
+    (second,) = gate.run([job], 1)
+    assert second.cached and compiled == []
+    assert (second.resources, second.complaints) == (first.resources, first.complaints)
+
+    for other in (
+        dataclasses.replace(job, architecture="sm_80"),
+        dataclasses.replace(
+            job, variant=dataclasses.replace(job.variant, loss=dataclasses.replace(FIRST, value="input"))
+        ),
+    ):
+        (third,) = gate.run([other], 1)
+        assert not third.cached
+    monkeypatch.setitem(nvrtc.__dict__, "fingerprint", "another compiler")
+    (fourth,) = gate.run([job], 1)
+    assert not fourth.cached and len(compiled) == 3
+
+
+def test_cache_keeps_values_and_works_without_a_file(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cache.Cache("x") as one:
+        assert one.get("a") is None
+        one.put("a", {"b": [1]})
+        with cache.Cache("x") as two:
+            assert two.get("a") == {"b": [1]}
+    (empty_cache / "file").touch()
+    monkeypatch.setenv("CUPYLOSSES_CACHE_DIR", str(empty_cache / "file"))
+    with cache.Cache("x") as memory:
+        memory.put("a", 1)
+        assert memory.get("a") == 1
+
+
+def test_cache_lies_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUPYLOSSES_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.directory() == tmp_path / "cupylosses"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.directory() == Path.home() / ".cache" / "cupylosses"
+    assert cache.key("a", "b") != cache.key("ab", "") != cache.key("", "ab")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The script
+
+
+@pytest.fixture
+def run_script(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["compile_kernels.py", *arguments])
+        return script.main()
+
+    return run
+
+
+@pytest.fixture
+def three_compilers(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
+    """NVRTC 11, 12 and 13 that compile nothing."""
+
+    class Fake:
+        def __init__(self, path: Path) -> None:
+            self.path = path
+            self.version = (int(path.name), 8)
+            self.architectures = gate.MATRIX[self.version[0]]
+
+        def __hash__(self) -> int:
+            return hash(self.path)
+
+    monkeypatch.setattr(script, "Nvrtc", Fake)
+    monkeypatch.setattr(script, "find_libraries", lambda: {x: Path(f"/{x}") for x in (11, 12, 13)})
+    resources = Resources((), 32, 0, 0, 0, 0, 0, ())
+    monkeypatch.setattr(gate, "run", lambda work, threads: (gate.Result(x, resources, ()) for x in work))
+
+
+@pytest.mark.usefixtures("three_compilers")
+def test_script_compiles_the_whole_matrix(run_script: Callable[..., int], tmp_path: Path) -> None:
+    assert run_script("--matrix", "--loss", FIRST.name, "--out", str(tmp_path / "out.csv")) == 0
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    count = Counter((x["nvrtc"], x["arch"]) for x in rows)
+    assert set(count) == {(f"{cuda}.8", arch) for cuda, known in gate.MATRIX.items() for arch in known}
+    assert set(count.values()) == {len(variants(FIRST))}
+    identity = [tuple(x[c] for c in gate.COLUMNS) for x in rows]
+    assert len(set(identity)) == len(identity)
+
+
+@pytest.mark.usefixtures("three_compilers")
+def test_script_names_a_missing_compiler(
+    run_script: Callable[..., int], script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "find_libraries", lambda: {13: Path("/13")})
+    with pytest.raises(SystemExit, match=r"no NVRTC of CUDA 12, 11: `pip install -e \"\.\[nvrtc\]\"`"):
+        run_script("--matrix")
+    with pytest.raises(SystemExit, match="not for sm_70"):
+        run_script("--nvrtc", "/13", "--arch", "sm_70")
+
+
+@pytest.mark.usefixtures("three_compilers")
+def test_script_fails_with_a_complaint(
+    run_script: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "run", lambda work, threads: (gate.Result(x, None, ("it is wrong",)) for x in work))
+    assert run_script("--nvrtc", "/13", "--arch", "sm_90", "--fast", "--loss", FIRST.name) == 1
+    count = len(gate.chosen(FIRST, "sm_90", fast=True))
+    output = capsys.readouterr().out
+    assert f"{count} kernels compiled (0 of them earlier), {count} with complaints" in output
+    assert output.count("by NVRTC 13.8: it is wrong") == count
+
+
+@pytest.mark.usefixtures("three_compilers")
+def test_table_has_a_row_per_group(
+    run_script: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(work: list[gate.Job], threads: int) -> Iterator[gate.Result]:
+        for i, job in enumerate(work):
+            yield gate.Result(job, Resources((), 100 + i, 0, 0, 0, 0, 0, ()), ())
+
+    monkeypatch.setattr(gate, "run", run)
+    assert run_script("--nvrtc", "/13", "--arch", "sm_80", "sm_90", "--fast", "--loss", FIRST.name) == 0
+    rows = [x for x in capsys.readouterr().out.splitlines() if FIRST.name in x]
+    assert len(rows) == 2 * len(KINDS)
+    first = [i for i, x in enumerate(gate.chosen(FIRST, "sm_80", fast=True)) if x.kind == "value"]
+    assert f" {100 + min(first)}-{100 + max(first)} " in rows[0]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Finding compilers
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with the wheels of three versions."""
     for name in ("cuda_nvrtc/lib/libnvrtc.so.11.2", "cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"):
         path = tmp_path / "nvidia" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    monkeypatch.setattr(module.site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(module.site, "getusersitepackages", lambda: "")
-    monkeypatch.setattr(module.sys, "path", [])
-    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(nvrtc_module.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(nvrtc_module.site, "getusersitepackages", lambda: "")
+    monkeypatch.setattr(nvrtc_module.sys, "path", [])
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "nowhere"))
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    assert str(find_library.__wrapped__()).endswith("libnvrtc.so.13")
+    return tmp_path / "nvidia"
+
+
+def test_all_versions_are_found_side_by_side(installed: Path) -> None:
+    assert find_libraries() == {
+        11: installed / "cuda_nvrtc/lib/libnvrtc.so.11.2",
+        12: installed / "cuda_nvrtc/lib/libnvrtc.so.12",
+        13: installed / "cu13/lib/libnvrtc.so.13",
+    }
+
+
+def test_the_newest_library_is_chosen(installed: Path) -> None:
+    assert find_library.__wrapped__() == installed / "cu13/lib/libnvrtc.so.13"

@@ -122,6 +122,7 @@ def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
         (checkout / name).mkdir()
     for name in ("scripts/generate.py", "README.md", "docs/adding-a-loss.md"):
         shutil.copy(ROOT / name, checkout / name)
+    shutil.copytree(ROOT / "tests" / "golden", checkout / "tests" / "golden")
     output = run(checkout, "import runpy; runpy.run_path('scripts/generate.py', run_name='__main__')")
     assert output.split() == ["wrote:", "cupylosses/functional.pyi", "wrote:", "README.md"]
     assert f"def {NEW}(" in (checkout / "cupylosses" / "functional.pyi").read_text(encoding="utf-8")

@@ -6,12 +6,15 @@ import ast
 import inspect
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import cupylosses.functional
+from cupylosses import codegen
+from cupylosses.codegen import KINDS
 from cupylosses.definition import Loss, registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,9 +43,10 @@ def test_generated_files_are_fresh(generate: ModuleType) -> None:
 def test_check_notices_a_stale_file(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("README.md", "docs/adding-a-loss.md", "kernels/math.cuh", "cupylosses/functional.pyi"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    for path in (*generate.generated(), ROOT / "kernels" / "math.cuh"):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     readme = tmp_path / "README.md"
@@ -51,9 +55,30 @@ def test_check_notices_a_stale_file(
     readme.write_text(fresh.replace("`hinge_loss`", "`hinge`"), encoding="utf-8")
     assert generate.main() == 1
     assert "stale: README.md" in capsys.readouterr().out
+    example = next((tmp_path / "tests" / "golden").iterdir())
+    example.rename(example.with_name("orphan.cu"))
+    assert generate.main() == 1
+    assert {x.name for x in generate.stale()} == {"README.md", example.name, "orphan.cu"}
     monkeypatch.setattr(sys, "argv", ["generate.py"])
     assert generate.main() == 0
     assert readme.read_text(encoding="utf-8") == fresh
+    assert example.is_file() and not example.with_name("orphan.cu").exists()
+
+
+def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> None:
+    """A change of the generator changes a file under tests/golden; `python scripts/generate.py` writes them."""
+    examples = generate.examples()
+    assert {(x.loss.name, x.kind) for x in examples} == set(product((generate.PLAIN, generate.RICH), KINDS))
+    assert len({x.title for x in examples}) == len(examples)
+    assert {x.layout for x in examples} == {"flat", "matrix", "rows"}
+    assert {x.result for x in examples} == {"float32", "bfloat16"}
+    rich, plain = registry()[generate.RICH], registry()[generate.PLAIN]
+    assert rich.flags and rich.let and not (plain.flags or plain.parameters)
+
+
+def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(codegen.UNROLL, 4, 2)
+    assert {x.parent.name for x in generate.stale()} == {"golden"}
 
 
 def test_stub_has_the_signature_of_the_function(loss: Loss, stub: dict[str, ast.FunctionDef]) -> None:

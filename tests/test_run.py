@@ -52,6 +52,19 @@ def test_commands_run_what_exists(script: ModuleType) -> None:
         assert program == ["-m", "pytest"] or (ROOT / program[0]).is_file()
 
 
+@pytest.mark.parametrize(("passed", "given"), [([], ["--cov"]), (["-k", "name"], ["-k", "name"])])
+def test_coverage_is_of_the_whole_suite(
+    script: ModuleType, passed: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    monkeypatch.setattr(script.subprocess, "call", lambda command, **_: ran.append(command) or 5)
+    monkeypatch.setattr(script, "driver_cuda", lambda: 0)
+    monkeypatch.setattr(script, "check_requirements", lambda extras: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--here", "test", *passed])
+    assert script.main() == 5
+    assert ran == [[sys.executable, "-m", "pytest", *given]]
+
+
 def test_constraints_name_a_torch_that_fits_the_driver(script: ModuleType) -> None:
     tested, older = script.constraint_text(13).splitlines(), script.constraint_text(12).splitlines()
     changed = [(a, b) for a, b in zip(tested, older, strict=True) if a != b]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import hashlib
 import os
 import re
 import site
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from cupylosses.compiler import OPTIONS
@@ -22,11 +23,35 @@ from cupylosses.compiler import OPTIONS
 #: The library's options and the one that CuPy adds behind them.
 CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
 
+#: NVRTC 12.9 says so of every source for an architecture that CUDA 13 has dropped, and has no option against it.
+_ON_ARCHITECTURE = "nvrtc: warning: Architectures prior to"
+
 _PATTERNS = ("libnvrtc.so.*", "nvrtc64_*.dll")
 
 
 class CompileError(RuntimeError):
     """NVRTC refused a source; the message is its log."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes of a GPU, as far as compiling it tells."""
+
+    #: The kernels in the source; it should have one.
+    entries: tuple[str, ...]
+    #: Registers of a thread.
+    registers: int
+    #: Bytes that a thread moves between registers and local memory because registers ran out.
+    spills: int
+    #: Bytes of local memory of a thread, spilled or indexed.
+    stack: int
+    #: Bytes of shared memory of a block.
+    shared: int
+    #: 16-byte loads from, and stores to, global memory in the text of the kernel.
+    wide_loads: int
+    wide_stores: int
+    #: The lines of the log that warn.
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,44 +62,33 @@ class Compiled:
     log: str
 
     @property
-    def registers(self) -> int:
-        """Registers of a thread."""
-        return self._from_log(r"Used (\d+) registers")
-
-    @property
-    def spills(self) -> int:
-        """Bytes that a thread moves between registers and local memory because registers ran out."""
-        return self._from_log(r"(\d+) bytes spill stores") + self._from_log(r"(\d+) bytes spill loads")
-
-    @property
-    def stack(self) -> int:
-        """Bytes of local memory of a thread, spilled or indexed."""
-        return self._from_log(r"(\d+) bytes stack frame")
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The lines of the log that warn."""
-        return tuple(line.strip() for line in self.log.splitlines() if "warning" in line.lower())
-
-    @property
-    def wide_loads(self) -> int:
-        """16-byte loads from global memory in the text of the kernel."""
-        return self._wide("ld")
-
-    @property
-    def wide_stores(self) -> int:
-        """16-byte stores to global memory in the text of the kernel."""
-        return self._wide("st")
+    def resources(self) -> Resources:
+        """What can be read from the PTX, and from what the assembler behind it reported."""
+        return Resources(
+            entries=tuple(re.findall(r"\.entry (\w+)", self.ptx)),
+            registers=self._reported(r"Used (\d+) registers"),
+            spills=self._reported(r"(\d+) bytes spill stores") + self._reported(r"(\d+) bytes spill loads"),
+            stack=self._reported(r"(\d+) bytes stack frame"),
+            shared=self._reported(r"(\d+) bytes smem", default=0),
+            wide_loads=self._wide("ld"),
+            wide_stores=self._wide("st"),
+            warnings=tuple(
+                line.strip()
+                for line in self.log.splitlines()
+                if "warning" in line.lower() and _ON_ARCHITECTURE not in line
+            ),
+        )
 
     def _wide(self, instruction: str) -> int:
         words = r"(?:v4\.[a-z]32|v2\.[a-z]64)"
         return len(re.findall(rf"\b{instruction}\.global\.(?:[\w:]+\.)*{words}\s", self.ptx))
 
-    def _from_log(self, pattern: str) -> int:
-        found = re.findall(pattern, self.log)
+    def _reported(self, pattern: str, default: int | None = None) -> int:
+        """The largest figure, of the kernel and of functions that were not inlined."""
+        found = [int(x) for x in re.findall(pattern, self.log)] or ([] if default is None else [default])
         if not found:
             raise ValueError(f"NVRTC reported nothing like {pattern!r}:\n{self.log}")
-        return max(map(int, found))
+        return max(found)
 
 
 class Nvrtc:
@@ -97,6 +111,12 @@ class Nvrtc:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return major.value, minor.value
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal compilers. Versions have two parts, and several releases share them, so it is of the file."""
+        content = hashlib.sha256(self.path.resolve().read_bytes()).hexdigest() if self.path.is_file() else ""
+        return f"{self.version} {self.path.name} {content}"
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -141,14 +161,20 @@ class Nvrtc:
 
 @cache
 def find_library() -> Path | str | None:
-    """The newest NVRTC among the wheels of this environment, a toolkit named by CUDA_PATH, and the system's."""
-    found = sorted(_candidates(), key=_version_in_name)
-    return found[-1] if found else ctypes.util.find_library("nvrtc")
+    """The newest NVRTC among the wheels of this environment, a CUDA toolkit, and the libraries of the system."""
+    found = find_libraries()
+    return found[max(found)] if found else ctypes.util.find_library("nvrtc")
+
+
+def find_libraries() -> dict[int, Path]:
+    """The newest NVRTC of each major version of CUDA, by that version. The wheels of several live side by side."""
+    return {_version_in_name(x)[0]: x for x in sorted(_candidates(), key=_version_in_name)}
 
 
 def _candidates() -> Iterator[Path]:
     wheels = [Path(x) / "nvidia" for x in {*site.getsitepackages(), site.getusersitepackages(), *sys.path} if x]
-    toolkits = [Path(os.environ[x]) for x in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(x)]
+    named = [os.environ[x] for x in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(x)]
+    toolkits = [Path(x) for x in named or ["/usr/local/cuda"]]
     for root in [*wheels, *toolkits]:
         # Wheels of CUDA 11 and 12 have nvidia/cuda_nvrtc/lib, of 13 nvidia/cu13/lib; Windows has bin for lib.
         for directory in ("lib", "lib64", "bin", "bin/x64", "*/lib", "*/bin", "*/bin/x86_64"):
@@ -159,4 +185,4 @@ def _candidates() -> Iterator[Path]:
 def _version_in_name(path: Path) -> tuple[int, ...]:
     """`libnvrtc.so.11.2` as (11, 2); `nvrtc64_120_0.dll` as (12, 0)."""
     digits = re.search(r"nvrtc64_(\d+)(\d)_", path.name) or re.search(r"\.so\.(\d+)(?:\.(\d+))?", path.name)
-    return tuple(int(x or 0) for x in digits.groups()) if digits else ()
+    return tuple(int(x or 0) for x in digits.groups()) if digits else (0,)

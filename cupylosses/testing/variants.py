@@ -16,7 +16,7 @@ import numpy
 from cupylosses import checks, compiler, engine, interop, launch
 from cupylosses.codegen import Variant
 from cupylosses.definition import Loss
-from cupylosses.testing.nvrtc import Compiled
+from cupylosses.testing.nvrtc import Resources
 
 #: One of each kind of layout needs this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
@@ -96,6 +96,8 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[engine.
     for step in (COLUMNS + 1, 2 * COLUMNS):  # rows of a larger matrix, odd and even: without and with vectors
         yield engine.Tensor(first.dtype, first.shape, (step, 1), 0), *others
     yield tuple(engine.Tensor(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
+    for step in (64 + 1, 64 + 16):  # no two dimensions merge, again without and with vectors
+        yield tuple(engine.Tensor(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
 
 
 def _tensor(dtype: str, shape: tuple[int, ...]) -> engine.Tensor:
@@ -128,17 +130,19 @@ def _call(loss: Loss, flags: tuple[bool, ...], tensors: tuple[engine.Tensor, ...
         engine.gradients(plan, device, pointers, parameters, wanted, 0, strides)
 
 
-def complaints(variant: Variant, compiled: Compiled) -> list[str]:
+def complaints(variant: Variant, found: Resources) -> tuple[str, ...]:
     """What is wrong with a compiled kernel: warnings, spilled registers, narrow accesses to contiguous operands."""
-    found = list(compiled.warnings)
-    if compiled.spills:
-        found.append(f"{compiled.spills} bytes of registers spilled")
+    wrong = list(found.warnings)
+    if found.entries != (variant.entry,):
+        wrong.append(f"the entry points are {found.entries}, expected {variant.entry}")
+    if found.spills:
+        wrong.append(f"{found.spills} bytes of registers spilled")
     loads, stores = wide_accesses(variant)
-    if compiled.wide_loads < loads:
-        found.append(f"{compiled.wide_loads} 16-byte loads in the kernel, expected at least {loads}")
-    if compiled.wide_stores < stores:
-        found.append(f"{compiled.wide_stores} 16-byte stores in the kernel, expected at least {stores}")
-    return found
+    if found.wide_loads < loads:
+        wrong.append(f"{found.wide_loads} 16-byte loads in the kernel, expected at least {loads}")
+    if found.wide_stores < stores:
+        wrong.append(f"{found.wide_stores} 16-byte stores in the kernel, expected at least {stores}")
+    return tuple(wrong)
 
 
 def wide_accesses(variant: Variant) -> tuple[int, int]:

@@ -1,0 +1,60 @@
+"""Results kept from run to run, by the content that they were computed from: a changed input is another key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+
+def directory() -> Path:
+    """Where results are kept: CUPYLOSSES_CACHE_DIR, or the user's cache. It may be deleted at any time."""
+    named = os.environ.get("CUPYLOSSES_CACHE_DIR")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cupylosses"
+
+
+def key(*parts: str) -> str:
+    """The name of a result that depends on these texts and nothing else."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Cache:
+    """A table of JSON values in a file of :func:`directory`, for use by one thread; other processes may use it too.
+
+    Where no file can be written it is empty, and keeps what it is given for its own life.
+    """
+
+    def __init__(self, name: str) -> None:
+        try:
+            directory().mkdir(parents=True, exist_ok=True)
+            self._database = _open(directory() / f"{name}.sqlite3")
+        except (OSError, sqlite3.OperationalError):
+            self._database = _open(":memory:")
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def get(self, key: str) -> Any:
+        """The value, or None."""
+        found = self._database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+        return json.loads(found[0]) if found else None
+
+    def put(self, key: str, value: Any) -> None:
+        """Keeps a value that JSON knows."""
+        self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, json.dumps(value)))
+
+
+def _open(path: Path | str) -> sqlite3.Connection:
+    # Each value is its own transaction, and need not survive a power failure.
+    database = sqlite3.connect(path, timeout=60, isolation_level=None)
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+    return database

@@ -1,0 +1,135 @@
+"""Every kernel of every loss, launched where it is likeliest to reach beside its operands, for tools that watch memory.
+
+    python -m cupylosses.testing.smoke --loss mse_loss
+
+Nothing is compared: the tool around it (``scripts/sanitize.py``) sees what is wrong. It needs torch and CuPy, and is
+small, since such tools slow kernels down by orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from cupylosses import checks, compiler, functional, gradients
+from cupylosses.codegen import KINDS
+from cupylosses.definition import Loss, registry
+from cupylosses.testing import check as checking
+from cupylosses.testing.check import Check
+from cupylosses.testing.layouts import LAYOUTS, WIDEST, Shape
+
+#: One element; one lane too few and too many for a vector, and for what a warp takes at once.
+TAILS = (1, WIDEST - 1, WIDEST + 1, 32 * 4 * 4 - 1, 32 * 4 * 4 + 1, 32 * 4 * WIDEST + 3)
+
+#: Many blocks; and so many elements that there are fewer partial sums than batches, and a warp takes several.
+BLOCKS: Shape = (515, 517)
+BATCHES: Shape = ((1 << 21) + 3,)
+
+REDUCTIONS = ("mean", "none")
+
+#: Layouts that meet every dtype: whole vectors with a rest, none, gaps, and both ways to broadcast.
+LAYOUTS_OF_DTYPES = ("contiguous", "misaligned", "sliced", "row", "row_aligned", "column_aligned")
+
+#: What CuPy's path adds is between the operands and the launch.
+LAYOUTS_OF_CUPY = ("contiguous", "strided", "row")
+
+
+def selection(loss: Loss, device: str) -> Iterator[Check]:
+    """What is launched of a loss."""
+    base = Check(loss, device=device)
+    for reduction in REDUCTIONS:
+        some = replace(base, reduction=reduction)
+        yield from (replace(some, case=x) for x in loss.cases)
+        yield from (replace(some, layout=x) for x in LAYOUTS if x != "empty")
+        for dtype, layout in product(checks.FLOATING, LAYOUTS_OF_DTYPES):
+            yield replace(some, dtypes=(dtype,), layout=layout)
+        yield from (replace(some, dtypes=("float32", x)) for x in ("bfloat16", *checks.INTEGER))
+        yield from (replace(some, shape=(x,), dtypes=(y,)) for x, y in product(TAILS, ("float32", "bfloat16")))
+        yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
+        yield replace(some, shape=BATCHES)
+
+
+def launch(check: Check) -> None:
+    """Value alone; then value and gradients, for each upstream gradient that takes another way through the kernels."""
+    import torch
+
+    operands, function = check.operands(), check.ours()
+    with torch.no_grad():
+        function(*operands)
+    upstream = check.upstream(operands)
+    if check.reduction == "none":
+        upstream.append(upstream[0].new_ones(()).expand_as(upstream[0]))
+    for grad_output in upstream:
+        checking.run(function, operands, check.gradients_of, grad_output)
+
+
+def launch_cupy(check: Check) -> None:
+    """The same operands as CuPy arrays."""
+    import cupy
+
+    wanted = [i for i, x in enumerate(check.gradients_of) if x]
+    arrays = [cupy.from_dlpack(x) for x in check.operands()]
+    function = getattr(functional, check.loss.name)
+    gradients.value_and_grad(function, *arrays, argnums=wanted, reduction=check.reduction, **check.case)
+
+
+def run(losses: Sequence[Loss], device: str) -> int:
+    """Launches everything, and waits for each, so that an error is met where it was made; returns how many checks."""
+    import torch
+
+    done = 0
+    for loss in losses:
+        for check in dict.fromkeys(x for x in selection(loss, device) if x.possible):
+            uses = [launch]
+            if device == "cuda" and check.layout in LAYOUTS_OF_CUPY and check.dtypes == ("float32",):
+                uses.append(launch_cupy)
+            for use in uses:
+                use(check)
+                done += 1
+            if device == "cuda":
+                torch.cuda.synchronize()
+    return done
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loss", nargs="+", choices=list(registry()), default=list(registry()), metavar="NAME")
+    losses = [registry()[x] for x in parser.parse_args().loss]
+
+    import cupy
+
+    warnings.simplefilter("ignore", UserWarning)  # of operands that are broadcast, as they are meant to be
+    # Each array is an allocation of its own, so that the byte behind it is nobody's. torch's allocator is switched off
+    # by PYTORCH_NO_CUDA_MEMORY_CACHING, before it starts.
+    cupy.cuda.set_allocator(None)
+    cupy.cuda.set_pinned_memory_allocator(None)
+    launches = count_launches()
+    done = run(losses, "cuda")
+    print(f"smoke: {done} checks, {len(compiler._kernels)} kernels, {launches[0]} launches")
+    missing = {(x.name, kind) for x, kind in product(losses, KINDS)} - {
+        (x.loss.name, x.kind) for x in compiler._kernels
+    }
+    if missing:
+        print(f"smoke: never launched: {', '.join(map(' '.join, sorted(missing)))}")
+    return 1 if missing else 0
+
+
+def count_launches() -> list[int]:
+    """A counter of the launches from now on."""
+    count, call = [0], compiler.Launcher.__call__
+
+    def counted(self: compiler.Launcher, *arguments: Any) -> None:
+        count[0] += 1
+        call(self, *arguments)
+
+    compiler.Launcher.__call__ = counted  # type: ignore[method-assign]
+    return count
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Runs every kernel of every loss under NVIDIA's compute-sanitizer, on a GPU.
+
+    python scripts/sanitize.py                                all tools, all losses
+    python scripts/sanitize.py --tool racecheck --loss kl_div
+
+    memcheck    accesses beside an allocation, and misaligned ones
+    racecheck   threads of a block that meet in shared memory without a barrier between them
+    initcheck   reads of memory that nothing was written to
+    synccheck   barriers that some threads of a warp or block never reach
+
+Exits with 1 if a tool found something, or could not run. Needs torch, CuPy and the sanitizer: a CUDA toolkit, or
+`pip install nvidia-cuda-sanitizer-api`. Only the library's own kernels are watched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cupylosses.codegen import KINDS
+from cupylosses.definition import registry
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+#: What a program that allocates and fills with other kernels needs of initcheck to watch only some. Releases without it
+#: watch all kernels, and what is found in those of others is left out when the reports are counted.
+TRACKS_OTHERS = "--initcheck-track-filtered-global-memory"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a tool said: errors, those in kernels of others, and what ran; None where it does not say."""
+
+    errors: int | None
+    elsewhere: int
+    ran: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything ran and nothing was found."""
+        return self.errors == 0 and self.ran is not None
+
+
+def main() -> int:
+    arguments = parse()
+    sanitizer = arguments.sanitizer or find_sanitizer()
+    if sanitizer is None:
+        sys.exit("There is no compute-sanitizer: `pip install nvidia-cuda-sanitizer-api`, or set CUDA_PATH.")
+    abilities = subprocess.run([str(sanitizer), "--help"], capture_output=True, text=True).stdout
+    version = subprocess.run([str(sanitizer), "--version"], capture_output=True, text=True).stdout.strip()
+    print(f"{sanitizer}: {version.splitlines()[-1] if version else 'no version'}", flush=True)
+    arguments.logs.mkdir(parents=True, exist_ok=True)
+
+    wrong = 0
+    for tool in arguments.tool:
+        log, begin = arguments.logs / f"{tool}.log", perf_counter()
+        status = execute(command(sanitizer, tool, arguments.loss, abilities), log)
+        found = read(log.read_text(encoding="utf-8", errors="replace"), arguments.loss)
+        ok = found.ok and status == 0
+        wrong += not ok
+        print(line(tool, found, status, perf_counter() - begin), flush=True)
+        if not ok:
+            print(f"    the reports are in {log}", flush=True)
+    return 1 if wrong else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = list(registry())
+    parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="these tools only")
+    parser.add_argument("--loss", nargs="+", choices=names, default=names, metavar="NAME", help="these losses only")
+    parser.add_argument("--sanitizer", type=Path, help="the program, where it is not found")
+    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitize", help="directory for the reports")
+    return parser.parse_args()
+
+
+def find_sanitizer() -> Path | None:
+    """compute-sanitizer on the PATH, in a toolkit, or in a wheel of this environment."""
+    on_path = shutil.which("compute-sanitizer")
+    if on_path:
+        return Path(on_path)
+    return next(filter(Path.is_file, _candidates()), None)
+
+
+def _candidates() -> Iterator[Path]:
+    toolkits = [Path(os.environ[x]) for x in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(x)]
+    for root in (*toolkits, Path("/usr/local/cuda")):
+        yield root / "bin" / "compute-sanitizer"
+        yield root / "compute-sanitizer" / "compute-sanitizer"
+    for packages in dict.fromkeys([*site.getsitepackages(), site.getusersitepackages(), *sys.path]):
+        # Wheels of CUDA 13 have nvidia/cu13/bin, of 12 nvidia/cuda_sanitizer_api/bin.
+        yield from sorted((Path(packages) / "nvidia").glob("*/bin/compute-sanitizer"), reverse=True)
+
+
+def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -> list[str]:
+    """The smoke test under one of the tools. ``abilities`` is the help of the sanitizer."""
+    options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "0"]
+    # An API error is an exception in torch, CuPy or the library, which ends the smoke test; those that torch and CuPy
+    # expect are of no interest.
+    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    # Else the bytes behind an array may be another array.
+    options += ["--padding", "512"] if tool == "memcheck" else []
+    if tool != "initcheck" or TRACKS_OTHERS in abilities:
+        for name in kernels(losses):
+            options += ["--kernel-name", f"kernel_substring={name}"]
+    if tool == "initcheck" and TRACKS_OTHERS in abilities:
+        options += [TRACKS_OTHERS, "yes"]
+    return [str(sanitizer), *options, sys.executable, "-m", "cupylosses.testing.smoke", "--loss", *losses]
+
+
+def kernels(losses: Sequence[str]) -> list[str]:
+    """How the names of our kernels begin; those of others contain no such thing."""
+    return [f"{loss}_{kind}_" for loss, kind in product(losses, KINDS)]
+
+
+def execute(command: Sequence[str], log: Path) -> int:
+    """Runs a command with everything it says in a file, and returns its exit status."""
+    with log.open("w", encoding="utf-8") as file:
+        file.write(" ".join(command) + "\n")
+        file.flush()
+        return subprocess.call(command, cwd=ROOT, env=environment(os.environ), stdout=file, stderr=subprocess.STDOUT)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Without torch's pool of memory, in which the bytes behind an array are allocated too."""
+    path = os.pathsep.join(filter(None, [str(ROOT), variables.get("PYTHONPATH")]))
+    return {**variables, "PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+
+
+SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", re.MULTILINE)
+
+#: The first line of a report, and the line that says in which kernel.
+REPORT = re.compile(r"^=+ (?! )(?!.*SUMMARY)(?P<what>.+)\n=+ {2,}(?:at|in kernel) (?P<kernel>\w+)", re.MULTILINE)
+
+
+def read(output: str, losses: Sequence[str]) -> Finding:
+    """What the output of a run says."""
+    totals = [int(x) for x in SUMMARY.findall(output)]
+    ours = tuple(kernels(losses))
+    elsewhere = sum(not x["kernel"].startswith(ours) for x in REPORT.finditer(output))
+    ran = re.search(r"^smoke: (\d+ checks, .*)$", output, re.MULTILINE)
+    return Finding(sum(totals) - elsewhere if totals else None, elsewhere, ran.group(1) if ran else None)
+
+
+def line(tool: str, found: Finding, status: int, seconds: float) -> str:
+    """The result of a tool in a line."""
+    if found.errors is None:
+        said = f"no summary, exit status {status}"
+    elif found.ran is None:
+        said = f"{found.errors} errors, and the program ended early with exit status {status}"
+    else:
+        said = f"{found.errors} errors in {found.ran}" + (f", exit status {status}" if status else "")
+    others = f" ({found.elsewhere} in kernels of others)" if found.elsewhere else ""
+    return f"{tool:<10} {said}{others}, {seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target) const {
+    constexpr bool log_target = true;
+    constexpr bool log_input = false;
+#line 1 "kl_div.mass"
+    const auto mass = where(log_target, exp(target), target);
+#line 1 "kl_div.from_log"
+    const auto from_log = where(log_target, mass * (target - input), times_log(target, input));
+#line 1 "kl_div.from_probability"
+    const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
+#line 1 "kl_div.value"
+    return where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+#line 1 "<kl_div_broadcast_gradient_bf16-bf16_bf16_rows_x1_stream-stream-reused_grad01_flags10_columns>.entries"
+  }
+};
+
+using Result = bfloat16_t;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
+using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
+using Element = Source<bfloat16_t, Access::kReused>;
+
+extern "C" __global__ void __launch_bounds__(256)
+kl_div_broadcast_gradient_bf16(const bfloat16_t* input, const bfloat16_t* target, bfloat16_t* target_gradient, const Result* grad_output, double* partials, int64 outputs, int64 length, int64 slices, int64 slice_length, double divisor, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
+  const BroadcastGradient<Loss, Sources, Element, 1> program{
+      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input}, Source<bfloat16_t, Access::kStream>{target}),
+      Element{grad_output}, kept, reduced};
+  const Deposit<bfloat16_t, Result> deposit{
+      target_gradient, nullptr, divisor};
+  sum_slices<true>(program, deposit, outputs, length, slices, slice_length, partials);
+}

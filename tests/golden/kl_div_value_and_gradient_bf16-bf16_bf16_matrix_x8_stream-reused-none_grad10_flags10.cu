@@ -1,0 +1,33 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target) const {
+    constexpr bool log_target = true;
+    constexpr bool log_input = false;
+#line 1 "kl_div.mass"
+    const auto mass = where(log_target, exp(target), target);
+#line 1 "kl_div.from_log"
+    const auto from_log = where(log_target, mass * (target - input), times_log(target, input));
+#line 1 "kl_div.from_probability"
+    const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
+#line 1 "kl_div.value"
+    return where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+#line 1 "<kl_div_value_and_gradient_bf16-bf16_bf16_matrix_x8_stream-reused-none_grad10_flags10>.entries"
+  }
+};
+
+using Result = bfloat16_t;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>>;
+using Sinks = Tuple<Sink<bfloat16_t>, Absent>;
+using Element = Absent;
+using Layout = Rows<8, 5, 1>;
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+kl_div_value_and_gradient_bf16(const bfloat16_t* input, const bfloat16_t* target, bfloat16_t* input_gradient, double* memory, Result* value, const double* expected, double* used, int64 groups, double divisor, double weight, const __grid_constant__ Layout layout) {
+  const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
+      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input}, Source<bfloat16_t, Access::kReused>{target}),
+      make_tuple(Sink<bfloat16_t>{input_gradient}, Absent{}), Absent{}};
+  reduce_value_and_gradient<4>(program, groups, memory, divisor, weight, value, expected, used);
+}

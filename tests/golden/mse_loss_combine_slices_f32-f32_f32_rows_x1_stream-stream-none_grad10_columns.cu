@@ -1,0 +1,26 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target) const {
+#line 1 "mse_loss.value"
+    return square(input - target);
+#line 1 "<mse_loss_combine_slices_f32-f32_f32_rows_x1_stream-stream-none_grad10_columns>.entries"
+  }
+};
+
+using Result = float;
+using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
+using Sinks = Tuple<Sink<float>, Absent>;
+using Element = Absent;
+
+extern "C" __global__ void __launch_bounds__(256)
+mse_loss_combine_slices_f32(const float* input, const float* target, float* input_gradient, const Result* grad_output, double* partials, int64 outputs, int64 length, int64 slices, int64 slice_length, double divisor, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
+  const BroadcastGradient<Loss, Sources, Element, 0> program{
+      Loss{}, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
+      Element{}, kept, reduced};
+  const Deposit<float, Result> deposit{
+      input_gradient, grad_output, divisor};
+  combine_slices(program, deposit, outputs, slices, partials);
+}

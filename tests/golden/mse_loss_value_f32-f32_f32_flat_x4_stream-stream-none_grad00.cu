@@ -1,0 +1,26 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target) const {
+#line 1 "mse_loss.value"
+    return square(input - target);
+#line 1 "<mse_loss_value_f32-f32_f32_flat_x4_stream-stream-none_grad00>.entries"
+  }
+};
+
+using Result = float;
+using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
+using Sinks = Tuple<Absent, Absent>;
+using Element = Absent;
+using Layout = Flat<4>;
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+mse_loss_value_f32(const float* input, const float* target, double* memory, Result* value, int64 groups, double divisor, double weight, int64 elements) {
+  const Layout layout{elements};
+  const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
+      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
+      make_tuple(Absent{}, Absent{}), Absent{}};
+  reduce_value<4>(program, groups, memory, divisor, value);
+}

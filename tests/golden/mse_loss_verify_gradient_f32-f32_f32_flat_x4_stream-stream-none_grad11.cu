@@ -1,0 +1,26 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target) const {
+#line 1 "mse_loss.value"
+    return square(input - target);
+#line 1 "<mse_loss_verify_gradient_f32-f32_f32_flat_x4_stream-stream-none_grad11>.entries"
+  }
+};
+
+using Result = float;
+using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
+using Sinks = Tuple<Sink<float>, Sink<float>>;
+using Element = Absent;
+using Layout = Flat<4>;
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+mse_loss_verify_gradient_f32(const float* input, const float* target, float* input_gradient, float* target_gradient, const Result* grad_output, const double* used, double* expected, int64 groups, double divisor, double weight, int64 elements) {
+  const Layout layout{elements};
+  const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
+      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
+      make_tuple(Sink<float>{input_gradient}, Sink<float>{target_gradient}), Absent{}};
+  verify_gradient<4>(program, groups, weight, grad_output, used, expected);
+}
