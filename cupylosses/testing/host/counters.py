@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -11,8 +12,15 @@ class Counters:
 
     kernels: int = 0  #: different kernels that were executed
     compiled: int = 0  #: what the cache did not have, of kernels and the runtime
-    seconds: float = 0.0  #: spent in the compiler
+    seconds: float = 0.0  #: spent in the compiler, of all threads together
     launches: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def count_compilation(self, seconds: float) -> None:
+        """Another object has been compiled; by one of several threads, perhaps."""
+        with self._lock:
+            self.compiled += 1
+            self.seconds += seconds
 
     def __str__(self) -> str:
         return (
