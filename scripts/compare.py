@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -48,7 +49,10 @@ from cupylosses import checks, interop
 from cupylosses.definition import REDUCTIONS, registry
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES, Check
-from cupylosses.testing.layouts import LAYOUTS, SHAPE
+from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
+
+#: The CPU executes a launch of so many elements in 0.2 s and more, and a row takes several.
+HOST_ELEMENTS = 1 << 20
 
 
 class Section(NamedTuple):
@@ -63,7 +67,7 @@ class Section(NamedTuple):
 def main() -> int:
     arguments, parser = parse()
     hosted.choose_sanitizers()
-    place, why = find_place(arguments.device, parser)
+    place, why = find_place(arguments.device, arguments.shape or SHAPE, parser)
     if arguments.compile and place != "cuda":
         parser.error("--compile times torch.compile on a GPU, and there is none here")
     sections = planned(arguments, place)
@@ -167,12 +171,14 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     return sections
 
 
-def find_place(wanted: str, parser: argparse.ArgumentParser) -> tuple[str, str]:
+def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tuple[str, str]:
     """``cuda``, ``host`` or ``cpu``, and why; ends the run where what is asked for cannot be used."""
     if wanted == "cpu":
         return "cpu", "Asked for the CPU"
     if wanted == "host" or (wanted == "auto" and not torch.cuda.is_available()):
         obstacle = host.obstacle()
+        if wanted == "auto" and prod(shape) > HOST_ELEMENTS:
+            obstacle = "the shape is large for kernels on the CPU (--device host insists)"
         if wanted == "host":
             if obstacle:
                 parser.error(f"{obstacle}; install g++ or clang++, set CXX, or use --device cpu")
@@ -212,7 +218,11 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     )
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too; seconds per row")
-    parser.add_argument("--full", action="store_true", help="every case, dtype, reduction and layout with each other")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="every case, dtype, reduction and layout with each other (without a GPU: add --device cpu)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random operands")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to a file")
     return parser.parse_args(), parser

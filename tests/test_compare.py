@@ -145,6 +145,14 @@ def test_without_gpu_and_compiler_the_formulas_run() -> None:
     assert "host execution" not in done.stdout
 
 
+def test_large_shapes_take_the_formulas(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(host, "obstacle", lambda: None)
+    found = {n: script.find_place("auto", (n, 1 << 10), None) for n in (1 << 10, 1 << 11)}
+    assert [place for place, _ in found.values()] == ["host", "cpu"] and "the shape is large" in found[1 << 11][1]
+    assert script.find_place("host", (1 << 11, 1 << 10), None)[0] == "host"
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("right", "wrong", "words"),
