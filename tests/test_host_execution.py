@@ -527,6 +527,52 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(x.suffix == ".so" for x in left)
 
 
+def test_kernels_built_ahead(loss: Loss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was noted is what is run: nothing is left to compile; noting itself compiles and launches nothing."""
+    monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
+    build.runtime()
+    operands = samples.operands(loss, loss.values(), ("float32",) * 2, [(3, 8), (8,)])
+
+    def calls() -> None:
+        for reduction in ("none", "mean"):
+            run(partial(getattr(F, loss.name), reduction=reduction), operands, (True, True), 2.0)
+
+    before = host.counters.compiled, host.counters.launches
+    with host.noting() as kernels:
+        calls()
+        with host.execution(seed=1):
+            calls()
+    assert (host.counters.compiled, host.counters.launches) == before and not host.active()
+    seen: list[int] = []
+    host.build_ahead(kernels, lambda: seen.append(host.counters.compiled))
+    assert len(seen) == len(kernels) > 4 and host.counters.compiled == before[0] + len(kernels)
+    with host.execution():
+        calls()
+    assert host.counters.compiled == before[0] + len(kernels) and host.counters.launches > before[1]
+
+
+def test_a_kernel_that_does_not_compile_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.ahead, "source", lambda variant: "no CUDA")
+    with host.noting() as kernels:
+        F.mse_loss(torch.rand(3), torch.rand(3))
+    seen: list[None] = []
+    host.build_ahead(kernels, lambda: seen.append(None))
+    assert len(seen) == 1
+
+
+def test_what_keeps_kernels_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.obstacle() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "find_compiler", lambda: None)
+        assert host.obstacle() == "there is no C++ compiler"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        assert "needs Linux" in host.obstacle()
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_OPTIONS", ("--no-such-option",))
+        assert "the C++ compiler does not do" in host.obstacle() and "no-such-option" in host.obstacle()
+
+
 def test_sanitizers_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYLOSSES_HOST_SANITIZE", "thread,address")
     with pytest.raises(ValueError, match="thread and address"):

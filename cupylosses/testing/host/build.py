@@ -86,6 +86,12 @@ def sanitizer_library() -> Path:
     raise FileNotFoundError(f"{compiler()[0]} has no library of AddressSanitizer to load")
 
 
+@cache
+def _own(name: str) -> str:
+    """The text of a file of this directory."""
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
 def _cache_directory() -> Path:
     given = os.environ.get("CUPYLOSSES_HOST_CACHE")
     if given:
@@ -100,7 +106,7 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
     Any number of processes may do so at once: each writes a file of its own, and renames it when it is whole.
     """
     key = hashlib.sha256()
-    for part in (_version(), *compiler(), *options, text, *((_HERE / x).read_text(encoding="utf-8") for x in inputs)):
+    for part in (_version(), *compiler(), *_OPTIONS, *options, text, *map(_own, inputs)):
         key.update(part.encode() + b"\0")
     directory = _cache_directory()
     target = directory / f"{name[:80]}-{key.hexdigest()[:24]}.so"
@@ -118,8 +124,7 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
         if done.returncode:
             raise HostCompileError(f"{name} did not compile for the host:\n{done.stderr}")
         built.replace(target)
-    counters.compiled += 1
-    counters.seconds += time.perf_counter() - start
+    counters.count_compilation(time.perf_counter() - start)
     return target
 
 
@@ -127,7 +132,7 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
 def runtime() -> Path:
     """The shared object that executes kernels."""
     parts = tuple(sorted(x.name for x in _HERE.glob("*.[ch]pp")))
-    return _build("runtime", (_HERE / "runtime.cpp").read_text(encoding="utf-8"), ("-O2",), parts)
+    return _build("runtime", _own("runtime.cpp"), ("-O2",), parts)
 
 
 def kernel(entry: str, source: str, debug: bool = False) -> Path:

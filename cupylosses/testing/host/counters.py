@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,8 +13,14 @@ class Counters:
 
     kernels: int = 0  #: different kernels that were executed
     compiled: int = 0  #: what the cache did not have, of kernels and the runtime
-    seconds: float = 0.0  #: spent in the compiler
+    seconds: float = 0.0  #: spent in the compiler, of all threads together
     launches: int = 0
+
+    def count_compilation(self, seconds: float) -> None:
+        """Another object has been compiled; by one of several threads, perhaps."""
+        with _lock:
+            self.compiled += 1
+            self.seconds += seconds
 
     def add(self, counts: Mapping[str, float]) -> None:
         """Adds those of another process, as ``vars()`` of its counters."""
@@ -27,4 +34,5 @@ class Counters:
         )
 
 
+_lock = threading.Lock()
 counters = Counters()

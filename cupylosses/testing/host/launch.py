@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -129,6 +131,20 @@ def run_source(
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
     load(entry, text, flush).launch(_three(grid), _three(block), ctypes.addressof(table), Settings(**chosen))
+
+
+def obstacle() -> str | None:
+    """What keeps kernels from running on this host, in words; None if an empty one could be compiled and loaded."""
+    if sys.platform != "linux":
+        return "host execution needs Linux"
+    if build.find_compiler() is None:
+        return "there is no C++ compiler"
+    try:
+        _runtime()
+        ctypes.CDLL(str(build.kernel("probe", 'extern "C" __global__ void probe() {}')))
+    except (build.HostCompileError, subprocess.SubprocessError, OSError) as error:
+        return f"the C++ compiler does not do: {' '.join(str(error).split())}"
+    return None
 
 
 def _three(x: int | Sequence[int]) -> Sequence[int]:
