@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from cupylosses.codegen import Variant, glue
 from cupylosses.definition import Loss, registry
 from cupylosses.functional import docstring
+from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
@@ -108,6 +109,13 @@ def primitives() -> str:
     return table(["primitive", "meaning, and the convention at kinks"], rows)
 
 
+def mutants() -> str:
+    """The seeded defects, and the checks that must notice them."""
+    where = {MUTANTS: "", OUTSIDE: " (AddressSanitizer)"}
+    rows = [[x.name, f"`{x.file}`", "; ".join(x.caught_by) + tool] for xs, tool in where.items() for x in xs]
+    return table(["defect", "in", "caught by"], rows)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -127,6 +135,7 @@ def between(text: str, name: str, content: str) -> str:
 PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "README.md": ("losses", losses),
     "docs/adding-a-loss.md": ("primitives", primitives),
+    "docs/mutations.md": ("mutants", mutants),
 }
 
 

@@ -120,7 +120,7 @@ print("compiled" if find_library() else "generated")
 def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
     for name in ("scripts", "docs"):
         (checkout / name).mkdir()
-    for name in ("scripts/generate.py", "README.md", "docs/adding-a-loss.md"):
+    for name in ("scripts/generate.py", "README.md", "docs/adding-a-loss.md", "docs/mutations.md"):
         shutil.copy(ROOT / name, checkout / name)
     shutil.copytree(ROOT / "tests" / "golden", checkout / "tests" / "golden")
     output = run(checkout, "import runpy; runpy.run_path('scripts/generate.py', run_name='__main__')")

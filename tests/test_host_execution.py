@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses import launch
 from cupylosses.definition import Loss, registry
 from cupylosses.testing import host, properties, samples
 from cupylosses.testing.check import run
 from cupylosses.testing.host import build
+from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
@@ -670,31 +670,38 @@ def test_layouts_agree_with_the_truth(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column", "scalar", "outer"])
-def test_order_and_grid_do_not_matter(loss: Loss, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any order of threads, one block, few, as many as GPUs of other sizes would run, and more than there is work."""
-    function, grid = getattr(F, loss.name), launch.grid
-    shapes = LAYOUTS[layout].shapes((33, 131), len(loss.operands))
-    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes)
-    operands = LAYOUTS[layout].place(drawn)
+def test_order_and_grid_do_not_matter(loss: Loss, layout: str) -> None:
+    host_properties.keeps_its_bits_in_any_order(getattr(F, loss.name), loss, layout)
 
-    def results() -> list[torch.Tensor]:
-        found = []
-        for reduction, grad_output in product(("none", "mean"), (1.0, 1.0, -3.0)):
-            bound = partial(function, reduction=reduction)
-            one = run(bound, operands, (True,) * len(shapes), grad_output)
-            found += [one.value, *(g for g in one.gradients if g is not None)]
-        return found
 
-    with host.execution():
-        expected = results()
-    for seed in SEEDS[1:]:
-        with host.execution(seed=seed):
-            assert all(same_bits(a, b) for a, b in zip(results(), expected, strict=True))
-    for blocks in (1, 3, 50):
-        monkeypatch.setattr(launch, "grid", lambda *_, n=blocks: n)
-        with host.execution(seed=blocks):
-            assert all(same_bits(a, b) for a, b in zip(results(), expected, strict=True))
-    monkeypatch.setattr(launch, "grid", grid)
-    for processors in (1, 7):
-        with host.execution(processors=processors, seed=processors):
-            assert all(same_bits(a, b) for a, b in zip(results(), expected, strict=True))
+@pytest.mark.parametrize("layout", ["contiguous", "sliced"])
+def test_each_warp_answers_for_its_own_part(loss: Loss, layout: str) -> None:
+    shape = (2500,) if layout == "contiguous" else (50, 50)
+    host_properties.goes_by_the_note_of_each_warp(getattr(F, loss.name), loss, layout, shape)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column"])
+def test_one_pass_or_two(loss: Loss, layout: str) -> None:
+    """Several blocks, groups and tails."""
+    for shape in ((33, 131), (1, 3)):
+        with host.execution(seed=1):
+            properties.writes_one_gradient_in_one_pass_or_two(
+                getattr(F, loss.name), loss, layout=layout, reduction="sum", shape=shape
+            )
+
+
+def test_more_batches_than_groups(loss: Loss) -> None:
+    """What only millions of elements would reach otherwise: groups of many batches, lanes of many runs."""
+    for size, reduction in product((10_301, 20_001), ("none", "mean")):
+        with host_properties.few_groups(), host.execution(seed=1):
+            properties.agrees_with_truth(getattr(F, loss.name), loss, shape=(size,), reduction=reduction)
+
+
+def test_nan_is_never_swallowed(loss: Loss) -> None:
+    with host.execution(seed=1):
+        properties.propagates_nan(getattr(F, loss.name), loss)
+
+
+def test_offsets_beyond_32_bits(loss: Loss) -> None:
+    with host.execution(seed=1):
+        properties.reads_beyond_32_bits(getattr(F, loss.name), loss)

@@ -200,6 +200,22 @@ def spoils_its_operand(function: Function, loss: Loss) -> Function:
     return wrong
 
 
+def late_upstream_gradient(function: Function, loss: Loss) -> Function:
+    """Each backward pass has the upstream gradient of the one before."""
+    last = [1.0]
+
+    def late(g: Tensor) -> Tensor:
+        before, last[0] = last[0], g.flatten()[0].item()
+        return torch.full_like(g, before)
+
+    return upstream(late)(function, loss)
+
+
+def offsets_of_32_bits(function: Function, loss: Loss) -> Function:
+    """Strides lose what 32 bits do not hold."""
+    return operands(lambda x: x.as_strided(x.shape, [s % (1 << 32) for s in x.stride()]))(function, loss)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Who must notice what
 
@@ -278,6 +294,8 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
     ),
     "never the same": (never_the_same, [P.repeats_bit_by_bit]),
     "operand changed": (spoils_its_operand, [P.repeats_bit_by_bit]),
+    "upstream gradient of the call before": (late_upstream_gradient, [P.writes_one_gradient_in_one_pass_or_two]),
+    "offsets of 32 bits": (offsets_of_32_bits, [P.reads_beyond_32_bits]),
 }
 
 PAIRS = [
@@ -291,6 +309,8 @@ def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
     """Whether a property has nothing to hold this loss against, or the loss is right all the same."""
     if check is P.agrees_with_torch:
         return loss.torch is None
+    if check is P.reads_beyond_32_bits:
+        return not any(x.integer for x in loss.operands)
     if check is P.follows_declared_kinks:
         # A flipped 0 is 0.
         kinks = loss.kinks(**loss.values())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from cupylosses import options
 from cupylosses.definition import Loss
 from cupylosses.testing import eager, samples
 from cupylosses.testing.check import Check, Result, perform, run
@@ -133,25 +134,55 @@ def follows_declared_kinks(
 def propagates_nan(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
 ) -> None:
-    """A NaN in any operand makes its element NaN, in value and all gradients, and no other element."""
+    """A NaN in any operand makes its elements NaN, in value and all gradients, and no others; broadcast or not."""
     import torch
 
     case = case or {}
-    for position, reduction in product(range(len(loss.operands)), loss.reductions):
-        operands = _draw(loss, case, dtype, device)
-        at = (ROWS // 2, COLUMNS - 1)
-        operands[position][at] = float("nan")
-        only = torch.zeros(ROWS, COLUMNS, dtype=torch.bool, device=device)
-        only[at] = True
+    for layout, position, reduction in product(("contiguous", "row"), range(len(loss.operands)), loss.reductions):
+        operands = _draw(loss, case, dtype, device, LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands)))
+        spoiled = operands[position]
+        spoiled[(ROWS // 2, COLUMNS - 1)[-spoiled.dim() :]] = float("nan")
+        only = spoiled.isnan().expand(ROWS, COLUMNS)
         found = run(_bind(function, case, reduction), operands, (True,) * len(operands), 1.0)
-        where = f"with a NaN in {loss.operands[position].name}, reduction {reduction}"
+        where = f"with a NaN in {loss.operands[position].name}, {layout}, reduction {reduction}"
         expected = only if reduction == "none" else torch.tensor(True, device=device)
         require(torch.equal(found.value.isnan(), expected), f"value {where}: {found.value}")
-        for operand, gradient in zip(loss.operands, found.gradients, strict=True):
+        for operand, x, gradient in zip(loss.operands, operands, found.gradients, strict=True):
+            # The gradient of a broadcast operand is a sum, and one NaN among its terms is enough.
+            reached = only.double().sum_to_size(x.shape) > 0
             require(
-                gradient is not None and torch.equal(gradient.isnan(), only),
+                gradient is not None and torch.equal(gradient.isnan(), reached),
                 f"gradient of {operand.name} {where}: {gradient}",
             )
+
+
+def reads_beyond_32_bits(
+    function: Function, loss: Loss, case: Mapping[str, Any] | None = None, device: str = "cpu"
+) -> None:
+    """Elements that lie 2^32 elements apart are read where they are, not where 32 bits of their offset lead.
+
+    Takes 4 GiB of addresses, of which two pages are touched on the CPU. Says nothing of losses without an integer
+    operand: the elements of others are wider.
+    """
+    import torch
+
+    case = case or {}
+    position = max((i for i, x in enumerate(loss.operands) if x.integer), default=0)
+    if position == 0:
+        return
+    step = (1 << 32) + COLUMNS
+    # The other operands full, and broadcast, whose gradients are sums.
+    for shape, reduction in (((2, COLUMNS), "none"), ((COLUMNS,), "sum")):
+        near = _draw(loss, case, "float32", device, [shape] * position + [(2, COLUMNS)])
+        near[position] = near[position].round().to(torch.int8)
+        memory = torch.empty(step + COLUMNS, dtype=torch.int8, device=device)
+        memory[: 2 * COLUMNS] = 0
+        far = [*near[:position], memory.as_strided((2, COLUMNS), (step, 1)).copy_(near[position])]
+        wanted = tuple(i != position for i in range(len(near)))
+        a, b = (run(_bind(function, case, reduction), operands, wanted, 1.5) for operands in (near, far))
+        require(same_bits(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
+        for operand, w, x, y in zip(loss.operands, wanted, a.gradients, b.gradients, strict=True):
+            require(not w or _equal(x, y), f"gradient of {operand.name}, reduction {reduction}: {y}, not {x}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -249,6 +280,54 @@ def is_differentiable(
         check(_bind(function, case, reduction), operands, rtol=1e-5, atol=1e-6)
 
 
+#: Upstream gradients as they follow one another: as expected, a surprise that stays, zeros of both signs, an overflow.
+UPSTREAM = (1.0, 1.0, -3.0, -3.0, 0.0, -0.0, float("nan"), float("inf"), 1.0)
+
+
+def writes_one_gradient_in_one_pass_or_two(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    reduction: str = "mean",
+    layout: str = "contiguous",
+    device: str = "cpu",
+    shape: tuple[int, ...] = (ROWS, COLUMNS),
+) -> None:
+    """Whatever the forward pass expected, and whichever backward it is, the gradient is that of two passes."""
+    import torch
+
+    case = case or {}
+    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    operands = [x.requires_grad_() for x in LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))]
+    bound = _bind(function, case, reduction)
+
+    def gradients(value: Tensor, grad_output: float) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(value, operands, torch.full_like(value, grad_output), retain_graph=True)
+
+    def require_same(what: str, found: Sequence[Tensor], grad_output: float) -> None:
+        for operand, a, b in zip(loss.operands, found, expected[str(grad_output)], strict=True):
+            require(same_bits(a, b), f"gradient of {operand.name}, {what}, grad_output {grad_output}: other bits")
+
+    # All of them beforehand: a backward pass of any kind is what the next forward pass learns from.
+    with options.set_one_pass(False):
+        expected = {str(g): gradients(bound(*operands), g) for g in UPSTREAM}
+    gradients(bound(*operands), UPSTREAM[0])
+    for grad_output in UPSTREAM:
+        value = bound(*operands)
+        first = gradients(value, grad_output)
+        require_same("first backward", first, grad_output)
+        for x in first:
+            x.fill_(float("nan"))
+        require_same("second backward", gradients(value, grad_output), grad_output)
+    # Two graphs at once, and between their forward passes a backward that changes what is expected.
+    one = bound(*operands)
+    gradients(bound(*operands), -3.0)
+    other = bound(*operands)
+    require_same("the other of two graphs", gradients(other, 1.0), 1.0)
+    require_same("one of two graphs", gradients(one, -3.0), -3.0)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Reductions and bits
 
@@ -312,5 +391,8 @@ def repeats_bit_by_bit(
 
 
 def _same(a: Result, b: Result) -> bool:
-    pairs = zip((a.value, *a.gradients), (b.value, *b.gradients), strict=True)
-    return all(x is not None and y is not None and same_bits(x, y) for x, y in pairs)
+    return all(_equal(x, y) for x, y in zip((a.value, *a.gradients), (b.value, *b.gradients), strict=True))
+
+
+def _equal(x: Tensor | None, y: Tensor | None) -> bool:
+    return x is not None and y is not None and same_bits(x, y)

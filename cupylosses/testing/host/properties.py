@@ -1,0 +1,107 @@
+"""What every loss must satisfy that only host execution can look at; see :mod:`cupylosses.testing.properties`.
+
+Unlike there, these enter host execution themselves, as often as they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from cupylosses import launch
+from cupylosses.definition import Loss
+from cupylosses.testing import samples
+from cupylosses.testing.check import run
+from cupylosses.testing.host.execution import execution
+from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.properties import require
+from cupylosses.testing.tolerance import same_bits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Grids: one block, few, more than there is work; and those of a small and of a larger GPU.
+BLOCKS = (1, 3, 50)
+PROCESSORS = (1, 7)
+
+#: Groups of partial sums so few that small losses have several batches for each, as large ones do.
+FEW_GROUPS = 5
+
+
+def few_groups() -> Any:
+    """Within it, plans cut losses into no more than :data:`FEW_GROUPS` groups."""
+    return mock.patch.object(launch, "MAX_GROUPS", FEW_GROUPS)
+
+
+@contextmanager
+def _blocks(count: int) -> Iterator[None]:
+    with mock.patch.object(launch, "grid", lambda *_: count), execution(seed=count):
+        yield
+
+
+def keeps_its_bits_in_any_order(
+    function: Callable[..., Tensor], loss: Loss, layout: str = "contiguous", shape: tuple[int, ...] = (33, 131)
+) -> None:
+    """Value and gradients do not depend on the order of threads or on the grid."""
+    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes)
+    operands = LAYOUTS[layout].place(drawn)
+
+    def results() -> list[Tensor]:
+        found = []
+        for reduction, grad_output in product(("none", "mean"), (1.0, 1.0, -3.0)):
+            one = run(partial(function, reduction=reduction), operands, (True,) * len(shapes), grad_output)
+            found += [one.value, *(g for g in one.gradients if g is not None)]
+        return found
+
+    with execution():
+        expected = results()
+    others = {f"order {seed}": execution(seed=seed) for seed in (1, 2)}
+    others |= {f"{n} blocks": _blocks(n) for n in BLOCKS}
+    others |= {f"{n} processors": execution(processors=n, seed=n) for n in PROCESSORS}
+    for name, other in others.items():
+        with other:
+            same = [same_bits(a, b) for a, b in zip(results(), expected, strict=True)]
+        require(all(same), f"{name}: other bits")
+
+
+def goes_by_the_note_of_each_warp(
+    function: Callable[..., Tensor], loss: Loss, layout: str = "contiguous", shape: tuple[int, ...] = (2500,)
+) -> None:
+    """A warp whose note is not the true upstream gradient writes its part again, and no other warp does.
+
+    The expectation may change while forward runs, so that notes differ; here they are made to. And what backward was
+    given is what the next forward expects.
+    """
+    import torch
+
+    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes)
+    operands = [x.requires_grad_() for x in LAYOUTS[layout].place(drawn)]
+
+    with execution():
+        expected = torch.autograd.grad(function(*operands), operands)
+        surprise = torch.autograd.grad(value := function(*operands), operands, torch.full_like(value, -3.0))
+        promise, _ = function(*operands).grad_fn.promises[0]
+        learned = [same_bits(a, b) for a, b in zip(promise.gradients, surprise, strict=True) if a is not None]
+        require(all(learned), "what backward was given is not expected afterwards")
+        torch.autograd.grad(function(*operands), operands)
+        times = [torch.zeros_like(x, dtype=torch.int64) for x in expected]
+        for warp in range(promise.notes.array.numel()):
+            value = function(*operands)
+            promise, _ = value.grad_fn.promises[0]
+            if promise.notes.array[warp].isnan():  # as allocated: a warp without elements notes nothing
+                continue
+            promise.notes.array[warp] = 7.0
+            for x in promise.gradients:
+                x.fill_(float("nan"))
+            for count, found, exact in zip(times, torch.autograd.grad(value, operands), expected, strict=True):
+                written = ~found.isnan()
+                count += written
+                require(bool(written.any()), f"warp {warp} has a note, but wrote nothing again")
+                require(same_bits(found[written], exact[written]), f"what warp {warp} wrote again has other bits")
+        require(all(bool((x == 1).all()) for x in times), f"parts that were written again: {times}")

@@ -1,0 +1,272 @@
+"""The seeded defects that ``tests/test_mutations.py`` puts into the library, each with the checks that must notice.
+
+Of the checks, only the names stand here; they are those of the test's battery. What no test on the CPU can tell from
+the right program is not in the list:
+
+- a missing ``__syncwarp`` before shuffles, which wait for the lanes that they name, here as on GPUs since 7.0;
+- 32 bits for the number of an element, which takes 2^31 elements to be wrong: ``tests/test_large.py`` has them, on a
+  GPU;
+- ``__ldg`` where ``__ldcg`` is needed: the host has no cache that could be stale.
+"""
+
+from cupylosses.testing.mutations import Mutant
+
+POINTWISE = "kernels/pointwise.cuh"
+BROADCAST = "kernels/broadcast_gradient.cuh"
+REDUCE = "kernels/reduce.cuh"
+LAYOUT = "kernels/layout.cuh"
+EXPECTATION = "kernels/expectation.cuh"
+TYPES = "kernels/types.cuh"
+LAUNCH = "cupylosses/launch.py"
+ENGINE = "cupylosses/engine.py"
+AUTOGRAD = "cupylosses/autograd.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # Which elements are visited
+    Mutant("tail off by one", POINTWISE, "i < kLanes && i < present;", "i < kLanes && i + 1 < present;", ("truth",)),
+    Mutant(
+        "last vector counted again by the lanes behind it",
+        POINTWISE,
+        "program.layout.at(first + lane)",
+        "program.layout.at(min(first + lane, vectors - 1))",
+        ("truth",),
+    ),
+    Mutant(
+        "a warp takes one group only",
+        POINTWISE,
+        "group < groups; group += warps",
+        "group < groups; group += groups",
+        ("any order",),
+    ),
+    Mutant("a group takes one run only", POINTWISE, "while (first < vectors)", "if (first < vectors)", ("truth",)),
+    Mutant("row not carried", LAYOUT, "      ++cursor.row;\n", "", ("truth, strided",)),
+    # Where they lie
+    Mutant(
+        "inner stride ignored",
+        LAYOUT,
+        "element * inner_stride[kStream]",
+        "element",
+        ("truth, strided",),
+    ),
+    Mutant(
+        "outer stride of the last stream",
+        LAYOUT,
+        "offset[s] = index * stride[s][0]",
+        "offset[s] = index * stride[kStreams - 1][0]",
+        ("truth, sliced", "truth, mixed"),
+    ),
+    Mutant(
+        "outer strides swapped",
+        LAYOUT,
+        "coordinate * stride[s][d]",
+        "coordinate * stride[s][rank - 1 - d]",
+        ("truth, eight dimensions",),
+    ),
+    Mutant(
+        "row offset of 32 bits",
+        LAYOUT,
+        "offset[s] = index * stride[s][0]",
+        "offset[s] = static_cast<int>(index * stride[s][0])",
+        ("beyond 32 bits",),
+    ),
+    Mutant(
+        "offset of a sum's term of 32 bits",
+        LAYOUT,
+        "offset[s] += coordinate * stride[s][d]",
+        "offset[s] += static_cast<int>(coordinate * stride[s][d])",
+        ("beyond 32 bits",),
+    ),
+    Mutant(
+        "broadcast axis swapped",
+        LAUNCH,
+        "return (0,) * lead + tuple(0 if shape[d] == 1 != to[lead + d] else strides[d] for d in range(len(shape)))",
+        "return tuple(0 if shape[d] == 1 != to[lead + d] else strides[d] for d in range(len(shape))) + (0,) * lead",
+        ("truth, row",),
+    ),
+    Mutant(
+        "vectors at any address",
+        LAUNCH,
+        "fits and stream.misalignment % word == 0 and all(",
+        "fits and all(",
+        ("truth, misaligned",),
+    ),
+    Mutant(
+        "halves in the wrong order",
+        TYPES,
+        "narrow_pair(as_float(x[i]), as_float(x[i + 1]), Storage{})",
+        "narrow_pair(as_float(x[i + 1]), as_float(x[i]), Storage{})",
+        ("truth, bfloat16",),
+    ),
+    # Sums
+    Mutant(
+        "half a warp's lanes not added", REDUCE, "int offset = 16; offset > 0", "int offset = 8; offset > 0", ("truth",)
+    ),
+    Mutant("last partial sum lost", REDUCE, "term[j] = i < count ?", "term[j] = i + 1 < count ?", ("truth",)),
+    Mutant(
+        "last partial sum of one block lost",
+        POINTWISE,
+        "threadIdx.x < groups ? partials",
+        "threadIdx.x + 1 < groups ? partials",
+        ("truth",),
+    ),
+    Mutant(
+        "last slice lost",
+        LAUNCH,
+        "        -(-length // slice_length),\n",
+        "        length // slice_length,\n",
+        ("truth, row",),
+    ),
+    Mutant(
+        "terms behind the end of a slice added",
+        BROADCAST,
+        "if (r + i * stride < end) total +=",
+        "total +=",
+        ("truth, row", "truth, column"),
+    ),
+    Mutant(
+        "slices stored in another order than they are read",
+        BROADCAST,
+        "partials[slice * outputs + output]",
+        "partials[output * slices + slice]",
+        ("truth, row",),
+    ),
+    Mutant("a warp sums one output only", BROADCAST, "task += warps", "task += bundles * slices", ("truth, column",)),
+    # Threads that must wait for one another
+    Mutant(
+        "no barrier between warps' sums",
+        REDUCE,
+        "warp_totals[threadIdx.x / 32] = x;\n  __syncthreads();",
+        "warp_totals[threadIdx.x / 32] = x;",
+        ("truth",),
+    ),
+    Mutant(
+        "no barrier before the ticket",
+        REDUCE,
+        "__shared__ bool last;\n  __syncthreads();",
+        "__shared__ bool last;",
+        ("truth",),
+    ),
+    Mutant(
+        "no barrier behind the ticket",
+        REDUCE,
+        "== gridDim.x - 1;\n  __syncthreads();",
+        "== gridDim.x - 1;",
+        ("truth",),
+    ),
+    Mutant(
+        "no barrier in one block",
+        POINTWISE,
+        "if (alone) {\n    __syncthreads();",
+        "if (alone) {",
+        ("truth",),
+    ),
+    Mutant(
+        "no fence around the ticket",
+        REDUCE,
+        "increment_and_synchronize(ticket, gridDim.x - 1) ==",
+        "atomicInc(ticket, gridDim.x - 1) ==",
+        ("truth",),
+    ),
+    Mutant(
+        "ticket not 0 again",
+        REDUCE,
+        "increment_and_synchronize(ticket, gridDim.x - 1) ==",
+        "increment_and_synchronize(ticket, 0xffffffffu) ==",
+        ("truth", "repeats"),
+    ),
+    # Gradients
+    Mutant(
+        "the first operand's gradient for all",
+        POINTWISE,
+        "tangent_or_zero(y, kSlot) * factor",
+        "tangent_or_zero(y, 0) * factor",
+        ("truth", "truth, elements"),
+    ),
+    Mutant(
+        "gradients in each other's memory",
+        POINTWISE,
+        "store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], gradient[kSlot])",
+        "store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], gradient[kOperands - 1 - kSlot])",
+        ("truth", "alone and together"),
+    ),
+    Mutant(
+        "NaN rule dropped",
+        POINTWISE,
+        "y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor",
+        "tangent_or_zero(y, kSlot) * factor",
+        ("NaN",),
+    ),
+    Mutant(
+        "NaN rule of broadcast operands dropped",
+        BROADCAST,
+        "y.value != y.value ? y.value : tangent_or_zero(y, kSlot_)",
+        "tangent_or_zero(y, kSlot_)",
+        ("NaN",),
+    ),
+    Mutant("gradient of a mean not divided", ENGINE, "1.0 / self.plan.divisor", "1.0", ("truth",)),
+    Mutant(
+        "broadcast gradient of a mean not divided",
+        BROADCAST,
+        "(*grad_output) / divisor",
+        "(*grad_output)",
+        ("truth, row",),
+    ),
+    Mutant(
+        "grad_output of each element ignored",
+        BROADCAST,
+        "kScaledPerElement ? d * term.grad_output : d",
+        "d",
+        ("truth, row, elements",),
+    ),
+    # One pass
+    Mutant("recomputed without grad_output", POINTWISE, "(g * weight)}", "(weight)}", ("truth", "one pass or two")),
+    Mutant("stale gradient accepted", EXPECTATION, "  return stale;", "  return false;", ("truth", "one pass or two")),
+    Mutant("nothing learned from a surprise", EXPECTATION, "*expected = true_grad_output;", ";", ("notes",)),
+    Mutant(
+        "notes compared as numbers",
+        EXPECTATION,
+        "__double_as_longlong(used[global_warp()]) != __double_as_longlong(true_grad_output)",
+        "used[global_warp()] != true_grad_output",
+        ("one pass or two",),
+    ),
+    Mutant(
+        "note written to another warp's place",
+        EXPECTATION,
+        "used[global_warp()] = ",
+        "used[threadIdx.x / 32] = ",
+        ("truth",),
+    ),
+    Mutant(
+        "note of another warp read",
+        EXPECTATION,
+        "__double_as_longlong(used[global_warp()])",
+        "__double_as_longlong(used[0])",
+        ("notes",),
+    ),
+    Mutant(
+        "notes shared by two graphs",
+        ENGINE,
+        "self.spare_notes[stream].pop()",
+        "self.spare_notes[stream][-1]",
+        ("one pass or two",),
+    ),
+    Mutant("promise kept twice", AUTOGRAD, "ctx.promises.pop()", "ctx.promises[-1]", ("one pass or two",)),
+)
+
+#: Accesses outside of what was allocated, which only a build with AddressSanitizer notices for certain.
+OUTSIDE: tuple[Mutant, ...] = (
+    Mutant(
+        "last vector taken for a whole one",
+        LAYOUT,
+        "(vector + 1) * kLanes <= elements",
+        "vector * kLanes <= elements",
+        ("truth",),
+    ),
+    Mutant(
+        "room for the notes of all warps but one",
+        ENGINE,
+        "self.warps = self.blocks * self.threads // launch.WARP",
+        "self.warps = self.blocks * self.threads // launch.WARP - 1",
+        ("truth",),
+    ),
+)

@@ -1,0 +1,163 @@
+"""Seeded defects in the kernels and in what drives them: the checks that every loss goes through must notice each.
+
+The battery holds checks of the suite and no check of a mutant: functions of ``cupylosses.testing`` that other tests
+call for every loss. Here one loss is enough, and shapes are the smallest that reach several blocks, groups and slices,
+and a tail. A mutant names the checks that must fail; others are not run, because each kernel of a mutant is compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cupylosses.functional as F
+from cupylosses import autograd, codegen, engine, launch
+from cupylosses.testing import host, properties
+from cupylosses.testing.host import properties as host_properties
+from cupylosses.testing.mutants import MUTANTS, OUTSIDE
+from cupylosses.testing.mutations import Mutant, StaleMutant, applied
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"),
+    pytest.mark.filterwarnings("ignore:.*broadcast"),
+]
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The battery
+
+
+#: Orders of threads, grids, and groups of one batch or of several.
+EXECUTIONS: tuple[tuple[Callable[[], Any], dict[str, int]], ...] = (
+    (nullcontext, {"seed": 1}),
+    (nullcontext, {"seed": 2, "processors": 1}),
+    (host_properties.few_groups, {"seed": 3}),
+)
+
+
+def executed(check: Callable[..., None], function: Any = F.mse_loss, **setting: Any) -> Callable[[], None]:
+    """A property of ``properties``, in every execution."""
+
+    def run() -> None:
+        for groups, chosen in EXECUTIONS:
+            with groups(), host.execution(**chosen):
+                check(function, function.loss, **setting)
+
+    return run
+
+
+def truth(*shapes: tuple[int, ...], **setting: Any) -> Callable[[], None]:
+    """Value and gradients against the truth, for several shapes with the same kernels."""
+    checks = [executed(properties.agrees_with_truth, shape=shape, **setting) for shape in shapes]
+
+    def run() -> None:
+        for check in checks:
+            check()
+
+    return run
+
+
+#: One element; one block of several groups; several blocks; whole batches but for one element; several batches in each
+#: group.
+SIZES = ((1,), (1001,), (2503,), (2559,), (10301,))
+
+BATTERY: dict[str, Callable[[], None]] = {
+    "truth": truth(*SIZES),
+    "truth, elements": truth(*SIZES, reduction="none"),
+    "truth, bfloat16": truth(*SIZES, reduction="none", dtypes=("bfloat16",)),
+    "truth, misaligned": truth(*SIZES, layout="misaligned"),
+    "truth, sliced": truth((67, 129), (40, 7), layout="sliced"),
+    "truth, strided": truth((67, 129), (40, 7), layout="strided"),
+    "truth, mixed": truth((67, 129), (40, 7), layout="mixed"),
+    "truth, eight dimensions": truth((67, 129), (5, 3), layout="eight_d"),
+    "truth, row": truth((67, 129), (301, 5), layout="row"),
+    "truth, row, elements": truth((67, 129), (301, 5), layout="row", reduction="none"),
+    "truth, column": truth((67, 129), layout="column"),
+    "truth, scalar": truth((67, 129), layout="scalar"),
+    "repeats": executed(properties.repeats_bit_by_bit, shape=(2503,)),
+    "alone and together": executed(properties.differentiates_operands_alone_and_together),
+    "NaN": executed(properties.propagates_nan, F.hinge_loss),
+    "one pass or two": executed(properties.writes_one_gradient_in_one_pass_or_two, shape=(2503,)),
+    "beyond 32 bits": executed(properties.reads_beyond_32_bits),
+    "any order": partial(host_properties.keeps_its_bits_in_any_order, F.mse_loss, F.mse_loss.loss, shape=(2503,)),
+    "notes": partial(host_properties.goes_by_the_note_of_each_warp, F.mse_loss, F.mse_loss.loss, shape=(2503,)),
+}
+
+#: What a check raises where it finds something. Another exception is a defect of the mutant.
+CAUGHT = (AssertionError, host.KernelFault)
+
+
+@pytest.mark.parametrize("check", BATTERY)
+def test_right_library_passes(check: str) -> None:
+    BATTERY[check]()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda x: x.name)
+def test_mutant_is_caught(mutant: Mutant) -> None:
+    with applied(mutant):
+        for check in mutant.caught_by:
+            try:
+                BATTERY[check]()
+            except CAUGHT:
+                continue
+            pytest.fail(f"{mutant.name}: not noticed by {check}")
+
+
+#: AddressSanitizer ends the process that it finds something in, with 1: there is one for each mutant. They are forked,
+#: because importing torch takes a build with it long.
+SANITIZED = """
+import runpy, sys
+sys.argv = ["host", "--sanitize", "address,undefined", "--", "-c", {program!r}]
+runpy.run_module("cupylosses.testing.host", run_name="__main__")
+"""
+OUTCOMES = """
+import contextlib, os, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {tests!r})
+from test_mutations import BATTERY, OUTSIDE, applied
+
+def outcome(change, checks):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        with change:
+            for check in checks:
+                BATTERY[check]()
+        os._exit(0)
+    finally:
+        os._exit(2)
+
+print(outcome(contextlib.nullcontext(), [x for mutant in OUTSIDE for x in mutant.caught_by]))
+for mutant in OUTSIDE:
+    print(outcome(applied(mutant), mutant.caught_by))
+"""
+
+
+def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]) -> None:
+    program = OUTCOMES.format(tests=str(Path(__file__).resolve().parent))
+    found = python(SANITIZED.format(program=program)).split()
+    assert found == ["0", *["1"] * len(OUTSIDE)], "the right library, then the mutants"
+
+
+def test_mutants_are_undone() -> None:
+    text = codegen._skeleton(codegen.BROADCAST)
+    modules = [dict(vars(x)) for x in (autograd, engine, launch)]
+    for mutant in MUTANTS:
+        with applied(mutant):
+            pass
+    assert codegen._skeleton(codegen.BROADCAST) == text
+    assert [dict(vars(x)) for x in (autograd, engine, launch)] == modules
+
+
+@pytest.mark.parametrize("old", ["no such text", "__syncthreads();"])
+def test_stale_mutant_is_an_error(old: str) -> None:
+    """Text that is not there, and text that is there more than once."""
+    mutant = Mutant("a name", "kernels/reduce.cuh", old, "", ())
+    with pytest.raises(StaleMutant, match=r"a name: kernels/reduce\.cuh contains \d times: "):
+        mutant.text()
