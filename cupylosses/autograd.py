@@ -26,6 +26,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _MAX_PLANS = 4096
+_CPU = -1  # Tensor.get_device() of a CPU tensor
 
 _to_dlpack = torch._C._to_dlpack
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
@@ -72,6 +73,20 @@ _Call = tuple[engine.Plan, TorchDevice, tuple[float, ...], list[int]]
 _devices: dict[int, TorchDevice] = {}
 _plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
 
+#: What runs the kernels of CPU tensors; None, for the reference formulas, but under `cupylosses.testing.host`.
+_host: TorchDevice | None = None
+
+
+def use_host(device: TorchDevice | None) -> TorchDevice | None:
+    """Runs CPU tensors through the engine on ``device``, with no plans yet, or by the formulas again; what it was."""
+    global _host
+    before, _host = _host, device
+    _plans.clear()
+    _devices.pop(_CPU, None)
+    if device is not None:
+        _devices[_CPU] = device
+    return before
+
 
 def pointer(x: torch.Tensor) -> int:
     """The device address of a user's tensor, through DLPack."""
@@ -93,7 +108,11 @@ def evaluate(
     key: tuple[Any, ...] = (loss, reduction, flags, torch.is_autocast_enabled())
     differentiable = False
     for x in operands:
-        if not x.is_cuda or type(x) not in _PLAIN or x.dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
+        if not x.is_cuda:
+            if _host is None or not x.is_cpu:
+                return _evaluate_reference(loss, operands, reduction, parameters, flags)
+            key += (_is_autocast_cpu_enabled(),)
+        if type(x) not in _PLAIN or x.dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
             return _evaluate_reference(loss, operands, reduction, parameters, flags)
         if x.requires_grad:
             differentiable = True
@@ -108,7 +127,7 @@ def evaluate(
         warnings.warn(plan.warning, UserWarning, stacklevel=4)
     if plan.elements == 0:
         return _evaluate_reference(loss, operands, reduction, parameters, flags, warn=False)
-    if _current_device() != device.index:
+    if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(loss, operands, reduction, parameters, flags)
     elements = reduction == "none"
@@ -135,7 +154,7 @@ def _make_plan(
         engine.Tensor(name, tuple(x.shape), x.stride(), p % 16)
         for name, x, p in zip(names, operands, pointers, strict=True)
     )
-    plan = engine.Plan(loss, flags, reduction, tensors, result, device.processors)
+    plan = engine.Plan(loss, flags, reduction, tensors, result, device.processors, device.launcher)
     if len(_plans) >= _MAX_PLANS:
         _plans.clear()
     _plans[key] = plan, device
@@ -199,7 +218,7 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     if torch.is_grad_enabled():
         # create_graph=True: kernels are opaque to autograd, so the differentiable route is the formula.
         return None, *_differentiable(plan, parameters, operands, wanted, grad_output)
-    if _current_device() != device.index:
+    if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return _backward(ctx, grad_output)
     try:
@@ -225,7 +244,7 @@ def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Se
         engine.Tensor(tensor.dtype, tensor.shape, x.stride(), address % 16)
         for tensor, x, address in zip(plan.tensors, operands, pointers, strict=True)
     )
-    return engine.Plan(plan.loss, plan.flags, plan.reduction, tensors, plan.result, plan.processors)
+    return engine.Plan(plan.loss, plan.flags, plan.reduction, tensors, plan.result, plan.processors, plan.launcher)
 
 
 def _differentiable(

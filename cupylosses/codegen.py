@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from cupylosses.definition import Loss
-from cupylosses.launch import BLOCKS_PER_SM, MAX_RANK, MAX_THREADS, UNROLL
+from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX_THREADS, UNROLL
 
 #: The files of ``kernels/`` in the order of their needs.
 POINTWISE = (
+    "ptx.cuh",
     "types.cuh",
     "tuple.cuh",
     "dual.cuh",
@@ -52,6 +53,7 @@ KINDS = {
     "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
     "combine_slices": "the gradient of one broadcast operand from its slices",
 }
+REDUCED = frozenset({"value", "value_and_gradient"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"})
 
 _ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
@@ -247,11 +249,12 @@ def _pointwise_entry(variant: Variant) -> str:
         "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups)"),
     }[variant.kind]
     fixed = ["int64 groups", "double divisor", "double weight", layout_parameter]
+    blocks_per_sm = BLOCKS_PER_SM if variant.kind in REDUCED else BLOCKS_PER_SM_OTHERS
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM})',
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks_per_sm})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",

@@ -7,7 +7,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,22 @@ class Launcher:
     """
 
     def __init__(self, variant: Variant, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]]) -> None:
-        from cupy_backends.cuda.api import driver
-
-        self._launch = driver.launchKernel
-        self._kernel = kernel(variant)
-        self._function = self._kernel.kernel.ptr
+        self._launch, self._function = self._load(variant)
         self._grid, self._block = grid, block
         self._varying = len(varying(variant))
         self._pack = struct.Struct("=" + varying(variant)).pack_into
         self._fixed = [_words(x) for x in fixed]
         self._local = threading.local()
+
+    def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
+        """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first."""
+        from cupy_backends.cuda.api import driver
+
+        return driver.launchKernel, kernel(variant).kernel.ptr
+
+    def _enter(self) -> None:
+        """Called in each thread before its first launch."""
+        _ensure_context()
 
     def __call__(self, stream: int, *arguments: int | float) -> None:
         """Launches on a raw stream of the device that was current when this was made; it must be current again."""
@@ -131,7 +137,7 @@ class Launcher:
         self._launch(self._function, self._grid, 1, 1, self._block, 1, 1, 0, stream, table, 0)
 
     def _prepare(self) -> tuple[Any, int]:
-        _ensure_context()
+        self._enter()
         sizes = [1] * self._varying + [len(x) for x in self._fixed]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         buffer = (ctypes.c_uint64 * sum(sizes))()

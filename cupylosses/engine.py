@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -38,6 +38,11 @@ class Tensor:
 
 class Device(ABC):
     """One GPU through the eyes of one array library."""
+
+    #: False where kernels run on the host, for tests.
+    is_gpu = True
+    #: What makes launchers for it; None for the compiler's own.
+    launcher: Callable[..., Any] | None = None
 
     def __init__(self, index: int, processors: int) -> None:
         self.index = index
@@ -113,7 +118,7 @@ class Part:
             variant = self.variant(kind, gradients)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
             fixed = (self.groups, self.plan.divisor, 1.0 / self.plan.divisor, where)
-            found = known[gradients] = compiler.Launcher(variant, self.blocks, self.threads, fixed)
+            found = known[gradients] = self.plan.launcher(variant, self.blocks, self.threads, fixed)
         return found
 
     def reuse_notes(self, stream: int) -> Notes | None:
@@ -177,7 +182,7 @@ class SumPart:
             x.columns,
         )
         self.launchers = [
-            compiler.Launcher(
+            plan.launcher(
                 replace(variant, kind=kind),
                 launch.grid(count, launch.MAX_THREADS, processors),
                 launch.MAX_THREADS,
@@ -198,10 +203,13 @@ class Plan:
         tensors: tuple[Tensor, ...],
         result: str,
         processors: int,
+        launcher: Callable[..., Any] | None = None,
     ) -> None:
         shapes = [x.shape for x in tensors]
         self.loss, self.flags, self.reduction, self.tensors = loss, flags, reduction, tensors
         self.result, self.processors = result, processors
+        #: What makes a launcher; another than the compiler's own where kernels run elsewhere than on a GPU.
+        self.launcher = launcher or compiler.Launcher
         self.shape = checks.broadcast(loss, shapes)
         self.warning = checks.broadcast_warning(loss, shapes)
         self.elements = prod(self.shape)

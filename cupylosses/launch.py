@@ -21,15 +21,18 @@ WARP = 32
 #: Outer dimensions that ``kernels/layout.cuh`` has room for, after merging.
 MAX_RANK = 24
 
-#: Threads of a block, and blocks of an SM that the kernels are compiled for.
+#: Threads of a block; blocks of an SM that a grid is cut for, and that the forward kernels of a reduced loss are
+#: compiled for, which fit into the 80 registers a thread that this leaves. The other kernels would spill, and get 128.
 MAX_THREADS = 256
-BLOCKS_PER_SM = 2
+BLOCKS_PER_SM = 3
+BLOCKS_PER_SM_OTHERS = 2
 
 #: Vectors a lane has in flight, by lanes per vector.
 UNROLL = {1: 8, 2: 4, 4: 4, 8: 4}
 
-#: Partial sums of a reduced loss: a warp each on the largest GPUs, and few enough for the last block to add at once.
-MAX_GROUPS = 1 << 12
+#: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
+#: the last block to add at once.
+MAX_GROUPS = 3 << 10
 
 #: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
 MIN_BLOCKS = 64

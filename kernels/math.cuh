@@ -24,12 +24,6 @@ __device__ __forceinline__ float scalar_log(float x) {
 __device__ __forceinline__ double scalar_log(double x) {
   return log(x);
 }
-__device__ __forceinline__ float scalar_log1p(float x) {
-  return log1pf(x);
-}
-__device__ __forceinline__ double scalar_log1p(double x) {
-  return log1p(x);
-}
 
 // -1, 0, 1, or NaN.
 template <class T>
@@ -37,19 +31,46 @@ __device__ __forceinline__ T scalar_sign(T x) {
   return x > T(0) ? T(1) : (x < T(0) ? T(-1) : x * T(0));
 }
 
-// log(a / b) for a, b >= 0, where log(a) - log(b) would cancel: with the larger over the smaller it is log1p of a
-// quotient whose numerator is exact near 1 (Sterbenz) and good to half a unit elsewhere. Only where that quotient
-// leaves the range of T are the logarithms subtracted; that also gives the limits at 0, and NaN for what is no
-// probability: the quotient of two negative numbers would look like one.
+__device__ __forceinline__ float scalar_fma(float x, float y, float z) {
+  return fmaf(x, y, z);
+}
+__device__ __forceinline__ double scalar_fma(double x, double y, double z) {
+  return fma(x, y, z);
+}
+
+// x / y to a few units in the last place, for what is corrected or small beside what it is added to.
+__device__ __forceinline__ float scalar_divide_roughly(float x, float y) {
+  return __fdividef(x, y);
+}
+__device__ __forceinline__ double scalar_divide_roughly(double x, double y) {
+  return x / y;
+}
+
 template <class T>
-__device__ __forceinline__ T scalar_log_ratio(T a, T b) {
-  const bool less = a < b;
-  const T high = less ? b : a;
-  const T low = less ? a : b;
-  const T excess = (high - low) / low;
-  const bool in_range = low > T(0) && excess < T(1e38);
-  const T ratio = in_range ? scalar_log1p(excess) : scalar_log(high) - scalar_log(low);
-  return less ? -ratio : ratio;
+struct Ratio {
+  T quotient;
+  T log;
+};
+
+// a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) lack what the quotient rounded
+// off: that remainder is exact in one fma and is added. (log1p of the excess over 1 was as good and took more
+// arithmetic, by which such a loss is bound.) Small operands are scaled first, because a remainder
+// below the range would be flushed. Where the quotient leaves the range (or b >= 2^126, whose fast inverse is 0) the
+// logarithms are subtracted. That also gives the limits at 0, and NaN for what is no probability: the quotient of two
+// negative numbers would look like one.
+template <class T>
+__device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
+  const T scale = a < T(2.3283064e-10) && b < T(2.3283064e-10) ? T(18446744073709551616.0) : T(1);  // 2^-32, 2^64
+  const T x = a * scale;
+  const T y = b * scale;
+  const T inverse = scalar_divide_roughly(T(1), y);
+  const T rough = x * inverse;
+  const T quotient = scalar_fma(scalar_fma(-rough, y, x), inverse, rough);
+  if (a > T(0) && quotient > T(1e-37) && quotient < T(1e37)) {
+    const T remainder = scalar_fma(-quotient, y, x);
+    return {quotient, scalar_log(quotient) + scalar_divide_roughly(remainder, x)};
+  }
+  return {a / b, scalar_log(a) - scalar_log(b)};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -85,11 +106,11 @@ __device__ __forceinline__ Dual<T, kA | kB> times_log(const Dual<T, kA>& a, cons
   return chain(a, b, a.value * difference, difference + T(1), -a.value);
 }
 
-// a log(a / b) for a > 0, b >= 0; see scalar_log_ratio.
+// a log(a / b) for a > 0, b >= 0; see scalar_ratio.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
-  const T ratio = scalar_log_ratio(a.value, b.value);
-  return chain(a, b, a.value * ratio, ratio + T(1), -(a.value / b.value));
+  const Ratio<T> ratio = scalar_ratio(a.value, b.value);
+  return chain(a, b, a.value * ratio.log, ratio.log + T(1), -ratio.quotient);
 }
 
 // `condition ? a : b`, tangents included: what is not chosen cannot leak, not even as 0 * inf.

@@ -25,15 +25,6 @@ __device__ __forceinline__ double block_sum(double x) {
   return x;
 }
 
-// Increments with wrap-around at `limit` and returns the old value. Whatever the block wrote before its last barrier is
-// visible to whoever reads the new value so, and what they wrote to this thread: one instruction instead of an atomic
-// between two full fences, which took a microsecond of every small loss.
-__device__ __forceinline__ unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
-  unsigned old;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(limit) : "memory");
-  return old;
-}
-
 // True in every thread of the block that arrives last; what any block wrote before is then visible to it.
 // Preconditions: every thread of every block calls it once; *ticket is 0 before the launch, and is 0 again after it
 // (the increment wraps), so that the next launch in the stream needs no memset. A launch that shares the ticket with

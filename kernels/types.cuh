@@ -1,8 +1,8 @@
 // Storage types, the arithmetic type behind them, and packs: how numbers enter and leave registers.
 //
 // Header-free on purpose. CuPy wheels carry no cuda_bf16.h (and since 14.1 no cuda_fp16.h), so half and bfloat16 are
-// 16-bit words here and the conversions are single PTX instructions. Arithmetic never happens in 16 bits: half,
-// bfloat16 and float compute in float, double in double.
+// 16-bit words here and the conversions are single PTX instructions (ptx.cuh). Arithmetic never happens in 16 bits:
+// half, bfloat16 and float compute in float, double in double.
 
 typedef long long int64;
 
@@ -17,9 +17,7 @@ struct bfloat16_t {
 // Scalars: storage -> arithmetic
 
 __device__ __forceinline__ float to_float(half_t x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-  return y;
+  return half_bits_to_float(x.bits);
 }
 __device__ __forceinline__ float to_float(bfloat16_t x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
@@ -44,16 +42,7 @@ __device__ __forceinline__ Compute widen(Storage x) {
 
 // Two floats to two 16-bit words in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned narrow_pair(float low, float high, half_t) {
-#if __CUDA_ARCH__ >= 800
-  unsigned word;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-#else
-  unsigned short a, b;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(low));
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(b) : "f"(high));
-  return static_cast<unsigned>(b) << 16 | a;
-#endif
+  return floats_to_half_pair(low, high);
 }
 
 __device__ __forceinline__ unsigned bfloat16_bits(float x) {
@@ -65,9 +54,7 @@ __device__ __forceinline__ unsigned bfloat16_bits(float x) {
 
 __device__ __forceinline__ unsigned narrow_pair(float low, float high, bfloat16_t) {
 #if __CUDA_ARCH__ >= 800
-  unsigned word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
+  return floats_to_bfloat16_pair(low, high);
 #else
   return bfloat16_bits(high) << 16 | bfloat16_bits(low);
 #endif

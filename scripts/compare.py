@@ -1,9 +1,17 @@
 """Holds every loss against a float64 truth and against PyTorch's own result, on a GPU or, without one, on the CPU.
 
-    python scripts/compare.py                                          everything once
+    python scripts/compare.py                                          everything once; without a GPU, see below
     python scripts/compare.py --full                                   everything with everything
     python scripts/compare.py --loss mse_loss --shape 16384x16384      one loss, where the time means something
     python scripts/compare.py --layout row column --json rows.json     some layouts, and a file for machines
+
+The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
+executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
+
+Executed on the CPU, each kernel is compiled once, and kept (in ~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So
+the run without arguments has fewer rows there: every loss, dtype, reduction and gradient, but few layouts. With
+--device host it has all, which takes minutes the first time. With --device cpu it has all and takes some ten seconds,
+but sees no kernel. Neither takes times.
 
 Exits with 0 if all is well, 1 if a row failed, 2 if it could not begin. Needs the extras `torch` and `scripts`, and on
 a GPU CuPy.
@@ -18,8 +26,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,8 +38,8 @@ try:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from comparing import bits, matrix, report
-    from comparing.rows import Row, accuracy_and_time, guarded
+    from comparing import bits, hosted, matrix, report
+    from comparing.rows import Row, accuracy_and_time, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
           "from a checkout `pip install numpy array-api-compat torch rich`.", file=sys.stderr)  # fmt: skip
@@ -37,25 +47,37 @@ except ModuleNotFoundError as error:
 
 from cupylosses import checks, interop
 from cupylosses.definition import REDUCTIONS, registry
+from cupylosses.testing import host
 from cupylosses.testing.check import EDGES, Check
-from cupylosses.testing.layouts import LAYOUTS, SHAPE
+from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 
-Section = tuple[str, list[Check], Callable[[Check], Row]]
+#: The CPU executes a launch of so many elements in 0.2 s and more, and a row takes several.
+HOST_ELEMENTS = 1 << 20
+
+
+class Section(NamedTuple):
+    """Checks, what makes a row of one, and where that runs kernels, what makes the same calls."""
+
+    title: str
+    checks: list[Check]
+    measure: Callable[[Check], Row]
+    calls: Callable[[Check], object] | None = None
 
 
 def main() -> int:
     arguments, parser = parse()
-    device = find_device(arguments.device, parser)
-    if arguments.compile and device == "cpu":
+    hosted.choose_sanitizers()
+    place, why = find_place(arguments.device, arguments.shape or SHAPE, parser)
+    if arguments.compile and place != "cuda":
         parser.error("--compile times torch.compile on a GPU, and there is none here")
-    sections = planned(arguments, device)
-    names = [(check.loss.name, *check.words) for _, found, _ in sections for check in found]
+    sections = planned(arguments, place)
+    names = [(check.loss.name, *check.words) for section in sections for check in section.checks]
     if not names:
         parser.error("nothing to do: no loss has this combination of dtype, reduction, layout and shape")
 
     console = Console(soft_wrap=True)
-    where = report.environment(device)
-    console.print(first_line(device, where), style="bold", highlight=False)
+    where = report.environment(place)
+    console.print(first_line(place, why, where), style="bold", highlight=False)
     console.print(report.legend(), style="dim", highlight=False)
     # Torch warns of broadcasting and of its own `mean`, and so does the library.
     warnings.simplefilter("ignore", UserWarning)
@@ -64,10 +86,14 @@ def main() -> int:
         torch.set_num_threads(1)
 
     begin = perf_counter()
-    warm_up(next(check for _, found, _ in sections for check in found))
+    warm_up(next(check for section in sections for check in section.checks))
+    if place == "host":
+        prepare(sections, arguments, console)
     lines = report.Report(console, report.columns(names, arguments.compile))
     alive = run(sections, lines, console)
     lines.summary(perf_counter() - begin)
+    if place == "host":
+        console.print(f"{host.counters}", highlight=False)
     if arguments.json:
         report.write_json(arguments.json, lines.rows, where, vars(arguments))
         console.print(f"written to {arguments.json}", highlight=False)
@@ -84,13 +110,22 @@ def warm_up(check: Check) -> None:
     gc.freeze()
 
 
+def prepare(sections: Sequence[Section], arguments: argparse.Namespace, console: Console) -> None:
+    """Compiles the kernels of all rows."""
+    calls = ((check, x.calls) for x in sections if x.calls for check in x.checks)
+    kernels = hosted.needed(calls)
+    rows = "A part of the rows; --device host has all" if few(arguments, "host") else "All rows"
+    console.print(f"{rows}. Compiling what is new of their {len(kernels)} kernels ...", style="dim", highlight=False)
+    hosted.compile_all(kernels, console)
+
+
 def run(sections: Sequence[Section], lines: report.Report, console: Console) -> bool:
     """Performs all checks; False if the GPU died on the way."""
-    count = sum(len(found) for _, found, _ in sections)
+    count = sum(len(section.checks) for section in sections)
     bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("checking", total=count)
-        for name, found, measure in sections:
+        for name, found, measure, _ in sections:
             if found:
                 lines.section(f"{name}: {len(found)} rows")
             for check in found:
@@ -104,30 +139,51 @@ def run(sections: Sequence[Section], lines: report.Report, console: Console) -> 
     return True
 
 
-def planned(arguments: argparse.Namespace, device: str) -> list[Section]:
+def few(arguments: argparse.Namespace, place: str) -> bool:
+    """Whether only some rows run: where kernels are dear and nothing in particular was asked for."""
+    asked = (arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.full)
+    return place == "host" and arguments.device == "auto" and not any(asked)
+
+
+def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     """The sections of the run: errors and times, same bits, other array libraries."""
     selection = matrix.Selection(
         losses=[registry()[name] for name in arguments.loss or registry()],
         shape=arguments.shape or SHAPE,
-        device=device,
+        device="cuda" if place == "cuda" else "cpu",
         dtypes=arguments.dtype,
         reductions=arguments.reduction,
         layouts=arguments.layout,
         seed=arguments.seed,
         full=arguments.full,
+        few=few(arguments, place),
     )
     accuracy = partial(accuracy_and_time, compile=arguments.compile)
-    sections: list[Section] = [("losses", matrix.checks(selection), accuracy)]
+    sections = [Section("losses", matrix.checks(selection), accuracy, rehearse)]
     if not arguments.layout:
-        sections.append((bits.REPEATED, list(bits.repeated_checks(selection, bool(arguments.shape))), bits.repeated))
-        sections.append((bits.section(device), list(bits.array_checks(selection)), bits.arrays))
+        repeated = list(bits.repeated_checks(selection, bool(arguments.shape)))
+        sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
+    if place == "host":
+        sections = [x._replace(measure=hosted.executed(x.measure)) for x in sections]
+    if not arguments.layout:
+        # NumPy arrays take the formulas everywhere.
+        sections.append(Section(bits.section(selection.device), list(bits.array_checks(selection)), bits.arrays))
     return sections
 
 
-def find_device(wanted: str, parser: argparse.ArgumentParser) -> str:
-    """``cuda`` or ``cpu``; ends the run where a GPU is asked for and cannot be used."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return "cpu"
+def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tuple[str, str]:
+    """``cuda``, ``host`` or ``cpu``, and why; ends the run where what is asked for cannot be used."""
+    if wanted == "cpu":
+        return "cpu", "Asked for the CPU"
+    if wanted == "host" or (wanted == "auto" and not torch.cuda.is_available()):
+        obstacle = host.obstacle()
+        if wanted == "auto" and prod(shape) > HOST_ELEMENTS:
+            obstacle = "the shape is large for kernels on the CPU (--device host insists)"
+        if wanted == "host":
+            if obstacle:
+                parser.error(f"{obstacle}; install g++ or clang++, set CXX, or use --device cpu")
+            return "host", "Asked for the host"
+        return ("cpu", f"No GPU found, and {obstacle}") if obstacle else ("host", "No GPU found, but a C++ compiler")
     if not torch.cuda.is_available():
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         parser.error(f"torch {torch.__version__} (built {built}) finds no GPU; see `nvidia-smi`, or use --device cpu")
@@ -135,14 +191,15 @@ def find_device(wanted: str, parser: argparse.ArgumentParser) -> str:
         interop.cupy()
     except ImportError as error:
         parser.error(str(error))
-    return "cuda"
+    return "cuda", "Found a GPU"
 
 
-def first_line(device: str, where: dict[str, str]) -> str:
+def first_line(place: str, why: str, where: dict[str, str]) -> str:
     """What the run is about."""
-    if device != "cpu":
+    if place == "cuda":
         return "{gpu}, driver {driver}, torch {torch} for CUDA {cuda}, CuPy {cupy}".format(**where)
-    why = "Asked for the CPU" if torch.cuda.is_available() else "No GPU found"
+    if place == "host":
+        return f"{why}: executing the kernels on the CPU, compiled by {where['compiler']}, on small shapes"
     return f"{why}: validating the CPU path (torch tensors and NumPy arrays) on small shapes"
 
 
@@ -159,9 +216,13 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     parser.add_argument(
         "--layout", nargs="+", choices=[*LAYOUTS, EDGES], metavar="NAME", help=f"of {', '.join([*LAYOUTS, EDGES])}"
     )
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too; seconds per row")
-    parser.add_argument("--full", action="store_true", help="every case, dtype, reduction and layout with each other")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="every case, dtype, reduction and layout with each other (without a GPU: add --device cpu)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random operands")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to a file")
     return parser.parse_args(), parser

@@ -1,7 +1,8 @@
 """Fixtures and markers.
 
-``gpu``    needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
-``large``  needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
+``kernels``  runs kernels: on the GPU or, where there is none, on the host; skipped where no C++ compiler is either.
+``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
+``large``    needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from devices import GPU, HOST, KERNELS
 from hypothesis import HealthCheck, settings
 
 import cupylosses
 from cupylosses.definition import Loss, registry
-
-GPU = torch.cuda.is_available()
+from cupylosses.testing import host
 
 #: Free memory that a test marked ``large`` may count on.
 LARGE_BYTES = 24 << 30
@@ -39,6 +42,7 @@ settings.load_profile("cupylosses")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[COUNTS] = Counter()
+    config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     # torch says so of its own kl_div, wherever it is called.
@@ -50,13 +54,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not GPU:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        elif item.get_closest_marker("kernels") and not (GPU or HOST):
+            item.add_marker(pytest.mark.skip(reason="neither a CUDA device nor a C++ compiler on Linux"))
         elif item.get_closest_marker("large") and free < LARGE_BYTES:
             item.add_marker(pytest.mark.skip(reason=f"needs {LARGE_BYTES >> 30} GiB of free GPU memory"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker of pytest-xdist did is added to the counts here."""
+    output = getattr(node, "workeroutput", {})
+    host.counters.add(output.get("host", {}))
+    node.config.stash[COUNTS].update(output.get("counts", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput.update(host=vars(host.counters), counts=dict(session.config.stash[COUNTS]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for what, count in config.stash[COUNTS].items():
         terminalreporter.write_line(f"{what}: {count}")
+    terminalreporter.write_line(f"{host.counters}")
 
 
 @pytest.fixture
@@ -65,9 +85,24 @@ def counts(request: pytest.FixtureRequest) -> Counter[str]:
     return request.config.stash[COUNTS]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(autouse=True)
+def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders."""
+    if GPU or not request.node.get_closest_marker("kernels"):
+        yield
+        return
+    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4):
+        yield
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cpu", id="reference"),
+        pytest.param(KERNELS, id="cuda" if GPU else "host", marks=pytest.mark.kernels),
+    ]
+)
 def device(request: pytest.FixtureRequest) -> str:
-    """Where a test runs; the second is skipped without a GPU."""
+    """Where tensors of a test lie: on the CPU for the reference formulas, and where kernels run."""
     return request.param
 
 

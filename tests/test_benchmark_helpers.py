@@ -461,7 +461,7 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(timing, "event", Event)
     monkeypatch.setattr(timing, "_cycles_per_second", lambda: 1e9)
     monkeypatch.setattr(timing, "footprint", lambda: 1 << 12)
-    monkeypatch.setattr(timing, "evict", lambda: None)
+    monkeypatch.setattr(timing, "clean_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1000 + (4 << 20))
@@ -487,6 +487,20 @@ def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -
     assert [number for _, number in order] == list(range(3 * (timing.FEWEST + 1)))
     turns = ["".join(name for name, _ in order[i : i + 3]) for i in range(0, len(order), 3)]
     assert turns[1:5] == ["abc", "bca", "cab", "abc"]
+
+
+def test_every_call_starts_behind_a_spin_and_if_asked_in_a_clean_cache(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would pay for its predecessor: for a synchronisation, or for what was left in the cache."""
+    for cold in (False, True):
+        before: list[str] = []
+        monkeypatch.setattr(timing, "clean_cache", lambda before=before: before.append("clean"))
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda _, before=before: before.append("spin"))
+        calls = {name: (lambda _, name=name, before=before: before.append(name)) for name in "ab"}
+        timing.interleaved(calls, 1e-9, cold)
+        turn = [*(["clean"] if cold else []), "spin"]
+        assert before == [*"ab", *[x for name in "abbaabbaabbaab" for x in (*turn, name)]]
 
 
 def test_a_run_writes_every_section_and_ends_with_the_figures(

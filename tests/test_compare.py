@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from cupylosses.definition import registry
+from cupylosses.testing import host
+
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 pytestmark = pytest.mark.skipif(not (SCRIPTS / "compare.py").is_file(), reason="needs the checkout")
@@ -21,8 +25,9 @@ pytestmark = pytest.mark.skipif(not (SCRIPTS / "compare.py").is_file(), reason="
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """The script as a module, for what it does before it changes anything in the process."""
+    """The script as a module, for what it does before it changes anything in the process but its environment."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUPYLOSSES_HOST_SANITIZE", "thread,undefined")
         patch.syspath_prepend(SCRIPTS)
         yield importlib.import_module("compare")
         del sys.modules["compare"]
@@ -89,6 +94,116 @@ def test_a_wrong_loss_fails_the_run(wrong: str, words: str) -> None:
     assert "FAIL" in done.stdout and words in done.stdout and "failed" in done.stdout.splitlines()[-1]
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels on the CPU
+
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"
+)
+
+#: A few kernels: over everything, and over rows.
+KERNELS = ("--loss", "mse_loss", "--dtype", "float32", "--reduction", "mean", "--layout", "contiguous", "row")
+
+NO_GPU = "import os, torch; torch.cuda.is_available = lambda: False"
+NO_COMPILER = "os.environ['PATH'] = ''; os.environ.pop('CXX', None)"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("arguments", "before", "first"),
+    [
+        (("--device", "host"), "", "Asked for the host: executing the kernels on the CPU, compiled by "),
+        ((), NO_GPU, "No GPU found, but a C++ compiler: executing the kernels on the CPU, compiled by "),
+    ],
+)
+def test_kernels_run_on_the_cpu(arguments: tuple[str, ...], before: str, first: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = compare(*KERNELS, *arguments, "--json", str(file), before=before)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(first) and "All rows." in done.stdout
+    # Forward, with each choice of gradients; their check; and for rows a sum.
+    count = re.fullmatch(r"host execution: (\d+) launches of (\d+) kernels; .*", lines[-2])
+    assert count and int(count[1]) >= 16 and int(count[2]) >= 8
+    content = json.loads(file.read_text())
+    assert content["environment"]["compiler"]
+    assert {r["layout"] for r in content["rows"]} == {"contiguous", "row"}
+    assert all(r["value_ulp"] is not None and r["ms"] is None for r in content["rows"])
+
+
+@needs_compiler
+def test_same_bits_whatever_the_order_of_threads() -> None:
+    done = compare("--loss", "mse_loss", "--dtype", "float32", "--reduction", "mean", "--device", "host")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "same bits: 2 rows" in done.stdout and "numpy arrays: 3 rows" in done.stdout
+
+
+def test_without_gpu_and_compiler_the_formulas_run() -> None:
+    done = compare(*KERNELS, before=f"{NO_GPU}; {NO_COMPILER}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("No GPU found, and there is no C++ compiler: validating the CPU path")
+    assert "host execution" not in done.stdout
+
+
+def test_large_shapes_take_the_formulas(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(host, "obstacle", lambda: None)
+    found = {n: script.find_place("auto", (n, 1 << 10), None) for n in (1 << 10, 1 << 11)}
+    assert [place for place, _ in found.values()] == ["host", "cpu"] and "the shape is large" in found[1 << 11][1]
+    assert script.find_place("host", (1 << 11, 1 << 10), None)[0] == "host"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("int offset = 16;", "int offset = 8;", "value:"),
+        ("/ 32] = x;\n  __syncthreads();", "/ 32] = x;", "KernelFault:"),
+        ("warp_sum(double x) {", "warp_sum(double x) { what", "HostCompileError:"),
+    ],
+)
+def test_a_wrong_kernel_fails_the_run(right: str, wrong: str, words: str) -> None:
+    spoil = (
+        "from cupylosses import codegen\nsource = codegen.source\n"
+        f"codegen.source = lambda variant: source(variant).replace({right!r}, {wrong!r})\n"
+    )
+    done = compare(*KERNELS[:-1], "--device", "host", before=spoil)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAIL" in done.stdout and words in done.stdout and re.search(r"rows in .* failed$", done.stdout, re.M)
+
+
+@pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
+def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every loss, dtype, reduction and gradient, with a part of the kernels."""
+    matrix = importlib.import_module("comparing.matrix")
+    hosted = importlib.import_module("comparing.hosted")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def planned(*arguments: str) -> tuple[list, int]:
+        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+        sections = script.planned(script.parse()[0], "host")
+        calls = [(check, x.calls) for x in sections if x.calls for check in x.checks]
+        return [check for check, _ in calls], len(hosted.needed(calls))
+
+    (some, kernels), (everything, all_kernels) = planned(), planned("--device", "host")
+    assert {x.id for x in some} < {x.id for x in everything}
+    assert 0 < 2 * kernels < all_kernels
+
+    for loss in registry().values():
+        of_loss = [x for x in some if x.loss is loss]
+        for dtypes in matrix.DTYPES:
+            assert {x.reduction for x in of_loss if x.dtypes == dtypes} == set(loss.reductions)
+        for reduction in matrix.WANTED_REDUCTIONS:
+            assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(matrix.combinations(loss))
+        assert {repr(x.case) for x in of_loss} == {repr(x) for x in loss.cases}
+    # Whoever asks for something gets all of it.
+    assert len(planned("--dtype", "float64")[0]) == sum(x.dtypes == ("float64",) for x in everything)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -96,6 +211,7 @@ def test_a_wrong_loss_fails_the_run(wrong: str, words: str) -> None:
         (("--dtype", "float8"), "'float8' is none of float16"),
         (("--shape", "12by13"), "'12by13' is no shape such as 4096x4096"),
         (("--device", "cpu", "--compile"), "--compile times torch.compile on a GPU"),
+        pytest.param(("--device", "host", "--compile"), "--compile times torch.compile on a GPU", marks=needs_compiler),
         (("--device", "cpu", "--loss", "kl_div", "--dtype", "float32+int64"), "nothing to do"),
     ],
 )
@@ -113,6 +229,15 @@ def test_a_gpu_that_is_not_there(
     assert exit_code(script, ("--device", "cuda")) == 2
     error = capsys.readouterr().err
     assert "finds no GPU" in error and "--device cpu" in error
+
+
+def test_a_compiler_that_is_not_there(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host, "obstacle", lambda: "there is no C++ compiler")
+    assert exit_code(script, ("--device", "host")) == 2
+    error = capsys.readouterr().err
+    assert "there is no C++ compiler; install g++" in error and "--device cpu" in error
 
 
 def test_what_is_missing_is_named() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import GPU, KERNELS
 
 import cupylosses.functional as F
 from cupylosses import codegen, launch
@@ -43,7 +44,7 @@ def test_repeated_calls_of_every_dtype(loss: Loss, dtype: str, device: str) -> N
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_many_calls_of_a_large_loss(loss: Loss, layout: str) -> None:
     """Blocks finish in another order each time; the partial sums are added in order all the same."""
-    properties.repeats_bit_by_bit(getattr(F, loss.name), loss, layout=layout, device="cuda", shape=LARGE, times=20)
+    properties.repeats_bit_by_bit(getattr(F, loss.name), loss, layout=layout, device=KERNELS, shape=LARGE, times=20)
 
 
 def results(loss: Loss, operands: list[torch.Tensor], reduction: str) -> list[torch.Tensor]:
@@ -56,15 +57,15 @@ def results(loss: Loss, operands: list[torch.Tensor], reduction: str) -> list[to
     return found
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column", "scalar", "outer"])
 def test_grid_does_not_matter(
     loss: Loss, layout: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]
 ) -> None:
     """One block, few, the usual number for GPUs of 1, 7 and 1000 processors, and more blocks than there is work."""
     grid = launch.grid
-    shapes = LAYOUTS[layout].shapes((257, 1031), len(loss.operands))
-    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, "cuda")
+    shapes = LAYOUTS[layout].shapes((257, 1031) if GPU else (67, 259), len(loss.operands))
+    drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, KERNELS)
     operands = LAYOUTS[layout].place(drawn)
     for reduction in ("none", "mean"):
         fresh_plans()
@@ -99,12 +100,12 @@ def test_streams_do_not_disturb_each_other(loss: Loss) -> None:
         assert all(same_bits(x, value) for x in values)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_promise_of_torchs_deterministic_mode(loss: Loss) -> None:
     """Nothing raises under it, because nothing is non-deterministic."""
     torch.use_deterministic_algorithms(True)
     try:
-        operands = [torch.rand(33, device="cuda", requires_grad=True) for _ in loss.operands]
+        operands = [torch.rand(33, device=KERNELS, requires_grad=True) for _ in loss.operands]
         getattr(F, loss.name)(*operands).backward()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from devices import KERNELS
 
 import cupylosses
 import cupylosses.functional as F
@@ -149,9 +150,9 @@ def test_half_a_protocol_is_no_array(loss: Loss) -> None:
 # On a GPU
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_tensor_to_array_keeps_the_address() -> None:
-    for x in (torch.rand(20, device="cuda"), torch.rand(20, device="cuda")[3:], torch.rand(4, 5, device="cuda").T):
+    for x in (torch.rand(20, device=KERNELS), torch.rand(20, device=KERNELS)[3:], torch.rand(4, 5, device=KERNELS).T):
         array = interop.adopt(x, "cupy")
         assert array.data.ptr == x.data_ptr()
         assert array.shape == tuple(x.shape)
@@ -194,17 +195,17 @@ def test_foreign_operands_on_a_gpu_become_cupys(loss: Loss) -> None:
     assert torch.equal(torch.from_dlpack(found), getattr(F, loss.name)(*tensors))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_array_on_the_host_beside_one_on_a_gpu(loss: Loss) -> None:
-    first = torch.rand(3, device="cuda")
+    first = torch.rand(3, device=KERNELS)
     with pytest.raises((TypeError, ValueError), match=f"^{loss.name}: operands must "):
         getattr(F, loss.name)(first, *[numpy.zeros(3, numpy.float32)] * (len(loss.operands) - 1))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_bfloat16_tensors_need_no_bfloat16_of_cupys(loss: Loss) -> None:
     """Kernels read 16-bit words, which every CuPy knows; the address alone crosses."""
-    operands = [torch.rand(33, 17, device="cuda").bfloat16().requires_grad_() for _ in loss.operands]
+    operands = [torch.rand(33, 17, device=KERNELS).bfloat16().requires_grad_() for _ in loss.operands]
     value = getattr(F, loss.name)(*operands)
     assert value.dtype == torch.bfloat16
     gradients = torch.autograd.grad(value, operands)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import KERNELS
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -30,9 +31,9 @@ GRAD_OUTPUTS = (1.0, 0.5, -3.0, 1.0, 1.0, 1024.0, 1024.0, 1.0)
 
 
 def leaves(loss: Loss, dtype: str = "float32", layout: str = "contiguous", seed: int = 0) -> list[Tensor]:
-    """Operands on the GPU, all of which require grad."""
+    """Operands that go through kernels, all of which require grad."""
     shapes = LAYOUTS[layout].shapes((67, 129), len(loss.operands))
-    drawn = samples.operands(loss, loss.values(), (dtype,) * len(shapes), shapes, "cuda", seed)
+    drawn = samples.operands(loss, loss.values(), (dtype,) * len(shapes), shapes, KERNELS, seed)
     return [x.detach().requires_grad_() for x in LAYOUTS[layout].place(drawn)]
 
 
@@ -94,7 +95,7 @@ def test_switch_comes_back_after_an_error(switch: None) -> None:
 # Any upstream gradient
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_gradient_has_the_same_bits_whichever_kernel_wrote_it(
     loss: Loss, function: Callable[..., Tensor], dtype: str
@@ -107,7 +108,7 @@ def test_gradient_has_the_same_bits_whichever_kernel_wrote_it(
             assert_same(gradients(function(*operands), operands, grad_output), expected)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("layout", ["sliced", "mixed", "row", "column", "scalar", "outer", "expanded", "eight_d"])
 def test_layouts(loss: Loss, function: Callable[..., Tensor], layout: str) -> None:
     operands = leaves(loss, layout=layout)
@@ -115,7 +116,7 @@ def test_layouts(loss: Loss, function: Callable[..., Tensor], layout: str) -> No
         assert_same(gradients(function(*operands), operands, grad_output), two_passes(loss, operands, grad_output))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_not_a_number_and_infinity_are_forgotten(loss: Loss, function: Callable[..., Tensor]) -> None:
     """An overflow of the loss scale must not poison the calls after it."""
     operands = leaves(loss)
@@ -128,14 +129,14 @@ def test_not_a_number_and_infinity_are_forgotten(loss: Loss, function: Callable[
         assert_same(gradients(function(*operands), operands), expected)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_zero_of_both_signs(loss: Loss, function: Callable[..., Tensor]) -> None:
     operands = leaves(loss)
     for grad_output in (0.0, 0.0, -0.0, 0.0):
         assert_same(gradients(function(*operands), operands, grad_output), two_passes(loss, operands, grad_output))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_lazily_negated_upstream_gradient(loss: Loss, function: Callable[..., Tensor], reduction: str) -> None:
     """A view with the negative bit holds another number than its memory."""
@@ -145,7 +146,7 @@ def test_lazily_negated_upstream_gradient(loss: Loss, function: Callable[..., Te
     assert_same(found, torch.autograd.grad(value, operands, -torch.ones_like(value)))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_weighted_sum_of_losses(loss: Loss, function: Callable[..., Tensor]) -> None:
     """Two calls of one shape share an expectation, and each is wrong about the other."""
     first, second = leaves(loss), leaves(loss, seed=1)
@@ -156,7 +157,7 @@ def test_weighted_sum_of_losses(loss: Loss, function: Callable[..., Tensor]) -> 
         assert_same(found[len(first) :], two_passes(loss, second, 3.0))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_losses_of_one_operand_add_up(loss: Loss, function: Callable[..., Tensor]) -> None:
     """The gradients of two losses of the same tensors are added by torch."""
     operands = leaves(loss)
@@ -164,7 +165,7 @@ def test_losses_of_one_operand_add_up(loss: Loss, function: Callable[..., Tensor
     assert_same(torch.autograd.grad(function(*operands) + function(*operands), operands), expected)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_loss_scale_that_changes(loss: Loss, function: Callable[..., Tensor]) -> None:
     """As a gradient scaler changes it: doubled now and then, halved after an overflow."""
     operands = leaves(loss, "float16")
@@ -180,7 +181,7 @@ def test_loss_scale_that_changes(loss: Loss, function: Callable[..., Tensor]) ->
 # Any graph
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_second_backward_of_one_graph(loss: Loss, function: Callable[..., Tensor]) -> None:
     """The buffers are handed out once: what is done to the first gradient does not reach the second."""
     operands = leaves(loss)
@@ -196,7 +197,7 @@ def test_second_backward_of_one_graph(loss: Loss, function: Callable[..., Tensor
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_backward_twice_without_retaining_is_torchs_error(loss: Loss, function: Callable[..., Tensor]) -> None:
     operands = leaves(loss)
     value = function(*operands)
@@ -205,7 +206,7 @@ def test_backward_twice_without_retaining_is_torchs_error(loss: Loss, function: 
         value.backward()
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_two_graphs_alive(loss: Loss, function: Callable[..., Tensor]) -> None:
     first, second = leaves(loss), leaves(loss, seed=1)
     a, b = function(*first), function(*second)
@@ -213,7 +214,7 @@ def test_two_graphs_alive(loss: Loss, function: Callable[..., Tensor]) -> None:
     assert_same(gradients(a, first), two_passes(loss, first))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_one_gradient_of_two(loss: Loss, function: Callable[..., Tensor]) -> None:
     """All operands require grad, but one gradient is asked for."""
     operands = leaves(loss)
@@ -222,7 +223,7 @@ def test_one_gradient_of_two(loss: Loss, function: Callable[..., Tensor]) -> Non
         assert_same(torch.autograd.grad(function(*operands), [x]), [expected[i]])
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_accumulation(loss: Loss, function: Callable[..., Tensor]) -> None:
     """torch takes the first gradient for ``.grad`` and adds the second to it in place."""
     operands = leaves(loss)
@@ -236,7 +237,7 @@ def test_accumulation(loss: Loss, function: Callable[..., Tensor]) -> None:
             assert same_bits(x.grad, total)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_hooks_see_the_gradient(loss: Loss, function: Callable[..., Tensor]) -> None:
     operands = leaves(loss)
     seen: list[Tensor] = []
@@ -247,13 +248,13 @@ def test_hooks_see_the_gradient(loss: Loss, function: Callable[..., Tensor]) -> 
     assert same_bits(operands[0].grad, 2 * expected[0])
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("one_pass", [True, False])
 @pytest.mark.parametrize("position", [0, 1])
 def test_edit_in_place_is_torchs_error(function: Callable[..., Tensor], position: int, one_pass: bool) -> None:
     """Also where the gradient is written already: whether it is an error must not depend on that."""
-    x = torch.rand(33, device="cuda", requires_grad=True)
-    other = torch.rand(33, device="cuda")
+    x = torch.rand(33, device=KERNELS, requires_grad=True)
+    other = torch.rand(33, device=KERNELS)
     operands = [x * 1.0, other]
     with cupylosses.set_one_pass(one_pass):
         value = function(*operands)
@@ -277,7 +278,7 @@ def test_without_gradients(function: Callable[..., Tensor], mode: Callable[[], A
     assert same_bits(value.clone(), expected.detach())
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_inference_tensors_as_constants(loss: Loss, function: Callable[..., Tensor]) -> None:
     """A target made under inference_mode cannot be saved for backward: torch says so, and nothing is wrong silently."""
     first, *rest = leaves(loss)
@@ -320,7 +321,7 @@ def test_backward_under_another_stream(loss: Loss, function: Callable[..., Tenso
     assert_same(copies, expected)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "misaligned", "expanded", "row"])
 @pytest.mark.parametrize("grad_output", [1.0, -3.0])
 def test_operands_offloaded_to_the_host(
@@ -338,7 +339,7 @@ def test_operands_offloaded_to_the_host(
             torch.testing.assert_close(found, exact)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
@@ -359,7 +360,7 @@ def test_operands_that_come_back_misaligned(
     assert_same(torch.autograd.grad(value, operands), expected)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_checkpointing(loss: Loss, function: Callable[..., Tensor], reduction: str) -> None:
     operands = leaves(loss)
@@ -412,7 +413,7 @@ def test_gradient_penalty(loss: Loss, device: str) -> None:
     assert torch.autograd.gradcheck(penalty, operands, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_first_gradient_with_create_graph_is_the_same(loss: Loss, function: Callable[..., Tensor]) -> None:
     operands = leaves(loss)
     found = gradients(function(*operands), operands, 2.0, create_graph=True)
@@ -421,7 +422,7 @@ def test_first_gradient_with_create_graph_is_the_same(loss: Loss, function: Call
         assert compare(g.detach().cpu(), exact).ok
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_promise_survives_a_create_graph_pass(loss: Loss, function: Callable[..., Tensor]) -> None:
     operands = leaves(loss)
     value = function(*operands)
@@ -429,7 +430,7 @@ def test_promise_survives_a_create_graph_pass(loss: Loss, function: Callable[...
     assert_same(gradients(value, operands), two_passes(loss, operands))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("enabled", [True, False])
 def test_switch_between_forward_and_backward(loss: Loss, function: Callable[..., Tensor], enabled: bool) -> None:
     """What forward did is what backward goes by."""

@@ -35,7 +35,8 @@ def test_wheel_has_every_module_kernel_and_type_once(wheel: Path) -> None:
     names = [x for x in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in x]
     modules = {str(x.relative_to(ROOT)) for x in (ROOT / "cupylosses").rglob("*.py")}
     kernels = {f"cupylosses/kernels/{x.name}" for x in (ROOT / "kernels").glob("*.cuh")}
-    assert sorted(names) == sorted(modules | kernels | {"cupylosses/py.typed", "cupylosses/functional.pyi"})
+    host = {str(x.relative_to(ROOT)) for x in (ROOT / "cupylosses").rglob("*.[ch]pp")}
+    assert sorted(names) == sorted(modules | kernels | host | {"cupylosses/py.typed", "cupylosses/functional.pyi"})
 
 
 def test_wheel_runs_by_itself(wheel: Path, tmp_path: Path) -> None:

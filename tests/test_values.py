@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import KERNELS, on_gpu
 from grids import CASES, LOADS, MIXED, MIXTURES, SIZES
 
 import cupylosses.functional as F
@@ -73,11 +74,11 @@ def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> 
         agrees(loss, dtypes=(dtype,), shape=(size,), reduction=reduction, device=device)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", [(1 << 21) - 1, (1 << 21) + 1, (1 << 22) + 513, 12_345_678])
+@pytest.mark.kernels
+@pytest.mark.parametrize("size", [(1 << 21) - 1, (1 << 21) + 1, *on_gpu((1 << 22) + 513, 12_345_678)])
 def test_sizes_where_groups_take_many_batches(loss: Loss, size: int) -> None:
     for dtype in ("float32", "bfloat16"):
-        agrees(loss, dtypes=(dtype,), shape=(size,), reduction="sum", device="cuda")
+        agrees(loss, dtypes=(dtype,), shape=(size,), reduction="sum", device=KERNELS)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 2)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import KERNELS
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
@@ -335,10 +336,10 @@ def test_lost_gradient_raises(loss: Loss) -> None:
 # Wrong CUDA: the expression itself, which only a GPU evaluates
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("expression", ["-({})", "2.0 * ({})", "1.001 * ({})", "({}) + 0.001"])
 def test_wrong_expression_is_caught(loss: Loss, expression: str, reduction: str) -> None:
     wrong = dataclasses.replace(loss, value=expression.format(loss.value))
     with pytest.raises(AssertionError):
-        P.agrees_with_truth(F._function(wrong), loss, reduction=reduction, device="cuda")
+        P.agrees_with_truth(F._function(wrong), loss, reduction=reduction, device=KERNELS)

@@ -16,7 +16,7 @@ from cupylosses.definition import Loss
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Comparison, compare, dtype_name
-from cupylosses.testing.truth import Truth, common_shape, flushes, truth
+from cupylosses.testing.truth import Truth, common_shape, flushes, runs_kernels, truth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -231,10 +231,10 @@ def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: st
 
 
 def _biases(check: Check, operands: Sequence[Tensor]) -> list[float | None]:
-    """Where a gradient may be off by more than the table says: broadcast operands on the CPU."""
+    """Where a gradient may be off by more than the table says: broadcast operands, where torch adds it up."""
 
     elements = prod(common_shape(operands))
-    return [SUMMED_BY_TORCH if not x.is_cuda and x.numel() < elements else None for x in operands]
+    return [SUMMED_BY_TORCH if not runs_kernels(x) and x.numel() < elements else None for x in operands]
 
 
 def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:

@@ -154,8 +154,15 @@ def common_shape(operands: Sequence[Tensor]) -> tuple[int, ...]:
     return numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
 
 
+def runs_kernels(x: Tensor) -> bool:
+    """Whether a loss of this tensor runs kernels: on a GPU, or on the host where that is switched on."""
+    from cupylosses.testing import host
+
+    return x.is_cuda or (x.is_cpu and host.active())
+
+
 def flushes(operands: Sequence[Tensor]) -> bool:
-    """Whether a loss of these operands treats subnormal float32 numbers as zero: on a GPU, below float64."""
-    return operands[0].is_cuda and all(
+    """Whether a loss of these operands treats subnormal float32 numbers as zero: in kernels, below float64."""
+    return runs_kernels(operands[0]) and all(
         arithmetic(dtype_name(x.dtype)) == "float32" for x in operands if x.is_floating_point()
     )

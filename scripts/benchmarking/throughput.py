@@ -45,7 +45,8 @@ def _measure(workload: Workload, run: Run) -> Iterator[Row]:
         }
         calls[COPY] = Copies(workload.traffic(mode), footprint)
         statuses = attempts({name: partial(call, 0) for name, call in calls.items()})
-        timings = timing.interleaved({name: c for name, c in calls.items() if statuses[name] == OK}, run.target)
+        working = {name: call for name, call in calls.items() if statuses[name] == OK}
+        timings = timing.interleaved(working, run.target, cold=True)
         yield from rows(workload, mode, statuses, timings)
 
 

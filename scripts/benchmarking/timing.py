@@ -77,9 +77,14 @@ def footprint() -> int:
     return CACHE_FOOTPRINT * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
-def evict() -> None:
-    """Fills the L2 cache with bytes that nobody reads."""
-    torch.empty(footprint() // 8, dtype=torch.int64, device="cuda").random_()
+@cache
+def _foreign_bytes() -> torch.Tensor:
+    return torch.empty(footprint() // 8, dtype=torch.int64, device="cuda").random_()
+
+
+def clean_cache() -> None:
+    """Fills the L2 cache with bytes that nobody else reads and that are in memory already."""
+    _foreign_bytes().sum()
 
 
 @cache
@@ -99,35 +104,43 @@ def event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def interleaved(calls: Mapping[str, Callable[[int], object]], target: float) -> dict[str, Timing]:
+def interleaved(calls: Mapping[str, Callable[[int], object]], target: float, cold: bool = False) -> dict[str, Timing]:
     """GPU milliseconds of each call, which must have run before; ``target`` is the time to spend on one, in seconds.
 
     All of them run in every repetition, in turn and with another one first each time, so that they share clocks,
     temperature and neighbours. Each call gets a running number, for the choice of its inputs. A spinning kernel in
-    front of each repetition lets the host run ahead: the queue is never empty while a call is timed, and what is
-    measured is the GPU's work with the gaps between its kernels, not the host's time (which has its own section).
+    front of each call lets the host run ahead: the queue is never empty while a call is timed, and what is measured is
+    the GPU's work with the gaps between its kernels, not the host's time (which has its own section). A call that
+    itself waits for the GPU empties the queue, and its time contains the host's, as a user's would; the kernel in front
+    of the next call keeps it from that one's. (One spin per repetition did not: a peer that synchronises made others
+    look 50 times slower.)
+
+    With ``cold`` every call finds the cache full of clean foreign bytes. Otherwise it would also pay for writing back
+    what the call before it left there: up to 50 MB on large GPUs, a twentieth of a bfloat16 forward of 2^28 elements.
     """
     names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
     pairs = []
     number = 0
-    evict()
+    cycles_per_second = _cycles_per_second()
     torch.cuda.synchronize()
     with no_collection():
         begin = perf_counter()
+        pauses = {}
         for name in names:
+            enqueue = perf_counter()
             calls[name](number)
             number += 1
-        enqueue = perf_counter() - begin
+            pauses[name] = int(min(1.5 * (perf_counter() - enqueue) + 1e-4, 5e-3) * cycles_per_second)
         torch.cuda.synchronize()
         rounds = repetitions(target * len(names), perf_counter() - begin)
-        pause = int(min(1.5 * enqueue + 1e-4, 5e-3) * _cycles_per_second())
-        evict()
         for r in range(rounds):
-            torch.cuda._sleep(pause)
             for i in range(len(names)):
                 name = names[(r + i) % len(names)]
                 start, end = event(), event()
+                if cold:
+                    clean_cache()
+                torch.cuda._sleep(pauses[name])
                 start.record()
                 calls[name](number)
                 end.record()

@@ -22,6 +22,9 @@ MORE_DTYPES: tuple[Dtypes, ...] = (("float32", "float16"), ("float16", "bfloat16
 #: second has the widest vectors.
 LAYOUT_DTYPES: dict[Dtypes, tuple[str, ...]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
 
+#: With `few`, the layouts that are tried: of each kind one, and those that cost no kernel of their own.
+FEW_LAYOUTS = frozenset({"row", "eight_d", "zero_d", "empty"})
+
 #: By default, where every combination of operands that require grad is tried.
 WANTED_DTYPES: tuple[Dtypes, ...] = (("float32",),)
 WANTED_REDUCTIONS = ("mean", "none")
@@ -39,6 +42,7 @@ class Selection:
     layouts: Sequence[str] | None = None
     seed: int = 0
     full: bool = False
+    few: bool = False
 
     @property
     def chosen_dtypes(self) -> Sequence[Dtypes]:
@@ -53,11 +57,15 @@ class Selection:
         """A check on the chosen shape and device."""
         return Check(loss, shape=self.shape, device=self.device, seed=self.seed, **fields)  # type: ignore[arg-type]
 
+    def takes(self, check: Check) -> bool:
+        """Whether a check is possible and wanted."""
+        return check.possible and (not self.few or among_few(check))
+
 
 def checks(selection: Selection) -> list[Check]:
     """The checks of a run, each once, in the order of the losses."""
     plan = _everything if selection.full or selection.layouts else _once
-    found = {c.id: c for loss in selection.losses for c in plan(selection, loss) if c.possible}
+    found = {c.id: c for loss in selection.losses for c in plan(selection, loss) if selection.takes(c)}
     return list(found.values())
 
 
@@ -86,6 +94,22 @@ def _once(selection: Selection, loss: Loss) -> Iterator[Check]:
     for dtypes in selection.chosen_dtypes:
         for layout, reduction in product(LAYOUTS, set_of(LAYOUT_DTYPES.get(dtypes, ()), reductions)):
             yield selection.check(loss, case=loss.cases[0], dtypes=dtypes, reduction=reduction, layout=layout)
+
+
+def among_few(check: Check) -> bool:
+    """Whether a check stays where kernels are dear: every loss, dtype, reduction and gradient does, but not with all.
+
+    A flag, a layout and a choice of gradients, which have kernels of their own, each meet one dtype; parameters are
+    numbers that kernels get.
+    """
+    plain = check.layout in ("contiguous", EDGES)
+    every_gradient = check.wanted is None or all(check.wanted)
+    first = check.loss.values(check.loss.cases[0])
+    usual = all(check.values[flag.name] == first[flag.name] for flag in check.loss.flags)
+    if check.dtypes not in WANTED_DTYPES:
+        return usual and plain
+    laid_out = plain or (check.layout in FEW_LAYOUTS and check.reduction == "mean")
+    return laid_out and (every_gradient or check.case == check.loss.cases[0])
 
 
 def set_of(wanted: Sequence[str], allowed: Sequence[str]) -> list[str]:

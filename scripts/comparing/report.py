@@ -20,6 +20,7 @@ from rich.text import Text
 import cupylosses
 from benchmarking.records import environment as gpu_environment
 from comparing.rows import Row
+from cupylosses.testing import host
 from cupylosses.testing.tolerance import TABLE
 
 
@@ -139,11 +140,13 @@ def legend() -> str:
     )
 
 
-def environment(device: str) -> dict[str, str]:
-    """Where the rows were measured."""
-    if device != "cpu":
+def environment(place: str) -> dict[str, str]:
+    """Where the rows were measured; ``place`` is a choice of --device."""
+    if place == "cuda":
         return gpu_environment()
+    compiler = {"compiler": " ".join(host.find_compiler() or ())} if place == "host" else {}
     return {
+        **compiler,
         "cpu": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "numpy": numpy.__version__,

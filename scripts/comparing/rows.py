@@ -87,7 +87,7 @@ def accuracy_and_time(check: Check, compile: bool) -> Row:
     """The row of a check: the library against the truth and torch, and on a GPU the time of forward and backward."""
     operands = check.operands()
     outcome = perform(check, operands)
-    # Without a GPU the reference formula runs, which is there to be right.
+    # Without a GPU the formula runs, or kernels under scrutiny: both are there to be right.
     timed = outcome.ok and check.device != "cpu"
     times = measured(check, operands, functions(check, outcome, compile)) if timed else {}
     return row(
@@ -102,6 +102,13 @@ def accuracy_and_time(check: Check, compile: bool) -> Row:
         compile_ms=times.get(COMPILE),
         problems=outcome.problems,
     )
+
+
+def rehearse(check: Check) -> None:
+    """The calls of the library that `perform` makes, and nothing else."""
+    operands = check.operands()
+    for grad_output in check.upstream(operands):
+        run(check.ours(), operands, check.gradients_of, grad_output)
 
 
 def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | None]) -> float | None:

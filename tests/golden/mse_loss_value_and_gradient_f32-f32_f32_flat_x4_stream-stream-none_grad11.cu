@@ -16,7 +16,7 @@ using Sinks = Tuple<Sink<float>, Sink<float>>;
 using Element = Absent;
 using Layout = Flat<4>;
 
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, 3)
 mse_loss_value_and_gradient_f32(const float* input, const float* target, float* input_gradient, float* target_gradient, double* memory, Result* value, const double* expected, double* used, int64 groups, double divisor, double weight, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{

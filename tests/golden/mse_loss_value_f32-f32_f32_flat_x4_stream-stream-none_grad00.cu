@@ -16,7 +16,7 @@ using Sinks = Tuple<Absent, Absent>;
 using Element = Absent;
 using Layout = Flat<4>;
 
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, 3)
 mse_loss_value_f32(const float* input, const float* target, double* memory, Result* value, int64 groups, double divisor, double weight, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{

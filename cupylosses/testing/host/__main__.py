@@ -1,0 +1,32 @@
+"""Runs a Python program whose CPU tensors take the kernels.
+
+    python -m cupylosses.testing.host -- -m pytest tests/test_values.py
+    python -m cupylosses.testing.host --sanitize address,undefined -- -m pytest tests/test_values.py
+
+The second finds accesses outside of what was allocated, which needs AddressSanitizer loaded before Python itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from cupylosses.testing.host.build import sanitizer_library
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sanitize", default="thread,undefined", help="what kernels are checked for")
+    parser.add_argument("program", nargs="+", metavar="...", help="arguments for python, behind --")
+    given = parser.parse_args()
+    variables = {**os.environ, "CUPYLOSSES_HOST": "1", "CUPYLOSSES_HOST_SANITIZE": given.sanitize}
+    if "address" in given.sanitize.split(","):
+        variables["LD_PRELOAD"] = str(sanitizer_library())
+        # Python does not free what lives as long as it does.
+        variables["ASAN_OPTIONS"] = "detect_leaks=0:" + os.environ.get("ASAN_OPTIONS", "")
+    os.execve(sys.executable, [sys.executable, *given.program], variables)
+
+
+if __name__ == "__main__":
+    main()

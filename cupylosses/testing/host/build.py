@@ -1,0 +1,158 @@
+"""From the source of a kernel to a shared object for this machine, kept in a cache by content.
+
+``CXX``                         the compiler; otherwise the first of c++, g++ and clang++ that is found
+``CUPYLOSSES_HOST_CACHE``       the directory of the cache; otherwise cupylosses/host among the user's caches
+``CUPYLOSSES_HOST_SANITIZE``    what is checked, ``thread,undefined`` by default; or ``address,undefined``, which needs
+                                AddressSanitizer's library loaded before Python (see `sanitizer_library`)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+from cupylosses.testing.host.counters import counters
+
+_HERE = Path(__file__).resolve().parent
+_SHIM = ("shim.hpp", "interface.hpp")
+
+#: No contraction, as with -fmad=false. Type punning, which CUDA's compiler takes, is no error here either.
+_OPTIONS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-w")
+#: Optimised a little: four times as fast as without, and hardly slower to compile. Hidden names, so that two kernels do
+#: not share what they declare __shared__; no start files, so that nothing else is writable memory of a kernel.
+_KERNEL = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-nostartfiles", "-nodefaultlibs")
+
+#: Bytes of `extern __shared__` memory, as many as a kernel gets on every GPU without asking for more.
+DYNAMIC_SHARED_BYTES = 48 << 10
+
+
+class HostCompileError(RuntimeError):
+    """The host's compiler refused a kernel; the message is its output."""
+
+
+@cache
+def find_compiler() -> tuple[str, ...] | None:
+    """The C++ compiler as the beginning of a command, or None."""
+    given = shlex.split(os.environ.get("CXX", ""))
+    for command in ([given] if given else []) + [["c++"], ["g++"], ["clang++"]]:
+        path = shutil.which(command[0])
+        if path:
+            return (path, *command[1:])
+    return None
+
+
+def compiler() -> tuple[str, ...]:
+    """The C++ compiler, or an error that says what to do."""
+    found = find_compiler()
+    if found is None:
+        raise HostCompileError("host execution needs a C++17 compiler: install g++ or clang++, or set CXX")
+    return found
+
+
+@cache
+def _version() -> str:
+    done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def sanitizers() -> tuple[str, ...]:
+    """What kernels are checked for."""
+    names = tuple(x for x in os.environ.get("CUPYLOSSES_HOST_SANITIZE", "thread,undefined").split(",") if x)
+    unknown = set(names) - {"thread", "address", "undefined"}
+    if unknown or {"thread", "address"} <= set(names):
+        raise ValueError(
+            f"CUPYLOSSES_HOST_SANITIZE must name thread or address, and undefined, got {','.join(names)!r}: "
+            "no compiler checks for thread and address at once"
+        )
+    return names
+
+
+@cache
+def sanitizer_library() -> Path:
+    """AddressSanitizer's library, which has to be in LD_PRELOAD when Python starts."""
+    for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"):
+        command = [*compiler(), f"-print-file-name={name}"]
+        path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if path.is_absolute() and path.exists():
+            return path.resolve()
+    raise FileNotFoundError(f"{compiler()[0]} has no library of AddressSanitizer to load")
+
+
+@cache
+def _own(name: str) -> str:
+    """The text of a file of this directory."""
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _cache_directory() -> Path:
+    given = os.environ.get("CUPYLOSSES_HOST_CACHE")
+    if given:
+        return Path(given)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "cupylosses" / "host"
+
+
+def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ...]) -> Path:
+    """Compiles ``text`` beside the files of this directory that it includes, ``inputs``, unless that was done before.
+
+    Any number of processes may do so at once: each writes a file of its own, and renames it when it is whole.
+    """
+    key = hashlib.sha256()
+    for part in (_version(), *compiler(), *_OPTIONS, *options, text, *map(_own, inputs)):
+        key.update(part.encode() + b"\0")
+    directory = _cache_directory()
+    target = directory / f"{name[:80]}-{key.hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=directory) as work:
+        source, built = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
+        source.write_text(text, encoding="utf-8")
+        # Lines are those of the `#line` directives, in no directory.
+        where = [f"-ffile-prefix-map={x}=." for x in (work, Path.cwd())]
+        command = [*compiler(), *_OPTIONS, *where, f"-I{_HERE}", "-x", "c++", str(source), "-x", "none", *options]
+        done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True)
+        if done.returncode:
+            raise HostCompileError(f"{name} did not compile for the host:\n{done.stderr}")
+        built.replace(target)
+    counters.count_compilation(time.perf_counter() - start)
+    return target
+
+
+@cache
+def runtime() -> Path:
+    """The shared object that executes kernels."""
+    parts = tuple(sorted(x.name for x in _HERE.glob("*.[ch]pp")))
+    return _build("runtime", _own("runtime.cpp"), ("-O2",), parts)
+
+
+def kernel(entry: str, source: str, debug: bool = False) -> Path:
+    """The shared object of a kernel, from source as NVRTC takes it. With ``debug`` it knows its lines."""
+    text = f'#include "shim.hpp"\n{source}\n{_dynamic_shared(source)}HOST_ENTRY({entry})\n'
+    text = re.sub(r"\bextern\s+__shared__", "extern __dynamic_shared__", text)
+    checks = [f"-fsanitize={','.join(sanitizers())}"] if sanitizers() else []
+    libraries = ["-lm", "-lc", "-lgcc"]
+    if "address" in sanitizers():
+        libraries.insert(0, str(sanitizer_library()))
+    options = (*_KERNEL, *checks, *(["-gdwarf-4"] if debug else []), str(runtime()), *libraries)
+    return _build(entry, text, options, _SHIM)
+
+
+def _dynamic_shared(source: str) -> str:
+    """Definitions of what the source declares as ``extern __shared__``."""
+    found = re.findall(
+        r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\([^)]*\)\s+)?([\w ]+?)\s+(\w+)\s*\[\s*\]", source
+    )
+    return "".join(
+        f"alignas(128) __dynamic_shared__ {kind} {name}[{DYNAMIC_SHARED_BYTES} / sizeof({kind})];\n"
+        for kind, name in dict.fromkeys(found)
+    )

@@ -1,0 +1,73 @@
+"""The switch: CPU tensors through the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cupylosses import autograd
+from cupylosses.engine import TICKET, Device
+from cupylosses.testing.host import settings
+from cupylosses.testing.host.launch import Launcher
+from cupylosses.testing.host.settings import Settings
+
+#: Few, so that small losses too are spread over several rounds of blocks.
+PROCESSORS = 2
+
+
+class HostDevice(autograd.TorchDevice):
+    """The CPU as a GPU of a few processors: torch's CPU allocator, no streams."""
+
+    is_gpu = False
+    launcher = Launcher
+
+    def __init__(self, processors: int) -> None:
+        Device.__init__(self, -1, processors)
+        self.device = torch.device("cpu")
+
+    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:
+        """Filled with NaN, so that what a kernel forgets to write is seen."""
+        return super().empty(shape, strides, dtype).fill_(float("nan"))
+
+    def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
+        """One per size, so that what lies beyond it is nobody's."""
+        need = TICKET + groups
+        if need not in self._workspaces:
+            array = self.full(need, 0.0)
+            self._workspaces[need] = (array, self.address(array), need)
+        return self._workspaces[need][:2]
+
+    def stream(self) -> int:
+        return 0
+
+    def capturing(self) -> bool:
+        return False
+
+
+def active() -> bool:
+    """Whether CPU tensors take the kernels now."""
+    return autograd._host is not None
+
+
+def switch_on() -> None:
+    """What `execution` does, for the rest of the program."""
+    autograd.use_host(HostDevice(PROCESSORS))
+
+
+@contextmanager
+def execution(processors: int = PROCESSORS, **chosen: Any) -> Iterator[HostDevice]:
+    """Within it, losses of CPU tensors run their kernels on the host instead of the reference formulas.
+
+    Plans, workspaces and expectations are fresh. ``processors`` decides grids, as the number of a GPU's does; the rest
+    are fields of :class:`~cupylosses.testing.host.settings.Settings`.
+    """
+    device = HostDevice(processors)
+    before, old_settings = autograd.use_host(device), settings.use(Settings(**chosen))
+    try:
+        yield device
+    finally:
+        autograd.use_host(before)
+        settings.use(old_settings)

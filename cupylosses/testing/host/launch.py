@@ -1,0 +1,151 @@
+"""Launching a kernel on the host, with the arguments that a GPU's driver would get."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from cupylosses import compiler
+from cupylosses.codegen import Variant, source
+from cupylosses.testing.host import build, symbols
+from cupylosses.testing.host.counters import counters
+from cupylosses.testing.host.settings import Settings, settings
+
+
+class KernelFault(RuntimeError):
+    """A kernel did what a GPU leaves undefined; the message says which threads did what, and where."""
+
+
+class _Index(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+
+
+class _Launch(ctypes.Structure):
+    """``HostLaunch`` of ``interface.hpp``."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_char_p),
+        ("entry", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", _Index),
+        ("block", _Index),
+        ("seed", ctypes.c_ulonglong),
+        ("resident", ctypes.c_uint),
+        ("check_races", ctypes.c_uint),
+        ("flush_subnormals", ctypes.c_uint),
+        ("timeout", ctypes.c_uint),
+        ("shared", ctypes.c_void_p),
+        ("shared_bytes", ctypes.c_ulonglong),
+    )
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build.runtime()))
+    library.host_message.restype = ctypes.c_char_p
+    return library
+
+
+class Kernel:
+    """A compiled kernel, loaded for the life of the process."""
+
+    def __init__(self, entry: str, text: str, flush: bool) -> None:
+        self.entry, self._text, self._flush = entry, text, flush
+        self._library = ctypes.CDLL(str(build.kernel(entry, text)))
+        self._address = ctypes.cast(self._library.host_entry, ctypes.c_void_p).value
+        self._shared = self._bound("host_shared_begin")
+        self._shared_bytes = self._bound("host_shared_end") - self._shared
+        counters.kernels += 1
+
+    def _bound(self, name: str) -> int:
+        function = getattr(self._library, name)
+        function.restype = ctypes.c_void_p
+        return function()
+
+    def launch(self, grid: Sequence[int], block: Sequence[int], arguments: int, chosen: Settings | None = None) -> None:
+        """Runs the kernel; ``arguments`` is the address of a table with a pointer to each argument."""
+        chosen = chosen or settings()
+        wanted = _Launch(
+            self.entry.encode(),
+            self._address,
+            arguments,
+            _Index(*grid),
+            _Index(*block),
+            chosen.seed,
+            chosen.resident,
+            chosen.check_races,
+            self._flush,
+            chosen.timeout,
+            self._shared,
+            self._shared_bytes,
+        )
+        counters.launches += 1
+        if _runtime().host_launch(ctypes.byref(wanted)):
+            message = _runtime().host_message().decode()
+            if "{code:" in message:
+                message = symbols.with_lines(message, build.kernel(self.entry, self._text, debug=True))
+            raise KernelFault(message)
+
+
+@cache
+def load(entry: str, text: str, flush: bool) -> Kernel:
+    """The kernel of a source, compiled on first use."""
+    return Kernel(entry, text, flush)
+
+
+class Launcher(compiler.Launcher):
+    """The library's launcher, arguments and all, but for what it launches with."""
+
+    def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
+        # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
+        return _launch, load(variant.entry, source(variant), flush=variant.compute == "float")
+
+    def _enter(self) -> None:
+        pass
+
+
+def _launch(function: Kernel, *geometry_and_arguments: int) -> None:
+    """As ``cuLaunchKernel``: function, grid, block, bytes of dynamic shared memory, stream, arguments, extra."""
+    *geometry, _shared, _stream, arguments, _extra = geometry_and_arguments
+    function.launch(geometry[:3], geometry[3:], arguments)
+
+
+def run_source(
+    entry: str,
+    text: str,
+    arguments: Sequence[int | float],
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] = 32,
+    flush: bool = False,
+    **chosen: Any,
+) -> None:
+    """Runs any kernel: ``text`` is CUDA C++ with ``extern "C" __global__ void entry(...)``.
+
+    ``arguments`` are 64-bit integers, among them addresses, and doubles; ``chosen`` are fields of `Settings`.
+    """
+    words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
+    table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
+    load(entry, text, flush).launch(_three(grid), _three(block), ctypes.addressof(table), Settings(**chosen))
+
+
+def obstacle() -> str | None:
+    """What keeps kernels from running on this host, in words; None if an empty one could be compiled and loaded."""
+    if sys.platform != "linux":
+        return "host execution needs Linux"
+    if build.find_compiler() is None:
+        return "there is no C++ compiler"
+    try:
+        _runtime()
+        ctypes.CDLL(str(build.kernel("probe", 'extern "C" __global__ void probe() {}')))
+    except (build.HostCompileError, subprocess.SubprocessError, OSError) as error:
+        return f"the C++ compiler does not do: {' '.join(str(error).split())}"
+    return None
+
+
+def _three(x: int | Sequence[int]) -> Sequence[int]:
+    return (x, 1, 1) if isinstance(x, int) else (*x, *(1,) * (3 - len(x)))

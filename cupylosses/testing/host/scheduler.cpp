@@ -1,0 +1,596 @@
+// Blocks, warps and lanes on one processor. A fiber runs until it waits for others, ends, or yields; then the seed
+// chooses among those that can run, so a seed repeats a run exactly.
+
+#include "scheduler.hpp"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <random>
+
+#include "races.hpp"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#else
+#include <ucontext.h>
+#endif
+
+const HostLaunch* launch;
+Fiber* current;
+
+extern "C" {
+// AddressSanitizer has to know which stack is in use; there only where it is loaded.
+__attribute__((weak)) void __sanitizer_start_switch_fiber(void**, const void*, std::size_t);
+__attribute__((weak)) void __sanitizer_finish_switch_fiber(void*, const void**, std::size_t*);
+}
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Stacks, and going from one to another
+
+constexpr std::size_t kStack = 256 << 10;  // address space: pages that nobody touches are not there
+constexpr std::size_t kGuard = 4096;       // in front of each, so that an overflow ends the program
+
+char* stacks;
+std::size_t stack_count;
+
+void reserve_stacks(std::size_t count) {
+  if (count <= stack_count) return;
+  if (stacks) munmap(stacks, stack_count * kStack);
+  void* found =
+      mmap(nullptr, count * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) {
+    stacks = nullptr;
+    stack_count = 0;
+    fail("no memory for the stacks of " + std::to_string(count) + " threads");
+  }
+  stacks = static_cast<char*>(found);
+  stack_count = count;
+  for (std::size_t i = 0; i < count; ++i) mprotect(stacks + i * kStack, kGuard, PROT_NONE);
+}
+
+[[noreturn]] void fiber_main();
+
+#if defined(__x86_64__)
+// Saves what a function must preserve and the stack pointer, and continues where `to` was saved.
+extern "C" void host_switch(void** from, void* to);
+asm(R"(
+.text
+.type host_switch, @function
+host_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size host_switch, .-host_switch
+)");
+
+void* prepare_stack(char* top) {
+  // As if fiber_main had called host_switch: its address above six registers, and the stack aligned as at a call.
+  void** sp = reinterpret_cast<void**>(top) - 2;
+  *sp = reinterpret_cast<void*>(&fiber_main);
+  return sp - 6;
+}
+#else
+void host_switch(void** from, void* to) {
+  // On the stack that is left: it stays there until something comes back to it.
+  ucontext_t here;
+  *from = &here;
+  swapcontext(&here, static_cast<ucontext_t*>(to));
+}
+
+void* prepare_stack(char* top) {
+  auto* context = reinterpret_cast<ucontext_t*>(top - kStack + kGuard);
+  getcontext(context);
+  context->uc_stack.ss_sp = context + 1;
+  context->uc_stack.ss_size = static_cast<std::size_t>(top - reinterpret_cast<char*>(context + 1));
+  context->uc_link = nullptr;
+  makecontext(context, fiber_main, 0);
+  return context;
+}
+#endif
+
+void* scheduler_stack_pointer;
+const void* scheduler_stack;
+std::size_t scheduler_stack_size;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The launch
+
+std::vector<Block> blocks;    // the resident ones
+std::vector<unsigned> order;  // the blocks of the grid in the order in which they become resident
+unsigned next_block;
+Block* in_place;  // whose __shared__ memory is where kernels see it
+std::minstd_rand dice;
+bool failed;
+std::string message;
+std::chrono::steady_clock::time_point deadline;
+Block* last_block;  // where the last fiber ran
+unsigned last_warp;
+unsigned accesses, next_yield;  // counted by maybe_yield
+
+unsigned threads_of_a_block() {
+  return launch->block.x * launch->block.y * launch->block.z;
+}
+
+unsigned roll(unsigned sides) {
+  return static_cast<unsigned>(dice() % sides);
+}
+
+void copy_bytes(char* to, const char* from, std::size_t count) {
+  // Not memcpy, which AddressSanitizer watches: the bytes between objects are copied as well.
+  for (std::size_t i = 0; i < count; ++i) static_cast<volatile char*>(to)[i] = from[i];
+}
+
+void place_shared(Block& block) {
+  if (in_place == &block || launch->shared_bytes == 0) return;
+  if (in_place && in_place->active) copy_bytes(in_place->shared.data(), launch->shared, launch->shared_bytes);
+  copy_bytes(launch->shared, block.shared.data(), launch->shared_bytes);
+  in_place = &block;
+}
+
+void start(Block& block) {
+  const unsigned threads = threads_of_a_block();
+  block.index = order[next_block++];
+  block.position = {block.index % launch->grid.x, block.index / launch->grid.x % launch->grid.y,
+                    block.index / launch->grid.x / launch->grid.y};
+  block.active = true;
+  block.waiting = block.exited = 0;
+  block.epoch = 0;
+  block.known = nullptr;
+  block.fibers.assign(threads, Fiber{});
+  block.warps.resize((threads + kLanes - 1) / kLanes);
+  if (in_place == &block) in_place = nullptr;
+  // What nobody has written is not zero on a GPU.
+  block.shared.assign(launch->shared_bytes, '\xff');
+  forget_shared(block.slot);
+  block.ready_warps = 0;
+  for (unsigned w = 0; w < block.warps.size(); ++w) {
+    const unsigned lanes = std::min(kLanes, threads - w * kLanes);
+    Warp& warp = block.warps[w];
+    warp.lanes = warp.ready = lanes == kLanes ? ~0u : (1u << lanes) - 1;
+    std::memset(warp.seen, 0, sizeof warp.seen);
+    block.ready_warps |= 1u << w;
+  }
+  for (unsigned t = 0; t < threads; ++t) {
+    Fiber& fiber = block.fibers[t];
+    fiber.block = &block;
+    fiber.thread = t;
+    fiber.lane = t % kLanes;
+    fiber.warp = t / kLanes;
+    fiber.index = {t % launch->block.x, t / launch->block.x % launch->block.y, t / launch->block.x / launch->block.y};
+    fiber.moment = {block.index * threads + t, 0, 1};
+    fiber.stack_pointer = prepare_stack(stacks + (block.slot * threads + t + 1) * kStack);
+  }
+}
+
+void set_ready(Fiber& fiber) {
+  fiber.wait = Wait::kReady;
+  fiber.block->warps[fiber.warp].ready |= 1u << fiber.lane;
+  fiber.block->ready_warps |= 1u << fiber.warp;
+}
+
+void set_waiting(Fiber& fiber, Wait wait, const char* file, int line) {
+  fiber.wait = wait;
+  fiber.file = file;
+  fiber.line = line;
+  Warp& warp = fiber.block->warps[fiber.warp];
+  warp.ready &= ~(1u << fiber.lane);
+  if (!warp.ready) fiber.block->ready_warps &= ~(1u << fiber.warp);
+}
+
+// Back to the scheduler; returns when it chooses this fiber again.
+void leave() {
+  Fiber* self = current;
+  if (__sanitizer_start_switch_fiber)
+    __sanitizer_start_switch_fiber(&self->fake_stack, scheduler_stack, scheduler_stack_size);
+  host_switch(&self->stack_pointer, scheduler_stack_pointer);
+  if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(self->fake_stack, nullptr, nullptr);
+}
+
+void resume(Fiber& fiber) {
+  place_shared(*fiber.block);
+  current = &fiber;
+  void* fake_stack = nullptr;
+  if (__sanitizer_start_switch_fiber) {
+    const std::size_t number = fiber.block->slot * fiber.block->fibers.size() + fiber.thread;
+    __sanitizer_start_switch_fiber(&fake_stack, stacks + number * kStack + kGuard, kStack - kGuard);
+  }
+  host_switch(&scheduler_stack_pointer, fiber.stack_pointer);
+  if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+  current = nullptr;
+}
+
+const char* name(Wait wait) {
+  switch (wait) {
+    case Wait::kReady:
+      return "running";
+    case Wait::kBarrier:
+      return "__syncthreads()";
+    case Wait::kWarpBarrier:
+      return "__syncwarp()";
+    case Wait::kShuffle:
+      return "a shuffle";
+    case Wait::kVote:
+      return "a vote";
+    case Wait::kExited:
+      return "ended";
+  }
+  return "";
+}
+
+std::string hexadecimal(unsigned x) {
+  char text[16];
+  std::snprintf(text, sizeof text, "0x%08x", x);
+  return text;
+}
+
+// Where every thread of a block is, ranges of threads together.
+std::string whereabouts(const Block& block) {
+  auto describe = [](const Fiber& fiber) -> std::string {
+    if (fiber.wait == Wait::kExited) return "ended";
+    if (fiber.wait == Wait::kReady) return "still running";
+    std::string text = std::string("wait in ") + name(fiber.wait) + " at " + place(fiber.file, fiber.line);
+    return fiber.wait == Wait::kBarrier ? text : text + " for lanes " + hexadecimal(fiber.mask);
+  };
+  std::string text;
+  for (unsigned first = 0; first < block.fibers.size();) {
+    const std::string where = describe(block.fibers[first]);
+    unsigned last = first;
+    while (last + 1 < block.fibers.size() && describe(block.fibers[last + 1]) == where) ++last;
+    const std::string one = std::to_string(first);
+    text +=
+        "\n  " + (first == last ? "thread " + one : "threads " + one + " to " + std::to_string(last)) + ": " + where;
+    first = last + 1;
+  }
+  return text;
+}
+
+[[noreturn]] void fail_in(const Block& block, const std::string& what) {
+  fail("block " + std::to_string(block.index) + ": " + what + ":" + whereabouts(block));
+}
+
+[[noreturn]] void fiber_main() {
+  if (__sanitizer_finish_switch_fiber)
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_size);
+  launch->entry(launch->arguments);
+  Fiber& fiber = *current;
+  Block& block = *fiber.block;
+  set_waiting(fiber, Wait::kExited, nullptr, 0);
+  ++block.exited;
+  if (block.waiting) fail_in(block, "a barrier is reached by some threads only, others have ended");
+  if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_stack_size);
+  void* unused;
+  host_switch(&unused, scheduler_stack_pointer);
+  __builtin_unreachable();
+}
+
+Fiber* pick_in(Block& block, unsigned warp) {
+  const unsigned ready = block.warps[warp].ready;
+  unsigned lane = static_cast<unsigned>(__builtin_ctz(ready));
+  if (launch->seed) {
+    const unsigned shift = roll(kLanes);
+    const unsigned turned = ready >> shift | (shift ? ready << (kLanes - shift) : 0);
+    lane = (static_cast<unsigned>(__builtin_ctz(turned)) + shift) % kLanes;
+  }
+  return &block.fibers[warp * kLanes + lane];
+}
+
+// The fiber that runs next, or null when all have ended.
+Fiber* pick() {
+  if (launch->seed && last_block && last_block->active && last_block->warps[last_warp].ready && roll(8))
+    return pick_in(*last_block, last_warp);
+  const unsigned count = static_cast<unsigned>(blocks.size());
+  const unsigned first = launch->seed ? roll(count) : 0;
+  bool any = false;
+  for (unsigned i = 0; i < count; ++i) {
+    Block& block = blocks[(first + i) % count];
+    if (!block.active) continue;
+    any = true;
+    unsigned ready = block.ready_warps;
+    if (!ready) continue;
+    if (launch->seed)
+      for (unsigned skip = roll(static_cast<unsigned>(__builtin_popcount(ready))); skip; --skip) ready &= ready - 1;
+    last_block = &block;
+    last_warp = static_cast<unsigned>(__builtin_ctz(ready));
+    return pick_in(block, last_warp);
+  }
+  if (any)
+    for (Block& block : blocks)
+      if (block.active) fail_in(block, "deadlock: no thread can go on");
+  return nullptr;
+}
+
+void run() {
+  next_block = 0;
+  in_place = last_block = nullptr;
+  accesses = 0;
+  next_yield = 1;
+  for (Block& block : blocks) {
+    if (next_block == order.size()) break;
+    start(block);
+  }
+  while (Fiber* fiber = pick()) {
+    resume(*fiber);
+    if (failed) return;
+    Block& block = *fiber->block;
+    if (block.exited == block.fibers.size()) {
+      block.active = false;
+      if (next_block < order.size()) start(block);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Lanes that meet
+
+// Waits until every lane of `mask` is in the same call. True in the lane that comes last, with all of them waiting;
+// it has to end with `release`. The others return when it has.
+bool meet(Wait wait, unsigned mask, const char* file, int line) {
+  Fiber& self = *current;
+  Block& block = *self.block;
+  Warp& warp = block.warps[self.warp];
+  set_waiting(self, wait, file, line);
+  self.mask = mask;
+  if (!(mask >> self.lane & 1)) fail_in(block, name(self) + " is not among the lanes that it names in " + name(wait));
+  if (mask & ~warp.lanes) fail_in(block, name(self) + " names lanes that do not exist in " + name(wait));
+  unsigned missing = 0;
+  for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
+    const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
+    const Fiber& other = block.fibers[self.warp * kLanes + lane];
+    if (other.wait == Wait::kReady || other.wait == Wait::kBarrier) {
+      missing |= 1u << lane;
+    } else if (other.wait == Wait::kExited) {
+      fail_in(block, name(self) + " names lanes that have ended in " + std::string(name(wait)));
+    } else if (other.wait != wait || other.mask != mask || other.line != line || std::strcmp(other.file, file) != 0) {
+      fail_in(block, name(self) + " and " + name(other) + " meet in different calls");
+    }
+  }
+  if (!missing) return true;
+  leave();
+  return false;
+}
+
+void release(unsigned mask) {
+  Fiber& self = *current;
+  for (unsigned lanes = mask; lanes; lanes &= lanes - 1)
+    set_ready(self.block->fibers[self.warp * kLanes + static_cast<unsigned>(__builtin_ctz(lanes))]);
+}
+
+int source_lane(const Fiber& fiber) {
+  const int lane = static_cast<int>(fiber.lane), width = fiber.width, segment = lane & ~(width - 1);
+  switch (fiber.shuffle) {
+    case kHostShuffleIndex:
+      return segment | (fiber.operand & (width - 1));
+    case kHostShuffleUp:
+      return lane - fiber.operand < segment ? lane : lane - fiber.operand;
+    case kHostShuffleDown:
+      return lane + fiber.operand >= segment + width ? lane : lane + fiber.operand;
+    // Of an earlier segment as well: that is what the hardware does.
+    case kHostShuffleXor:
+      return (lane ^ fiber.operand) >= segment + width ? lane : lane ^ fiber.operand;
+  }
+  return lane;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+// For the other parts of the runtime
+
+void fail(const std::string& what) {
+  if (!failed) message = std::string(launch->kernel) + ": " + what;
+  failed = true;
+  if (current) {
+    void* unused;
+    if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_stack_size);
+    host_switch(&unused, scheduler_stack_pointer);
+  }
+  throw failed;
+}
+
+std::string name(const Fiber& fiber) {
+  return "block " + std::to_string(fiber.block->index) + ", thread " + std::to_string(fiber.thread);
+}
+
+std::string place(const char* file, int line) {
+  return (file ? std::string(file) : "?") + ":" + std::to_string(line);
+}
+
+std::string code(const void* address) {
+  Dl_info info;
+  if (!dladdr(address, &info)) return "?";
+  char text[64];
+  // One less: a return address may be the first of the next line.
+  std::snprintf(text, sizeof text, "{code:%zx}",
+                static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<char*>(info.dli_fbase)) - 1);
+  return text;
+}
+
+void yield() {
+  leave();
+}
+
+void maybe_yield() {
+  if ((++accesses & 0xffff) == 0 && std::chrono::steady_clock::now() > deadline)
+    fail(name(*current) + " still runs after " + std::to_string(launch->timeout) + " s");
+  if (launch->seed && --next_yield == 0) {
+    next_yield = 1 + roll(64);
+    leave();
+  }
+}
+
+bool on_a_stack(std::uintptr_t address) {
+  return address - reinterpret_cast<std::uintptr_t>(stacks) < stack_count * kStack;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What kernels and Python call
+
+extern "C" {
+
+HostIndex host_thread_index() {
+  return current->index;
+}
+HostIndex host_block_index() {
+  return current->block->position;
+}
+HostIndex host_block_size() {
+  return launch->block;
+}
+HostIndex host_grid_size() {
+  return launch->grid;
+}
+unsigned host_active_mask() {
+  return 1u << current->lane;
+}  // no more is promised
+
+void host_barrier(const char* file, int line) {
+  Fiber& self = *current;
+  Block& block = *self.block;
+  set_waiting(self, Wait::kBarrier, file, line);
+  ++block.waiting;
+  if (block.exited) fail_in(block, "a barrier is reached by some threads only, others have ended");
+  if (block.waiting < block.fibers.size()) return leave();
+  for (const Fiber& fiber : block.fibers)
+    if (fiber.line != line || std::strcmp(fiber.file, file) != 0) fail_in(block, "threads meet in different barriers");
+  block.waiting = 0;
+  ++block.epoch;
+  const Known* known = block.known;
+  for (Fiber& fiber : block.fibers) known = join(known, fiber.known);
+  block.known = known;
+  for (Fiber& fiber : block.fibers) {
+    fiber.known = nullptr;
+    fiber.moment.epoch = block.epoch;
+    fiber.moment_id = 0;
+    set_ready(fiber);
+  }
+  if (launch->seed) leave();
+}
+
+void host_warp_barrier(unsigned mask, const char* file, int line) {
+  if (!meet(Wait::kWarpBarrier, mask, file, line)) return;
+  Block& block = *current->block;
+  Warp& warp = block.warps[current->warp];
+  Fiber* fibers = &block.fibers[current->warp * kLanes];
+  std::uint32_t together[kLanes] = {};
+  const Known* known = nullptr;
+  for (unsigned i = 0; i < kLanes; ++i) {
+    if (!(mask >> i & 1)) continue;
+    for (unsigned j = 0; j < kLanes; ++j) together[j] = std::max(together[j], warp.seen[i][j]);
+    known = join(known, fibers[i].known);
+  }
+  for (unsigned i = 0; i < kLanes; ++i)
+    if (mask >> i & 1) together[i] = fibers[i].moment.clock;
+  for (unsigned i = 0; i < kLanes; ++i) {
+    if (!(mask >> i & 1)) continue;
+    std::copy_n(together, kLanes, warp.seen[i]);
+    fibers[i].known = known;
+    ++fibers[i].moment.clock;
+    fibers[i].moment_id = 0;
+  }
+  release(mask);
+  if (launch->seed) leave();
+}
+
+// Orders no memory accesses, as CUDA's does not.
+unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShuffle kind, int operand, int width,
+                                const char* file, int line) {
+  Fiber& self = *current;
+  if (width < 1 || width > 32 || (width & (width - 1)))
+    fail(name(self) + ": the width of a shuffle is a power of two up to 32, got " + std::to_string(width));
+  self.value = value;
+  self.shuffle = kind;
+  self.operand = operand;
+  self.width = width;
+  if (!meet(Wait::kShuffle, mask, file, line)) return self.result;
+  Fiber* fibers = &self.block->fibers[self.warp * kLanes];
+  for (unsigned i = 0; i < kLanes; ++i) {
+    if (!(mask >> i & 1)) continue;
+    const int source = source_lane(fibers[i]);
+    if (!(mask >> source & 1))
+      fail(name(fibers[i]) + " reads lane " + std::to_string(source) + " at " + place(file, line) +
+           ", which is not in the mask " + hexadecimal(mask));
+    fibers[i].result = fibers[source].value;
+  }
+  release(mask);
+  if (launch->seed) leave();
+  return self.result;
+}
+
+unsigned host_vote(unsigned mask, int predicate, const char* file, int line) {
+  Fiber& self = *current;
+  self.value = predicate != 0;
+  if (!meet(Wait::kVote, mask, file, line)) return static_cast<unsigned>(self.result);
+  Fiber* fibers = &self.block->fibers[self.warp * kLanes];
+  unsigned holds = 0;
+  for (unsigned i = 0; i < kLanes; ++i)
+    if (mask >> i & 1) holds |= static_cast<unsigned>(fibers[i].value) << i;
+  for (unsigned i = 0; i < kLanes; ++i)
+    if (mask >> i & 1) fibers[i].result = holds;
+  release(mask);
+  if (launch->seed) leave();
+  return static_cast<unsigned>(self.result);
+}
+
+int host_launch(const HostLaunch* wanted) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> guard(one_at_a_time);
+  launch = wanted;
+  failed = false;
+  message.clear();
+  dice.seed(static_cast<unsigned>(wanted->seed % 0x7ffffffeu + 1));
+  deadline = std::chrono::steady_clock::now() + std::chrono::seconds(wanted->timeout);
+  const unsigned count = wanted->grid.x * wanted->grid.y * wanted->grid.z;
+  order.resize(count);
+  std::iota(order.begin(), order.end(), 0u);
+  if (wanted->seed)
+    for (unsigned i = count; i > 1; --i) std::swap(order[i - 1], order[roll(i)]);
+#if defined(__x86_64__)
+  const unsigned mode = _mm_getcsr();
+  if (wanted->flush_subnormals) _mm_setcsr(mode | 0x8040u);  // results and operands
+#endif
+  try {
+    reserve_stacks(std::size_t{std::max(1u, wanted->resident)} * threads_of_a_block());
+    blocks.resize(std::max(1u, std::min(wanted->resident, count)));
+    for (unsigned i = 0; i < blocks.size(); ++i) {
+      blocks[i].slot = i;
+      blocks[i].active = false;
+    }
+    begin_races();
+    run();
+  } catch (bool) {
+  }
+  end_races();
+  forget_everything_known();
+#if defined(__x86_64__)
+  _mm_setcsr(mode);
+#endif
+  current = nullptr;
+  return failed;
+}
+
+const char* host_message() {
+  return message.c_str();
+}
+}

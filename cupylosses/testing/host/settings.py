@@ -1,0 +1,35 @@
+"""How kernels are executed on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of every launch.
+
+    ``seed`` chooses the order in which blocks, warps and lanes run, and where they are interrupted; 0 is in order.
+    ``resident`` blocks run at once. ``timeout`` is in seconds; a kernel that does not end is noticed where it accesses
+    memory.
+    """
+
+    seed: int = 0
+    resident: int = 4
+    check_races: bool = True
+    timeout: int = 120
+
+
+_current = Settings()
+
+
+def settings() -> Settings:
+    """Those of the innermost `execution`."""
+    return _current
+
+
+def use(chosen: Settings) -> Settings:
+    """Sets them, and returns what they were."""
+    global _current
+    before, _current = _current, chosen
+    return before

@@ -1,0 +1,408 @@
+// What CUDA gives to every kernel without a header, for the host's compiler: keywords, vector types, intrinsics, and
+// the counterpart of kernels/ptx.cuh. Included in front of the unchanged source of a kernel (compile.py), so that what
+// runs on the CPU is what NVRTC compiles.
+//
+// No header of the standard library: it would take longer to read than the kernel to compile.
+#pragma once
+#include "interface.hpp"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Keywords
+
+#define __device__
+#define __global__
+#define __host__
+#define __constant__ const
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+// One object per block: the runtime swaps the contents of all of them when it goes from one block to another.
+#define __shared__ static
+// compile.py writes this for `extern __shared__`, which no macro can tell from the other, and defines the array.
+#define __dynamic_shared__ __attribute__((visibility("hidden")))
+
+#define threadIdx (host_thread_index())
+#define blockIdx (host_block_index())
+#define blockDim (host_block_size())
+#define gridDim (host_grid_size())
+constexpr int warpSize = 32;
+
+// Where the kernel's source calls a function of the shim: last parameters of each that has to say so.
+#define HOST_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Vector types
+
+#define HOST_VECTORS(T, name)                                       \
+  struct alignas(2 * sizeof(T)) name##2 {                           \
+    T x, y;                                                         \
+  };                                                                \
+  struct name##3 {                                                  \
+    T x, y, z;                                                      \
+  };                                                                \
+  struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) name##4 { \
+    T x, y, z, w;                                                   \
+  };
+HOST_VECTORS(unsigned char, uchar)
+HOST_VECTORS(signed char, char)
+HOST_VECTORS(unsigned short, ushort)
+HOST_VECTORS(short, short)
+HOST_VECTORS(unsigned, uint)
+HOST_VECTORS(int, int)
+HOST_VECTORS(unsigned long long, ulonglong)
+HOST_VECTORS(long long, longlong)
+HOST_VECTORS(float, float)
+HOST_VECTORS(double, double)
+#undef HOST_VECTORS
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Threads that meet
+
+inline void __syncthreads(HOST_SITE) {
+  host_barrier(file, line);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, HOST_SITE) {
+  host_warp_barrier(mask, file, line);
+}
+inline unsigned __activemask() {
+  return host_active_mask();
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, HOST_SITE) {
+  return host_vote(mask, predicate, file, line);
+}
+inline int __any_sync(unsigned mask, int predicate, HOST_SITE) {
+  return host_vote(mask, predicate, file, line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, HOST_SITE) {
+  return host_vote(mask, predicate, file, line) == mask;
+}
+
+template <class T>
+T host_shuffle_value(unsigned mask, T value, HostShuffle kind, int lane, int width, const char* file, int line) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
+  unsigned long long bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = host_shuffle(mask, bits, kind, lane, width, file, line);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32, HOST_SITE) {
+  return host_shuffle_value(mask, value, kHostShuffleIndex, lane, width, file, line);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, HOST_SITE) {
+  return host_shuffle_value(mask, value, kHostShuffleUp, static_cast<int>(delta), width, file, line);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, HOST_SITE) {
+  return host_shuffle_value(mask, value, kHostShuffleDown, static_cast<int>(delta), width, file, line);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, HOST_SITE) {
+  return host_shuffle_value(mask, value, kHostShuffleXor, lanes, width, file, line);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Fences and integer atomics
+
+inline void __threadfence() {
+  host_fence();
+}
+inline void __threadfence_system() {
+  host_fence();
+}
+
+// Part of their caller in any build, so that the caller's line is the one that makes the access.
+#define HOST_ACCESS __attribute__((always_inline)) inline
+
+template <class T, class Update>
+__attribute__((no_sanitize("thread"))) T host_updated(T* address, Update update) {
+  const T old = *address;
+  *address = update(old);
+  return old;
+}
+template <class T, class Update>
+HOST_ACCESS T host_update(T* address, HostOrder order, Update update) {
+  host_atomic(address, sizeof(T), order);
+  return host_updated(address, update);
+}
+
+#define HOST_ATOMIC(name, T, result)                                    \
+  HOST_ACCESS T name(T* p, T x) {                                       \
+    return host_update(p, kHostRelaxed, [=](T old) { return result; }); \
+  }
+#define HOST_ATOMICS(T)                                                                   \
+  inline T host_sum(T x, T y) {                                                           \
+    T sum;                                                                                \
+    (void)__builtin_add_overflow(x, y, &sum);                                             \
+    return sum;                                                                           \
+  }                                                                                       \
+  HOST_ATOMIC(atomicAdd, T, host_sum(old, x))                                             \
+  HOST_ATOMIC(atomicExch, T, (static_cast<void>(old), x))                                 \
+  HOST_ATOMIC(atomicMax, T, old < x ? x : old)                                            \
+  HOST_ATOMIC(atomicMin, T, x < old ? x : old)                                            \
+  HOST_ATOMIC(atomicOr, T, old | x)                                                       \
+  HOST_ATOMIC(atomicAnd, T, old& x)                                                       \
+  HOST_ATOMIC(atomicXor, T, old ^ x)                                                      \
+  HOST_ACCESS T atomicCAS(T* p, T compare, T x) {                                         \
+    return host_update(p, kHostRelaxed, [=](T old) { return old == compare ? x : old; }); \
+  }
+HOST_ATOMICS(int)
+HOST_ATOMICS(unsigned)
+HOST_ATOMICS(unsigned long long)
+#undef HOST_ATOMICS
+
+// Wraps to 0 behind `limit`; and to `limit` below 0.
+inline unsigned host_incremented(unsigned old, unsigned limit) {
+  return old >= limit ? 0 : old + 1;
+}
+inline unsigned host_decremented(unsigned old, unsigned limit) {
+  return old == 0 || old > limit ? limit : old - 1;
+}
+HOST_ATOMIC(atomicInc, unsigned, host_incremented(old, x))
+HOST_ATOMIC(atomicDec, unsigned, host_decremented(old, x))
+#undef HOST_ATOMIC
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loads and stores with a hint, and bits
+
+template <class T>
+HOST_ACCESS T __ldg(const T* p) {
+  return *p;
+}
+template <class T>
+HOST_ACCESS T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
+HOST_ACCESS T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+HOST_ACCESS T __ldca(const T* p) {
+  return *p;
+}
+template <class T>
+HOST_ACCESS void __stcs(T* p, T x) {
+  *p = x;
+}
+template <class T>
+HOST_ACCESS void __stcg(T* p, T x) {
+  *p = x;
+}
+
+template <class To, class From>
+inline To host_bits(From x) {
+  static_assert(sizeof(To) == sizeof(From), "bits of one size");
+  To y;
+  __builtin_memcpy(&y, &x, sizeof(To));
+  return y;
+}
+inline unsigned __float_as_uint(float x) {
+  return host_bits<unsigned>(x);
+}
+inline int __float_as_int(float x) {
+  return host_bits<int>(x);
+}
+inline float __uint_as_float(unsigned x) {
+  return host_bits<float>(x);
+}
+inline float __int_as_float(int x) {
+  return host_bits<float>(x);
+}
+inline long long __double_as_longlong(double x) {
+  return host_bits<long long>(x);
+}
+inline double __longlong_as_double(long long x) {
+  return host_bits<double>(x);
+}
+
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
+inline int __clz(int x) {
+  return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
+}
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Arithmetic. Float functions see and give zero for subnormal numbers, as with -ftz=true; operators do so because the
+// runtime tells the processor.
+
+inline float host_flush(float x) {
+  return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
+}
+
+#define HOST_MATH(name)                                    \
+  inline float name##f(float x) {                          \
+    return host_flush(__builtin_##name##f(host_flush(x))); \
+  }                                                        \
+  inline double name(double x) {                           \
+    return __builtin_##name(x);                            \
+  }
+HOST_MATH(fabs)
+HOST_MATH(exp)
+HOST_MATH(exp2)
+HOST_MATH(expm1)
+HOST_MATH(log)
+HOST_MATH(log2)
+HOST_MATH(log1p)
+HOST_MATH(sqrt)
+HOST_MATH(tanh)
+HOST_MATH(floor)
+HOST_MATH(ceil)
+HOST_MATH(rint)
+#undef HOST_MATH
+
+#define HOST_MATH(name)                                                   \
+  inline float name##f(float x, float y) {                                \
+    return host_flush(__builtin_##name##f(host_flush(x), host_flush(y))); \
+  }                                                                       \
+  inline double name(double x, double y) {                                \
+    return __builtin_##name(x, y);                                        \
+  }
+HOST_MATH(fmax)
+HOST_MATH(fmin)
+HOST_MATH(pow)
+HOST_MATH(copysign)
+#undef HOST_MATH
+
+inline float fmaf(float x, float y, float z) {
+  return host_flush(__builtin_fmaf(host_flush(x), host_flush(y), host_flush(z)));
+}
+inline double fma(double x, double y, double z) {
+  return __builtin_fma(x, y, z);
+}
+inline float rsqrtf(float x) {
+  return 1.0f / sqrtf(x);
+}
+inline double rsqrt(double x) {
+  return 1.0 / sqrt(x);
+}
+// The fast versions promise less than these give.
+inline float __expf(float x) {
+  return expf(x);
+}
+inline float __logf(float x) {
+  return logf(x);
+}
+inline float __fdividef(float x, float y) {
+  return x / y;
+}
+inline float __frcp_rn(float x) {
+  return 1.0f / x;
+}
+inline float __fmul_rn(float x, float y) {
+  return x * y;
+}
+inline float __fadd_rn(float x, float y) {
+  return x + y;
+}
+
+// Towards zero.
+inline float __double2float_rz(double x) {
+  const float y = static_cast<float>(x);
+  const bool larger = __builtin_fabs(static_cast<double>(y)) > __builtin_fabs(x);
+  return larger ? __uint_as_float(__float_as_uint(y) - 1u) : y;
+}
+
+#define HOST_ORDER(T)      \
+  inline T min(T x, T y) { \
+    return y < x ? y : x;  \
+  }                        \
+  inline T max(T x, T y) { \
+    return x < y ? y : x;  \
+  }
+HOST_ORDER(int)
+HOST_ORDER(unsigned)
+HOST_ORDER(long long)
+HOST_ORDER(unsigned long long)
+#undef HOST_ORDER
+inline float min(float x, float y) {
+  return fminf(x, y);
+}
+inline float max(float x, float y) {
+  return fmaxf(x, y);
+}
+inline double min(double x, double y) {
+  return fmin(x, y);
+}
+inline double max(double x, double y) {
+  return fmax(x, y);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The counterpart of kernels/ptx.cuh
+
+// On the bits, because the processor may have been told to flush.
+inline float half_bits_to_float(unsigned short bits) {
+  const unsigned sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, fraction = bits & 0x3ffu;
+  if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  return __uint_as_float(sign | (exponent + 112u) << 23 | fraction << 13);
+}
+
+inline unsigned host_float_to_half(float x) {
+  const unsigned bits = __float_as_uint(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fffu;          // the NaN that cvt gives
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and more round to infinity
+  if (magnitude <= 0x33000000u) return sign;            // 2^-25 and less round to zero
+  const unsigned exponent = magnitude >> 23;
+  // Below 2^-14 the result is subnormal, and loses a bit for every power of two.
+  const unsigned shift = exponent < 113 ? 13 + (113 - exponent) : 13;
+  const unsigned significand = exponent < 113 ? (magnitude & 0x7fffffu) | 0x800000u : magnitude - (112u << 23);
+  const unsigned kept = significand >> shift, rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
+  return sign | (kept + (rest > half || (rest == half && (kept & 1u))));
+}
+
+inline unsigned floats_to_half_pair(float low, float high) {
+  return host_float_to_half(high) << 16 | host_float_to_half(low);
+}
+
+HOST_ACCESS unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
+  return host_update(counter, kHostAcquireRelease, [=](unsigned old) { return host_incremented(old, limit); });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Calling a kernel with arguments that lie behind a table of pointers, as the driver of a GPU does
+
+template <int... kIndex>
+struct HostIndices {};
+template <int kCount, int... kIndex>
+struct HostCount : HostCount<kCount - 1, kCount - 1, kIndex...> {};
+template <int... kIndex>
+struct HostCount<0, kIndex...> {
+  using type = HostIndices<kIndex...>;
+};
+
+template <class... Argument, int... kIndex>
+__attribute__((no_sanitize("thread"))) void host_call(void (*kernel)(Argument...), void** table,
+                                                      HostIndices<kIndex...>) {
+  kernel(*static_cast<Argument*>(table[kIndex])...);
+}
+template <class... Argument>
+__attribute__((no_sanitize("thread"))) void host_call(void (*kernel)(Argument...), void** table) {
+  host_call(kernel, table, typename HostCount<sizeof...(Argument)>::type{});
+}
+
+// Behind the source: the entry point for the runtime, and where the kernel's __shared__ objects lie. They are the only
+// objects of a kernel that can be written, so the linker's names for the ends of such memory are theirs.
+extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];
+#define HOST_ENTRY(kernel)                                                          \
+  extern "C" __attribute__((visibility("default"))) void host_entry(void** table) { \
+    host_call(kernel, table);                                                       \
+  }                                                                                 \
+  extern "C" __attribute__((visibility("default"))) char* host_shared_begin() {     \
+    return __bss_start;                                                             \
+  }                                                                                 \
+  extern "C" __attribute__((visibility("default"))) char* host_shared_end() {       \
+    return _end;                                                                    \
+  }
