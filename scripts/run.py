@@ -29,8 +29,9 @@ COMMANDS = {
     "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
 }
 
-#: What a command is given where nothing is passed on: the whole suite is what coverage is measured of.
-WHOLE = {"test": ["--cov"]}
+#: What a command is given where nothing is passed on: the whole suite runs in several processes, though not in so many
+#: that a GPU runs out of memory, and is what coverage is measured of.
+WHOLE = {"test": ["--cov", "--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]}
 
 #: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.
 CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}

@@ -52,9 +52,9 @@ def test_commands_run_what_exists(script: ModuleType) -> None:
         assert program == ["-m", "pytest"] or (ROOT / program[0]).is_file()
 
 
-@pytest.mark.parametrize(("passed", "given"), [([], ["--cov"]), (["-k", "name"], ["-k", "name"])])
-def test_coverage_is_of_the_whole_suite(
-    script: ModuleType, passed: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("passed", [[], ["-k", "name"]])
+def test_the_whole_suite_is_measured_and_runs_in_several_processes(
+    script: ModuleType, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
     monkeypatch.setattr(script.subprocess, "call", lambda command, **_: ran.append(command) or 5)
@@ -62,7 +62,9 @@ def test_coverage_is_of_the_whole_suite(
     monkeypatch.setattr(script, "check_requirements", lambda extras: None)
     monkeypatch.setattr(sys, "argv", ["run.py", "--here", "test", *passed])
     assert script.main() == 5
+    given = passed or script.WHOLE["test"]
     assert ran == [[sys.executable, "-m", "pytest", *given]]
+    assert "--cov" in script.WHOLE["test"] and "--numprocesses=auto" in script.WHOLE["test"]
 
 
 def test_constraints_name_a_torch_that_fits_the_driver(script: ModuleType) -> None:
