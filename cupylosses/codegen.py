@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from cupylosses.definition import Loss
+from cupylosses.interop import ITEMSIZE
 from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX_THREADS, UNROLL
 
 #: The files of ``kernels/`` in the order of their needs.
@@ -223,6 +224,17 @@ def _sources_argument(variant: Variant) -> str:
     return f"make_tuple({', '.join(f'{t}{{{n}}}' for t, n in zip(_source_types(variant), names, strict=True))})"
 
 
+def _blocks_per_sm(variant: Variant) -> int:
+    """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where none of the supported
+    compilers spills a register then, which `scripts/compile_kernels.py` has shown: forward kernels of a reduced loss
+    whose operands have one width, with at most 8 gradients at a time, and no wide vectors at offsets of their own.
+    """
+    widths = {ITEMSIZE[x] for x in variant.storage}
+    small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
+    simple = variant.layout == "flat" or variant.lanes <= 4
+    return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
+
+
 def _pointwise_entry(variant: Variant) -> str:
     operands = variant.loss.operands
     wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
@@ -249,12 +261,11 @@ def _pointwise_entry(variant: Variant) -> str:
         "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups)"),
     }[variant.kind]
     fixed = ["int64 groups", "double divisor", "double weight", layout_parameter]
-    blocks_per_sm = BLOCKS_PER_SM if variant.kind in REDUCED else BLOCKS_PER_SM_OTHERS
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {blocks_per_sm})',
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {_blocks_per_sm(variant)})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",

@@ -21,8 +21,8 @@ WARP = 32
 #: Outer dimensions that ``kernels/layout.cuh`` has room for, after merging.
 MAX_RANK = 24
 
-#: Threads of a block; blocks of an SM that a grid is cut for, and that the forward kernels of a reduced loss are
-#: compiled for, which fit into the 80 registers a thread that this leaves. The other kernels would spill, and get 128.
+#: Threads of a block; blocks of an SM that a grid is cut for, and that kernels are compiled for which fit into the 80
+#: registers a thread that this leaves (``codegen.py`` says which). The others would spill, and get 128.
 MAX_THREADS = 256
 BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2

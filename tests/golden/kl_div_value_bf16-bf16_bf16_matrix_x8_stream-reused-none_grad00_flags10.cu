@@ -24,7 +24,7 @@ using Sinks = Tuple<Absent, Absent>;
 using Element = Absent;
 using Layout = Rows<8, 5, 1>;
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, 2)
 kl_div_value_bf16(const bfloat16_t* input, const bfloat16_t* target, double* memory, Result* value, int64 groups, double divisor, double weight, const __grid_constant__ Layout layout) {
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input}, Source<bfloat16_t, Access::kReused>{target}),
