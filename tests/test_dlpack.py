@@ -150,9 +150,9 @@ def test_half_a_protocol_is_no_array(loss: Loss) -> None:
 # On a GPU
 
 
-@pytest.mark.kernels
+@pytest.mark.gpu
 def test_tensor_to_array_keeps_the_address() -> None:
-    for x in (torch.rand(20, device=KERNELS), torch.rand(20, device=KERNELS)[3:], torch.rand(4, 5, device=KERNELS).T):
+    for x in (torch.rand(20, device="cuda"), torch.rand(20, device="cuda")[3:], torch.rand(4, 5, device="cuda").T):
         array = interop.adopt(x, "cupy")
         assert array.data.ptr == x.data_ptr()
         assert array.shape == tuple(x.shape)

@@ -174,7 +174,7 @@ def test_mixed_libraries(loss: Loss) -> None:
             call(loss, *with_operand(loss, i, X.numpy()))
 
 
-@pytest.mark.kernels
+@pytest.mark.gpu
 def test_mixed_devices(loss: Loss) -> None:
     for i, operand in each_operand(loss):
         expected = rf"^{loss.name}: operands must be on one device, got .*`{operand.name}` on cuda:0.*\.to\(device\)"
@@ -337,7 +337,7 @@ def test_a_failure_is_not_remembered(broken_cupy: Callable[..., None], monkeypat
         compiler.kernel(variant)
 
 
-@pytest.mark.kernels
+@pytest.mark.gpu
 def test_compiler_points_into_the_definition(kernel_cache: Path) -> None:
     """With the real compiler: the log names the expression that is wrong, by the name of the loss."""
     wrong = Loss(
