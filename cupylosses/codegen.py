@@ -225,9 +225,9 @@ def _sources_argument(variant: Variant) -> str:
 
 
 def _blocks_per_sm(variant: Variant) -> int:
-    """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where none of the supported
-    compilers spills a register then, which `scripts/compile_kernels.py` has shown: forward kernels of a reduced loss
-    whose operands have one width, with at most 8 gradients at a time, and no wide vectors at offsets of their own.
+    """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
+    then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
+    most 8 gradients at a time, and no wide vectors at offsets of their own.
     """
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8

@@ -53,11 +53,10 @@ struct Ratio {
 };
 
 // a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) lack what the quotient rounded
-// off: that remainder is exact in one fma and is added. (log1p of the excess over 1 was as good and took more
-// arithmetic, by which such a loss is bound.) Small operands are scaled first, because a remainder
-// below the range would be flushed. Where the quotient leaves the range (or b >= 2^126, whose fast inverse is 0) the
-// logarithms are subtracted. That also gives the limits at 0, and NaN for what is no probability: the quotient of two
-// negative numbers would look like one.
+// off: that remainder is exact in one fma and is added. (log1p of the excess over 1 took more arithmetic, by which such
+// a loss is bound.) Small operands are scaled first, because a remainder below the range would be flushed. Where the
+// quotient leaves the range (or b >= 2^126, whose fast inverse is 0) the logarithms are subtracted. That also gives the
+// limits at 0, and NaN for what is no probability: the quotient of two negative numbers would look like one.
 template <class T>
 __device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
   const T scale = a < T(2.3283064e-10) && b < T(2.3283064e-10) ? T(18446744073709551616.0) : T(1);  // 2^-32, 2^64

@@ -112,8 +112,8 @@ def interleaved(calls: Mapping[str, Callable[[int], object]], target: float, col
     front of each call lets the host run ahead: the queue is never empty while a call is timed, and what is measured is
     the GPU's work with the gaps between its kernels, not the host's time (which has its own section). A call that
     itself waits for the GPU empties the queue, and its time contains the host's, as a user's would; the kernel in front
-    of the next call keeps it from that one's. (One spin per repetition did not: a peer that synchronises made others
-    look 50 times slower.)
+    of the next call keeps it from that one's. (One spin per repetition did not: beside one peer ours looked 30 times
+    slower than without it.)
 
     With ``cold`` every call finds the cache full of clean foreign bytes. Otherwise it would also pay for writing back
     what the call before it left there: up to 50 MB on large GPUs, a twentieth of a bfloat16 forward of 2^28 elements.
