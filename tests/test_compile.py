@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from checkout import load_script
 
 from cupylosses import checks
 from cupylosses.codegen import KINDS, Variant, source
@@ -21,8 +22,6 @@ from cupylosses.testing import cache, gate
 from cupylosses.testing import nvrtc as nvrtc_module
 from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
 from cupylosses.testing.variants import complaints, variants, wide_accesses
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # Elsewhere a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
@@ -43,12 +42,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import compile_kernels
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return compile_kernels
+    return load_script("compile_kernels")
 
 
 def training(loss: Loss, dtype: str) -> Variant:

@@ -11,23 +11,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from checkout import ROOT, load_script
 
 import cupylosses.functional
 from cupylosses import codegen
 from cupylosses.codegen import KINDS
 from cupylosses.definition import Loss, registry
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import generate
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return generate
+    return load_script("generate")
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import run
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return run
+    return load_script("run")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from checkout import ROOT, load_script
 
 from cupylosses import compiler, engine
 from cupylosses.codegen import KINDS, Variant
@@ -19,19 +20,13 @@ from cupylosses.definition import Loss, registry
 from cupylosses.testing import smoke
 from cupylosses.testing.variants import NoDevice, variants
 
-ROOT = Path(__file__).resolve().parents[1]
 NAMES = list(registry())
 OURS = f"{NAMES[0]}_{next(iter(KINDS))}_f32"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import sanitize
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return sanitize
+    return load_script("sanitize")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
