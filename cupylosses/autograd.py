@@ -15,6 +15,7 @@ import torch
 from torch.autograd import Function, forward_ad
 
 from cupylosses import checks, engine, interop, options, reference
+from cupylosses.call import Call, split
 from cupylosses.definition import Loss
 
 _NAMES = {
@@ -67,8 +68,8 @@ class TorchDevice(engine.Device):
         return _is_capturing()
 
 
-#: A loss about to be computed, as the Functions take it: plan, device, parameters, addresses of the operands.
-_Call = tuple[engine.Plan, TorchDevice, tuple[float, ...], list[int]]
+#: A loss about to be computed, as the engine takes it: plan, device, addresses of the operands, parameters, divisor.
+_Launch = tuple[engine.Plan, TorchDevice, list[int], tuple[float, ...], engine.Divisor]
 
 _devices: dict[int, TorchDevice] = {}
 _plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
@@ -94,26 +95,21 @@ def pointer(x: torch.Tensor) -> int:
     return interop.capsule_pointer(capsule)
 
 
-def evaluate(
-    loss: Loss,
-    operands: tuple[torch.Tensor, ...],
-    reduction: str,
-    parameters: tuple[float, ...],
-    flags: tuple[bool, ...],
-) -> torch.Tensor:
+def evaluate(call: Call) -> torch.Tensor:
     """The loss of torch tensors."""
     if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
-        return _evaluate_reference(loss, operands, reduction, parameters, flags)
+        return _evaluate_reference(call)
+    loss, operands, reduction, parameters, flags, normalizer = call
     pointers: list[int] = []
     key: tuple[Any, ...] = (loss, reduction, flags, torch.is_autocast_enabled())
     differentiable = False
     for x in operands:
         if not x.is_cuda:
             if _host is None or not x.is_cpu:
-                return _evaluate_reference(loss, operands, reduction, parameters, flags)
+                return _evaluate_reference(call)
             key += (_is_autocast_cpu_enabled(),)
         if type(x) not in _PLAIN or x.dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
-            return _evaluate_reference(loss, operands, reduction, parameters, flags)
+            return _evaluate_reference(call)
         if x.requires_grad:
             differentiable = True
         address = pointer(x)
@@ -121,31 +117,54 @@ def evaluate(
         key += (x.dtype, x.shape, x.stride(), x.get_device(), address & 15)
     found = _plans.get(key)
     if found is None:
-        found = _make_plan(key, loss, flags, reduction, operands, pointers)
+        found = _make_plan(key, call, pointers)
     plan, device = found
     if plan.warning:
-        warnings.warn(plan.warning, UserWarning, stacklevel=4)
+        warnings.warn(plan.warning, UserWarning, stacklevel=5)
     if plan.elements == 0:
-        return _evaluate_reference(loss, operands, reduction, parameters, flags, warn=False)
+        return _evaluate_reference(call, warn=False)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
-            return evaluate(loss, operands, reduction, parameters, flags)
-    elements = reduction == "none"
-    if differentiable and torch.is_grad_enabled():
-        call = plan, device, parameters, pointers
-        return (_apply_elements if elements else _apply_reduced)(call, *operands)
-    return (engine.elements if elements else engine.reduce)(plan, device, pointers, parameters)
+            return evaluate(call)
+    differentiable = differentiable and torch.is_grad_enabled()
+    divisor = plan.divisor
+    if normalizer is not None or plan.resolved.found:
+        on_device = plan.resolved.counted if normalizer is None else type(normalizer) is not float
+        differentiated = differentiable and plan.resolved.weights and call.wants_weight(_wanted(operands))
+        if on_device and (differentiated or not plan.scalar):
+            return _divided(call, plan)
+        if on_device and normalizer is not None:
+            array = _on_device(call, normalizer)
+            normalizer = array, array.data_ptr()
+        divisor = engine.count(plan, device, pointers, parameters, normalizer)
+    if differentiable:
+        launch = plan, device, pointers, parameters, divisor
+        return (_apply_reduced if plan.scalar else _apply_elements)(launch, *operands)
+    return (engine.reduce if plan.scalar else engine.elements)(plan, device, pointers, parameters, divisor)
 
 
-def _make_plan(
-    key: Any,
-    loss: Loss,
-    flags: tuple[bool, ...],
-    reduction: str,
-    operands: Sequence[torch.Tensor],
-    pointers: Sequence[int],
-) -> tuple[engine.Plan, TorchDevice]:
-    names, result = _dtypes(loss, operands)
+def _wanted(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+    return tuple([x.requires_grad for x in operands])
+
+
+def _on_device(call: Call, normalizer: Any) -> torch.Tensor:
+    """A normalizer of any library as a double on the device of the operands."""
+    x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
+    return x.detach().to(device=call.operands[0].device, dtype=torch.float64).reshape(())
+
+
+def _divided(call: Call, plan: engine.Plan) -> torch.Tensor:
+    """A mean whose divisor has dimensions, or a gradient: two sums, which torch divides and differentiates."""
+    total, divisor, factor = split(call, plan.resolved, plan.shape)
+    below = _on_device(call, call.normalizer) if divisor is None else evaluate(divisor)
+    return reference.divide(torch, evaluate(total), (below * factor).expand(plan.resolved.shape)).to(
+        _DTYPES[plan.result]
+    )
+
+
+def _make_plan(key: Any, call: Call, pointers: Sequence[int]) -> tuple[engine.Plan, TorchDevice]:
+    loss, operands = call.loss, call.operands
+    names, compute = _dtypes(loss, operands)
     index = _common_device(loss, operands)
     device = _devices.get(index)
     if device is None:
@@ -154,7 +173,7 @@ def _make_plan(
         engine.Tensor(name, tuple(x.shape), x.stride(), p % 16)
         for name, x, p in zip(names, operands, pointers, strict=True)
     )
-    plan = engine.Plan(loss, flags, reduction, tensors, result, device.processors, device.launcher)
+    plan = engine.Plan(loss, call.flags, call.reduction, tensors, compute, device.processors, device.launcher)
     if len(_plans) >= _MAX_PLANS:
         _plans.clear()
     _plans[key] = plan, device
@@ -183,27 +202,21 @@ def _autocast(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and _is_autocast_cpu_enabled()
 
 
-def _evaluate_reference(
-    loss: Loss,
-    operands: Sequence[torch.Tensor],
-    reduction: str,
-    parameters: Sequence[float],
-    flags: Sequence[bool],
-    warn: bool = True,
-) -> torch.Tensor:
+def _evaluate_reference(call: Call, warn: bool = True) -> torch.Tensor:
     """The loss by its formula, which torch differentiates."""
+    loss, operands, normalizer = call.loss, call.operands, call.normalizer
     for operand, x in zip(loss.operands, operands, strict=True):
         if x.layout is not _STRIDED:
             raise checks.not_dense(loss, operand.name, x.layout)
     _common_device(loss, operands)
-    _, result = _dtypes(loss, operands)
+    _, compute = _dtypes(loss, operands)
     shapes = [tuple(x.shape) for x in operands]
-    shape = checks.broadcast(loss, shapes)
     warning = checks.broadcast_warning(loss, shapes)
     if warning and warn:
-        warnings.warn(warning, UserWarning, stacklevel=5)
-    batch = shape[0] if shape else 1
-    return reference.evaluate(loss, operands, reduction, loss.bind(parameters, flags), result, batch)
+        warnings.warn(warning, UserWarning, stacklevel=6)
+    if normalizer is not None and type(normalizer) is not float:
+        normalizer = _on_device(call, normalizer)
+    return reference.evaluate(call._replace(normalizer=normalizer), compute)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,11 +226,11 @@ def _evaluate_reference(
 def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     """The gradients from the engine: those that were promised, if there are any left, or computed now."""
     operands = ctx.saved_tensors
-    plan, device, parameters, _ = ctx.call
+    plan, device, _, parameters, divisor = ctx.launch
     wanted = ctx.needs_input_grad[1:]
     if torch.is_grad_enabled():
         # create_graph=True: kernels are opaque to autograd, so the differentiable route is the formula.
-        return None, *_differentiable(plan, parameters, operands, wanted, grad_output)
+        return None, *_differentiable(plan, parameters, divisor, operands, wanted, grad_output)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return _backward(ctx, grad_output)
@@ -233,9 +246,9 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
             break
     if grad_output.is_neg():
         grad_output = grad_output.resolve_neg()
-    strides = grad_output.stride() if plan.reduction == "none" else None
+    strides = None if plan.scalar else grad_output.stride()
     address = grad_output.data_ptr()
-    return None, *engine.gradients(plan, device, pointers, parameters, wanted, address, strides, promise)
+    return None, *engine.gradients(plan, device, pointers, parameters, divisor, wanted, address, strides, promise)
 
 
 def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Sequence[int]) -> engine.Plan:
@@ -244,18 +257,24 @@ def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Se
         engine.Tensor(tensor.dtype, tensor.shape, x.stride(), address % 16)
         for tensor, x, address in zip(plan.tensors, operands, pointers, strict=True)
     )
-    return engine.Plan(plan.loss, plan.flags, plan.reduction, tensors, plan.result, plan.processors, plan.launcher)
+    return engine.Plan(plan.loss, plan.flags, plan.reduction, tensors, plan.promoted, plan.processors, plan.launcher)
 
 
 def _differentiable(
     plan: engine.Plan,
-    parameters: Sequence[float],
-    operands: Sequence[torch.Tensor],
+    parameters: tuple[float, ...],
+    divisor: engine.Divisor,
+    operands: tuple[torch.Tensor, ...],
     wanted: Sequence[bool],
     grad_output: torch.Tensor,
 ) -> list[torch.Tensor | None]:
+    # What a normalizer was is in the divisor, which replaces whatever else the sum would be divided by.
+    normalizer = None
+    if plan.reduction.normalized:
+        normalizer = divisor.array if divisor.counted else divisor.arguments[0] / plan.resolved.divisor
+    call = Call(plan.loss, operands, plan.reduction, parameters, plan.flags, normalizer)
     with torch.enable_grad():
-        value = _evaluate_reference(plan.loss, operands, plan.reduction, parameters, plan.flags, warn=False)
+        value = _evaluate_reference(call, warn=False)
         inputs = [x for x, w in zip(operands, wanted, strict=True) if w]
         found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), create_graph=True))
     return [next(found) if w else None for w in wanted]
@@ -265,17 +284,16 @@ class _Reduced(Function):
     """A loss reduced to one number: value and gradients in one pass."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *operands: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
         # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them.
         ctx.save_for_backward(*operands)
-        ctx.call = call
+        ctx.launch = launch
         ctx.promises = []
-        plan, device, parameters, pointers = call
         wanted = ctx.needs_input_grad[1:]
-        written = plan.written(wanted)
+        written = launch[0].written(wanted)
         if True not in written or not options.one_pass_enabled():
-            return engine.reduce(plan, device, pointers, parameters)
-        value, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
+            return engine.reduce(*launch)
+        value, promise = engine.reduce_with_gradient(*launch, written)
         ctx.promises.append((promise, wanted))
         return value
 
@@ -283,15 +301,14 @@ class _Reduced(Function):
 
 
 class _Elements(Function):
-    """A loss per element."""
+    """A loss per element, or per index of the dimensions that are kept."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *operands: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*operands)
-        ctx.call = call
+        ctx.launch = launch
         ctx.promises = []
-        plan, device, parameters, pointers = call
-        return engine.elements(plan, device, pointers, parameters)
+        return engine.elements(*launch)
 
     backward = staticmethod(_backward)
 

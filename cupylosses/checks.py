@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from cupylosses.definition import Loss, Parameter, registry
+from cupylosses import interop
+from cupylosses.definition import Flag, Loss, Parameter
+from cupylosses.forms import MASK
 
 #: What an operand may hold, beside integers where the definition accepts them.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -18,13 +21,78 @@ INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
 
 
 def reduction(loss: Loss, value: Any) -> str:
-    """The reduction, if the loss has it."""
-    if value in loss.reductions:
+    """The reduction, if there is one of that name."""
+    if isinstance(value, str) and value in loss.reductions:
         return value
     expected = ", ".join(repr(x) for x in loss.reductions)
-    owners = [name for name, x in registry().items() if isinstance(value, str) and value in x.reductions]
-    hint = f", which is only for {', '.join(owners)}" if owners else ""
-    raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}{hint}.")
+    near = difflib.get_close_matches(str(value), loss.reductions, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"{loss.name}: `reduction` must be one of {expected}, got {value!r}{hint}")
+
+
+def dimensions(loss: Loss, value: Any, reduction: str) -> tuple[int, ...]:
+    """The dimensions to reduce over, as they were given."""
+    dims = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not all(isinstance(d, numbers.Integral) and not isinstance(d, bool) for d in dims):
+        raise TypeError(f"{loss.name}: `dim` must be an integer or a tuple of integers, got {value!r}.")
+    if reduction in ("none", "batchmean"):
+        raise ValueError(
+            f"{loss.name}: `dim` needs the reduction 'mean', 'sum' or 'weighted_mean', got {reduction!r}. Leave `dim` "
+            "out, or choose one of these."
+        )
+    return tuple(int(d) for d in dims)
+
+
+def reduced_dimensions(loss: Loss, dims: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions counted from 0, each once, in order; no dimensions are all of them, as in torch."""
+    rank = len(shape)
+    for d in dims:
+        if not -rank <= d < rank:
+            raise ValueError(
+                f"{loss.name}: `dim` must be within {-rank} to {rank - 1} for the shape {tuple(shape)}, got {d}."
+            )
+    found = [d % rank for d in dims]
+    if len(set(found)) != len(found):
+        raise ValueError(f"{loss.name}: `dim` must name each dimension once, got {tuple(dims)}.")
+    return tuple(sorted(found)) if found else tuple(range(rank))
+
+
+def out_dtype(loss: Loss, value: Any) -> str:
+    """The name of a floating dtype, given as a dtype of torch or NumPy, or by name."""
+    name = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
+    if name not in FLOATING:
+        raise TypeError(
+            f"{loss.name}: `out_dtype` must be one of the dtypes {', '.join(FLOATING)}, of torch, of NumPy or by name, "
+            f"got {value!r}."
+        )
+    return name
+
+
+def normalizer(loss: Loss, value: Any, reduction: str) -> Any:
+    """What replaces the count of a mean: a number as a float; an array is left to its library."""
+    if reduction in ("none", "sum"):
+        raise ValueError(
+            f"{loss.name}: `normalizer` replaces what a mean is divided by, got reduction={reduction!r}. Use "
+            "reduction='mean', or divide the result."
+        )
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    if interop.kind(value) == "unknown":
+        raise TypeError(
+            f"{loss.name}: `normalizer` must be a number or an array without dimensions, got {type(value).__name__}."
+        )
+    if getattr(value, "requires_grad", False):
+        raise ValueError(f"{loss.name}: `normalizer` has no gradient, but requires one; pass `normalizer.detach()`.")
+    if tuple(value.shape) not in ((), (1,)):
+        raise ValueError(f"{loss.name}: `normalizer` must be one number, got an array of shape {tuple(value.shape)}.")
+    return value
+
+
+def number(loss: Loss, name: str, value: Any) -> float:
+    """A number in place of an operand."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise not_an_array(loss, name, value)
+    return float(value)
 
 
 def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None) -> str:
@@ -49,11 +117,12 @@ def parameter(loss: Loss, spec: Parameter, value: Any) -> float:
     return value
 
 
-def flag(loss: Loss, name: str, value: Any) -> bool:
-    """A flag as a bool."""
-    if value is True or value is False:
-        return value
-    raise TypeError(f"{loss.name}: `{name}` must be True or False, got {value!r}.")
+def flag(loss: Loss, spec: Flag, value: Any) -> int:
+    """The position of a flag's value among its choices."""
+    for i, choice in enumerate(spec.choices):
+        if value is choice or (isinstance(choice, str) and value == choice):
+            return i
+    raise TypeError(f"{loss.name}: `{spec.name}` must be {' or '.join(map(repr, spec.choices))}, got {value!r}.")
 
 
 def not_an_array(loss: Loss, name: str, value: Any) -> TypeError:
@@ -63,6 +132,15 @@ def not_an_array(loss: Loss, name: str, value: Any) -> TypeError:
     return TypeError(
         f"{loss.name}: `{name}` must be a torch.Tensor, a cupy.ndarray, a numpy.ndarray or an object with "
         f"`__dlpack__`, got {kind}{hint}."
+    )
+
+
+def no_reference(loss: Loss) -> NotImplementedError:
+    """The error for what takes a reference formula, of a loss that was defined without one."""
+    return NotImplementedError(
+        f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, second "
+        "derivatives, torch.func, forward-mode differentiation and torch.compile take. Give define_loss one, or move "
+        "the operands to a GPU."
     )
 
 
@@ -92,13 +170,17 @@ def devices(loss: Loss, found: Sequence[Any]) -> None:
 def dtypes(loss: Loss, names: Sequence[str]) -> None:
     """Each operand's dtype must be one that it accepts, and one of them must be floating."""
     for operand, name in zip(loss.operands, names, strict=True):
+        if operand is MASK and name != "bool":
+            raise TypeError(
+                f"{loss.name}: `mask` must be bool, True where an element counts, got {name}. Pass `mask != 0`."
+            )
         allowed = (*FLOATING, *INTEGER) if operand.integer else FLOATING
         if name not in allowed:
             raise TypeError(
                 f"{loss.name}: `{operand.name}` must have one of the dtypes {', '.join(allowed)}, got {name}. "
                 "Convert it with `.to(torch.float32)` or `.astype('float32')`."
             )
-    if not any(name in FLOATING for name in names):
+    if not any(name in FLOATING for name in names) and any(x is not MASK for x in loss.operands):
         got = " and ".join(f"`{x.name}` of {name}" for x, name in zip(loss.operands, names, strict=True))
         raise TypeError(
             f"{loss.name}: at least one operand must be floating, got {got}. "
@@ -146,4 +228,4 @@ def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
     found = {names[i] for i in floating}
     if found == {"float16", "bfloat16"}:
         return "float32"
-    return max(found, key=FLOATING.index)
+    return max(found, key=FLOATING.index, default="float32")

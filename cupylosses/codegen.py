@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cupylosses.definition import Loss
+from cupylosses.definition import Flag, Loss
+from cupylosses.forms import Form
 from cupylosses.interop import ITEMSIZE
 from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX_THREADS, UNROLL
 
@@ -28,7 +29,7 @@ POINTWISE = (
     "expectation.cuh",
     "pointwise.cuh",
 )
-BROADCAST = (*POINTWISE, "broadcast_gradient.cuh")
+SUMMING = (*POINTWISE, "sum_over.cuh")
 
 #: How a dtype is spelled in CUDA, and its short name in entry points.
 STORAGE = {
@@ -53,9 +54,12 @@ KINDS = {
     "elements_gradient": "the gradients for a grad_output per element",
     "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
     "combine_slices": "the gradient of one broadcast operand from its slices",
+    "sum_over": "the value summed over some dimensions, or slices of it",
+    "combine_sums": "the value summed over some dimensions from its slices",
 }
 REDUCED = frozenset({"value", "value_and_gradient"})
-SUMS = frozenset({"broadcast_gradient", "combine_slices"})
+SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
+SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 _ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
 
@@ -66,10 +70,11 @@ class Variant:
 
     ``kind`` names the entry point: one of :data:`KINDS`.
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
+    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device.
     """
 
     loss: Loss
-    flags: tuple[bool, ...]
+    flags: tuple[int, ...]
     kind: str
     storage: tuple[str, ...]
     result: str
@@ -78,11 +83,8 @@ class Variant:
     access: tuple[str, ...]
     gradients: tuple[bool, ...]
     columns: bool = False
-
-    @property
-    def compute(self) -> str:
-        """The arithmetic type."""
-        return "double" if self.result == "float64" else "float"
+    compute: str = "float32"
+    counted: bool = False
 
     @property
     def title(self) -> str:
@@ -90,9 +92,12 @@ class Variant:
         dtypes = "-".join(STORAGE[x][1] for x in self.storage)
         wanted = "".join("1" if x else "0" for x in self.gradients)
         access = "-".join(self.access)
-        flags = "".join("1" if x else "0" for x in self.flags)
-        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}", access]
+        flags = "".join(str(int(x)) for x in self.flags)
+        parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}", access]
         parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
+        if self.compute != ("float64" if self.result == "float64" else "float32"):
+            parts.append(f"in-{STORAGE[self.compute][1]}")
+        parts += ["counted"] if self.counted else []
         return "_".join(parts)
 
     @property
@@ -102,6 +107,11 @@ class Variant:
         return f"{self.loss.name}_{self.kind}_{dtypes}"
 
 
+def title(loss: Loss) -> str:
+    """The name of a loss, and what distinguishes its form from others of it."""
+    return f"{loss.name}_{loss.suffix}" if isinstance(loss, Form) else loss.name
+
+
 #: The arguments of each entry point that stand between the tensors and the parameters.
 _OWN_ARGUMENTS = {
     "value": ["double* memory", "Result* value"],
@@ -109,21 +119,31 @@ _OWN_ARGUMENTS = {
     "verify_gradient": ["const Result* grad_output", "const double* used", "double* expected"],
     "elements": ["Result* values"],
     "elements_gradient": ["const Result* grad_output"],
-    "broadcast_gradient": ["const Result* grad_output", "double* partials"],
-    "combine_slices": ["const Result* grad_output", "double* partials"],
-}
+} | {kind: ["const Result* grad_output", "double* partials"] for kind in SUMS}
 
 
 def _varying_arguments(variant: Variant) -> list[str]:
     """The declarations of the arguments that differ from call to call. They stand first in every entry point; what a
-    plan fixes stands last, and is packed once.
+    plan fixes stands last, and is packed once. Names from a definition end in an underscore, as none in it does.
     """
     tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
     return [
-        *(f"const {STORAGE[dtype][0]}* {operand.name}" for operand, dtype, _ in tensors),
-        *(f"{STORAGE[dtype][0]}* {operand.name}_gradient" for operand, dtype, wanted in tensors if wanted),
+        *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
+        *(f"{STORAGE[dtype][0]}* {operand.name}_gradient_" for operand, dtype, wanted in tensors if wanted),
+        *(["Result* sums"] if variant.kind in SUMS_OF_VALUES else []),
         *_OWN_ARGUMENTS[variant.kind],
-        *(f"double {x.name}" for x in variant.loss.parameters),
+        *(f"double {x.name}_" for x in variant.loss.parameters),
+        *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
+    ]
+
+
+def _counted_divisor(variant: Variant) -> list[str]:
+    """The divisor of a sum, where it is not an argument. A mean of nothing has no gradient: the scale is 0, not inf."""
+    if not variant.counted:
+        return []
+    return [
+        "  const double divisor = multiple * __ldcg(count);",
+        "  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;",
     ]
 
 
@@ -152,7 +172,7 @@ def _skeleton(files: tuple[str, ...]) -> str:
 
 def source(variant: Variant) -> str:
     """The whole translation unit of a variant."""
-    files = BROADCAST if variant.kind in SUMS else POINTWISE
+    files = SUMMING if variant.kind in SUMS else POINTWISE
     return f'{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
 
 
@@ -166,7 +186,7 @@ def _functor(variant: Variant) -> str:
     """The loss as a functor on dual numbers."""
     loss = variant.loss
     operands = [x.name for x in loss.operands]
-    lines = ["struct Loss {", f"  using Compute = {variant.compute};"]
+    lines = ["struct Loss {", f"  using Compute = {STORAGE[variant.compute][0]};"]
     lines += [f"  double {x.name}_;" for x in loss.parameters]
     lines += [
         "",
@@ -174,15 +194,29 @@ def _functor(variant: Variant) -> str:
         "  __device__ __forceinline__ auto",
         f"  operator()({', '.join(f'const {_title(x)}& {x}' for x in operands)}) const {{",
     ]
-    lines += [
-        f"    constexpr bool {x.name} = {str(on).lower()};" for x, on in zip(loss.flags, variant.flags, strict=True)
-    ]
+    lines += [f"    constexpr {_choice(x, i)};" for x, i in zip(loss.flags, variant.flags, strict=True)]
     lines += [f"    const auto {x.name} = constant<Compute>({x.name}_);" for x in loss.parameters]
     for name, expression in loss.let.items():
         lines += [f'#line 1 "{loss.name}.{name}"', f"    const auto {name} = {expression};"]
-    lines += [f'#line 1 "{loss.name}.value"', f"    return {loss.value};"]
+    form = loss if isinstance(loss, Form) else None
+    if form is None and not loss.derivatives:
+        lines += [f'#line 1 "{loss.name}.value"', f"    return {loss.value};"]
+    else:
+        lines += [f'#line 1 "{loss.name}.value"', f"    auto unweighted = {loss.value};"]
+        for name, expression in loss.derivatives.items():
+            if name in operands:
+                at = f'#line 1 "{loss.name}.derivatives.{name}"'
+                lines += [at, f"    set_tangent<{operands.index(name)}>(unweighted, {expression});"]
+        result = "weighted(weight, unweighted)" if form and form.weight else "unweighted"
+        lines += [f"    return {f'where(mask != 0, {result}, 0)' if form and form.mask else result};"]
     lines += [f'#line 1 "<{variant.title}>.entries"', "  }", "};"]
     return "\n".join(lines) + "\n"
+
+
+def _choice(flag: Flag, index: int) -> str:
+    if len(flag.choices) == 2:
+        return f"bool {flag.name} = {str(bool(index)).lower()}"
+    return f"int {flag.name} = {int(index)}"
 
 
 def _title(name: str) -> str:
@@ -216,12 +250,12 @@ def _types(variant: Variant) -> list[str]:
 
 
 def _loss_argument(variant: Variant) -> str:
-    return f"Loss{{{', '.join(x.name for x in variant.loss.parameters)}}}"
+    return f"Loss{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
 
 
 def _sources_argument(variant: Variant) -> str:
     names = [x.name for x in variant.loss.operands]
-    return f"make_tuple({', '.join(f'{t}{{{n}}}' for t, n in zip(_source_types(variant), names, strict=True))})"
+    return f"make_tuple({', '.join(f'{t}{{{n}_}}' for t, n in zip(_source_types(variant), names, strict=True))})"
 
 
 def _blocks_per_sm(variant: Variant) -> int:
@@ -238,7 +272,7 @@ def _blocks_per_sm(variant: Variant) -> int:
 def _pointwise_entry(variant: Variant) -> str:
     operands = variant.loss.operands
     wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
-    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradient}}" if w else "Absent{}" for name, storage, w in wanted)
+    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradient_}}" if w else "Absent{}" for name, storage, w in wanted)
     if variant.layout == "flat":
         layout_type, layout_parameter = f"Flat<{variant.lanes}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
@@ -251,16 +285,16 @@ def _pointwise_entry(variant: Variant) -> str:
         "value": ("Absent{}", f"reduce_value{unroll}(program, groups, memory, divisor, value)"),
         "value_and_gradient": (
             "Absent{}",
-            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, weight, value, expected, used)",
+            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, scale, value, expected, used)",
         ),
         "verify_gradient": (
             "Absent{}",
-            f"verify_gradient{unroll}(program, groups, weight, grad_output, used, expected)",
+            f"verify_gradient{unroll}(program, groups, scale, grad_output, used, expected)",
         ),
-        "elements": ("Element{values}", f"map_elements{unroll}(program, groups)"),
-        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups)"),
+        "elements": ("Element{values}", f"map_elements{unroll}(program, groups, scale)"),
+        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups, scale)"),
     }[variant.kind]
-    fixed = ["int64 groups", "double divisor", "double weight", layout_parameter]
+    fixed = ["int64 groups", layout_parameter]
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
@@ -268,6 +302,7 @@ def _pointwise_entry(variant: Variant) -> str:
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {_blocks_per_sm(variant)})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
+        *_counted_divisor(variant),
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
         f"      {_loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
@@ -278,9 +313,10 @@ def _pointwise_entry(variant: Variant) -> str:
 
 
 def _sum_entry(variant: Variant) -> str:
-    slot = variant.gradients.index(True)
-    storage = STORAGE[variant.storage[slot]][0]
-    gradient = f"{variant.loss.operands[slot].name}_gradient"
+    of_values = variant.kind in SUMS_OF_VALUES
+    slot = None if of_values else variant.gradients.index(True)
+    storage = "Result" if slot is None else STORAGE[variant.storage[slot]][0]
+    sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradient_"
     per_element = variant.access[-1] != "none"
     dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {MAX_RANK}>"
     fixed = [
@@ -288,27 +324,24 @@ def _sum_entry(variant: Variant) -> str:
         "int64 length",
         "int64 slices",
         "int64 slice_length",
-        "double divisor",
         f"const __grid_constant__ {dimensions} kept",
         f"const __grid_constant__ {dimensions} reduced",
     ]
+    factors = "divisor, 1.0" if of_values else "1.0, scale"
     mapping = f"<{str(variant.columns).lower()}>"
-    call = {
-        "broadcast_gradient": (
-            f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, partials)"
-        ),
-        "combine_slices": "combine_slices(program, deposit, outputs, slices, partials)",
-    }[variant.kind]
+    slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, partials)"
+    call = "combine_slices(program, deposit, outputs, slices, partials)" if "combine" in variant.kind else slices
     lines = [
         *_types(variant),
         "",
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
-        f"  const BroadcastGradient<Loss, Sources, Element, {slot}> program{{",
+        *_counted_divisor(variant),
+        f"  const SumOver<Loss, Sources, Element, {'kValue' if slot is None else slot}> program{{",
         f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
         f"  const Deposit<{storage}, Result> deposit{{",
-        f"      {gradient}, {'nullptr' if per_element else 'grad_output'}, divisor}};",
+        f"      {sums}, {'nullptr' if per_element or of_values else 'grad_output'}, {factors}}};",
         f"  {call};",
         "}",
     ]

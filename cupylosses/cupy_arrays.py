@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from cupylosses import checks, engine, interop
-from cupylosses.definition import Loss
-from cupylosses.reference import evaluate as evaluate_reference
+from cupylosses import checks, engine, interop, reference
+from cupylosses.call import Call, split
+from cupylosses.forms import WEIGHT
 
 cupy = interop.cupy()
 
@@ -69,22 +69,14 @@ _devices: dict[int, CupyDevice] = {}
 _plans: dict[Any, engine.Plan] = {}
 
 
-def evaluate(
-    loss: Loss, operands: tuple[Any, ...], reduction: str, parameters: tuple[float, ...], flags: tuple[bool, ...]
-) -> Any:
+def evaluate(call: Call) -> Any:
     """The loss of CuPy arrays."""
-    return value_and_gradients(loss, operands, reduction, parameters, flags, None)[0]
+    return value_and_gradients(call, None)[0]
 
 
-def value_and_gradients(
-    loss: Loss,
-    operands: tuple[Any, ...],
-    reduction: str,
-    parameters: tuple[float, ...],
-    flags: tuple[bool, ...],
-    wanted: tuple[bool, ...] | None,
-) -> tuple[Any, list[Any]]:
-    """The loss of CuPy arrays and, in the same pass, the gradients that are wanted (of its sum, if not reduced)."""
+def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None) -> tuple[Any, list[Any]]:
+    """The loss of CuPy arrays and, in the same pass, the gradients that are wanted (of its sum, if not one number)."""
+    loss, operands = call.loss, call.operands
     index = operands[0].device.id
     if any(x.device.id != index for x in operands):
         checks.devices(loss, [f"cuda:{x.device.id}" for x in operands])
@@ -92,38 +84,87 @@ def value_and_gradients(
         device = _devices.get(index)
         if device is None:
             device = _devices[index] = CupyDevice(index)
-        plan = _plan(loss, operands, reduction, flags, device)
+        plan = _plan(call, device)
         if plan.warning:
-            warnings.warn(plan.warning, UserWarning, stacklevel=5)
+            warnings.warn(plan.warning, UserWarning, stacklevel=6)
+        if call.normalizer is not None and type(call.normalizer) is not float:
+            call = call._replace(normalizer=_on_device(call.normalizer, device))
         if plan.elements == 0:
-            value = evaluate_reference(loss, operands, reduction, loss.bind(parameters, flags), plan.result, plan.batch)
             gradients = [
                 cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(operands, wanted or (), strict=False)
             ]
-            return value, gradients
+            return reference.evaluate(call, plan.promoted), gradients
         pointers = [x.data.ptr for x in operands]
+        normalizer = call.normalizer
+        if normalizer is not None or plan.resolved.found:
+            on_device = plan.resolved.counted if normalizer is None else type(normalizer) is not float
+            weights = wanted is not None and plan.resolved.weights and call.wants_weight(wanted)
+            if on_device and (not plan.scalar or weights):
+                return _divided(call, plan, device, wanted)
+            if on_device and normalizer is not None:
+                normalizer = normalizer, normalizer.data.ptr
+        divisor = engine.count(plan, device, pointers, call.parameters, normalizer)
+        launch = plan, device, pointers, call.parameters, divisor
         if wanted is None:
-            run = engine.elements if reduction == "none" else engine.reduce
-            return run(plan, device, pointers, parameters), []
+            return (engine.reduce if plan.scalar else engine.elements)(*launch), []
         promise, strides = None, None
         written = plan.written(wanted)
-        if reduction == "none":
-            value = engine.elements(plan, device, pointers, parameters)
-            strides = (0,) * len(plan.shape)
+        if not plan.scalar:
+            value = engine.elements(*launch)
+            strides = (0,) * len(plan.resolved.shape)
         elif not any(written):
-            value = engine.reduce(plan, device, pointers, parameters)
+            value = engine.reduce(*launch)
         else:
-            value, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
+            value, promise = engine.reduce_with_gradient(*launch, written)
             if written == wanted:
                 return value, promise.gradients  # written for the grad_output that it is
         one = device.keep(cupy.ones((), dtype=_dtype(plan.result)))
-        return value, engine.gradients(plan, device, pointers, parameters, wanted, one.data.ptr, strides, promise)
+        return value, engine.gradients(*launch, wanted, one.data.ptr, strides, promise)
 
 
-def _plan(
-    loss: Loss, operands: Sequence[Any], reduction: str, flags: tuple[bool, ...], device: CupyDevice
-) -> engine.Plan:
-    key = (loss, reduction, flags, device.index) + tuple(
+def _on_device(normalizer: Any, device: CupyDevice) -> Any:
+    """A normalizer of any library as a double on the current device."""
+    x = normalizer if isinstance(normalizer, cupy.ndarray) else cupy.asarray(normalizer)
+    return device.keep(x.astype(cupy.float64).reshape(()))
+
+
+def _divided(
+    call: Call, plan: engine.Plan, device: CupyDevice, wanted: tuple[bool, ...] | None
+) -> tuple[Any, list[Any]]:
+    """A mean whose divisor has dimensions, or a gradient: two sums, and by the quotient rule the gradients."""
+    sum_call, divisor_call, factor = split(call, plan.resolved, plan.shape)
+    total, _ = value_and_gradients(sum_call, None)
+    below = call.normalizer if divisor_call is None else value_and_gradients(divisor_call, None)[0]
+    divisor = cupy.broadcast_to(below * factor, plan.resolved.shape)
+    value = reference.divide(cupy, total, divisor).astype(_dtype(plan.result))
+    if wanted is None:
+        return value, []
+    empty = divisor == 0
+    inverse = cupy.where(empty, 0.0, 1.0 / cupy.where(empty, 1.0, divisor))
+    gradients = _gradients(sum_call, device, wanted, inverse)
+    if divisor_call is not None and plan.resolved.weights and call.wants_weight(wanted):
+        slot = next(i for i, x in enumerate(call.loss.operands) if x is WEIGHT)
+        upstream = -total * inverse * inverse * factor
+        axes = tuple(d for d, n in enumerate(below.shape) if n == 1 != upstream.shape[d])
+        upstream = cupy.sum(upstream, axis=axes, keepdims=True)
+        here = tuple(x is WEIGHT for x in divisor_call.loss.operands)
+        through = _gradients(divisor_call, device, here, upstream)[here.index(True)]
+        gradients[slot] += through.reshape(gradients[slot].shape)
+    return value, gradients
+
+
+def _gradients(call: Call, device: CupyDevice, wanted: tuple[bool, ...], grad_output: Any) -> list[Any]:
+    """The gradients for a grad_output of the result's shape, in float64."""
+    plan, pointers = _plan(call, device), [x.data.ptr for x in call.operands]
+    upstream = device.keep(cupy.ascontiguousarray(grad_output))
+    strides = None if plan.scalar else tuple(s // upstream.itemsize for s in upstream.strides)
+    launch = plan, device, pointers, call.parameters, plan.divisor
+    return engine.gradients(*launch, wanted, upstream.data.ptr, strides)
+
+
+def _plan(call: Call, device: CupyDevice) -> engine.Plan:
+    loss, operands = call.loss, call.operands
+    key = (loss, call.reduction, call.flags, device.index) + tuple(
         (x.dtype.name, x.shape, x.strides, x.data.ptr & 15) for x in operands
     )
     plan = _plans.get(key)
@@ -134,7 +175,7 @@ def _plan(
             engine.Tensor(n, x.shape, tuple(s // x.itemsize for s in x.strides), x.data.ptr % 16)
             for n, x in zip(names, operands, strict=True)
         )
-        plan = engine.Plan(loss, flags, reduction, tensors, checks.promote(names), device.processors)
+        plan = engine.Plan(loss, call.flags, call.reduction, tensors, checks.promote(names), device.processors)
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         _plans[key] = plan

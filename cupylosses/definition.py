@@ -16,12 +16,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-REDUCTIONS = ("none", "mean", "sum")
+REDUCTIONS = ("none", "mean", "sum", "batchmean", "weighted_mean")
 
-#: Names that a definition may use for operands and parameters must not collide with these arguments.
-RESERVED = frozenset({"reduction", "size_average", "reduce"})
+#: Arguments that every loss takes beside its own, by name, with their defaults.
+COMMON: Mapping[str, Any] = {
+    "reduction": "mean", "weight": None, "mask": None, "normalizer": None, "dim": None, "out_dtype": None,
+}  # fmt: skip
+LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
-DOMAINS = ("real", "probability", "log_probability", "sign")
+#: Names that operands, parameters, flags and `let` must not have: the common arguments, and the loss before its weight.
+RESERVED = frozenset({*COMMON, *LEGACY, "unweighted"})
+
+#: What operands hold: any number; [0, 1]; the logarithm of one of these; -1 or +1; 0 or 1; (0, inf); [0, inf).
+DOMAINS = ("real", "probability", "log_probability", "sign", "binary", "positive", "nonnegative")
 
 
 @dataclass(frozen=True)
@@ -32,50 +39,63 @@ class Operand:
     ``(flag, {False: domain, True: domain})`` when a flag of the loss decides.
     ``integer`` says that integer and bool tensors are accepted too; they are read in their own dtype and have no
     gradient. Every floating operand is differentiable.
+    ``number`` says that a number may stand for the tensor. With a ``default`` that number does if the argument is left
+    out, or None.
     """
 
     name: str
     doc: str
-    domain: str | tuple[str, Mapping[bool, str]] = "real"
+    domain: str | tuple[str, Mapping[Any, str]] = "real"
     integer: bool = False
+    number: bool = False
+    default: float | None = None
 
     def domain_for(self, parameters: Mapping[str, Any]) -> str:
         """The domain under the given parameter values."""
         if isinstance(self.domain, str):
             return self.domain
         flag, choices = self.domain
-        return choices[bool(parameters[flag])]
+        return choices[parameters[flag]]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a kernel takes at run time. ``minimum`` is allowed itself unless ``exclusive``."""
+    """A number that a kernel takes at run time. ``minimum`` and ``maximum`` are allowed unless ``exclusive``."""
 
     name: str
     default: float
     doc: str
     minimum: float = -math.inf
+    maximum: float = math.inf
     exclusive: bool = False
 
     @property
     def requirement(self) -> str:
         """The range in words, as error messages and docstrings put it."""
-        if self.minimum == -math.inf:
-            return "a number, not NaN"
-        return f"a number {'>' if self.exclusive else '>='} {self.minimum:g}"
+        equal = "" if self.exclusive else "="
+        bounds = [f">{equal} {self.minimum:g}"] if self.minimum != -math.inf else []
+        bounds += [f"<{equal} {self.maximum:g}"] if self.maximum != math.inf else []
+        return f"a number {' and '.join(bounds)}" if bounds else "a number, not NaN"
 
     def accepts(self, value: float) -> bool:
         """Whether ``value`` is in range; NaN never is."""
-        return value > self.minimum if self.exclusive else value >= self.minimum
+        if self.exclusive:
+            # An infinity that is the default of a bound is a bound that was not given.
+            return value > self.minimum and (value < self.maximum or self.maximum == math.inf)
+        return self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A bool that selects a variant of the kernel when it is compiled."""
+    """A choice that selects a variant of the kernel when it is compiled: a bool, or one of ``choices``.
+
+    Expressions see the position of the choice, so a bool as itself.
+    """
 
     name: str
-    default: bool
+    default: Any
     doc: str
+    choices: tuple[Any, ...] = (False, True)
 
 
 @dataclass(frozen=True)
@@ -100,13 +120,16 @@ class Loss:
     formula: str
     operands: tuple[Operand, ...]
     value: str
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None = None
     let: Mapping[str, str] = field(default_factory=dict)
+    derivatives: Mapping[str, str] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     flags: tuple[Flag, ...] = ()
     torch: str | None = None
-    legacy: bool = False
-    batchmean: bool = False
+    module: str | None = None
+    positional: str = ""
+    mean_of_weights: bool = False
+    mean_of_rows: bool = False
     warn_broadcast: bool = False
     kinks: Callable[..., Sequence[Kink]] = _no_kinks
     convention: str = "The loss is differentiable everywhere."
@@ -119,63 +142,101 @@ class Loss:
         for name in (self.name, *names, *self.let):
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise ValueError(f"{self.name}: {name!r} must be a Python identifier")
-        for name in names:
+        for name in (
+            *(x.name for x in self.operands if x.name not in COMMON),
+            *(x.name for x in self.options),
+            *self.let,
+        ):
             if name in RESERVED:
                 raise ValueError(f"{self.name}: the name {name!r} is taken by every loss; choose another")
         if len({*names, *self.let}) != len(names) + len(self.let):
             raise ValueError(f"{self.name}: operands, parameters, flags and `let` names must differ, got {names}")
-        if not 1 <= len(self.operands) <= MAX_OPERANDS:
-            raise ValueError(f"{self.name}: 1 to {MAX_OPERANDS} operands, got {len(self.operands)}")
+        if not 1 <= len(self.operands) <= MAX_OWN_OPERANDS:
+            raise ValueError(f"{self.name}: 1 to {MAX_OWN_OPERANDS} operands, got {len(self.operands)}")
+        if self.operands[0].default is not None:
+            raise ValueError(f"{self.name}: the first operand, `{self.operands[0].name}`, must not have a default")
         for parameter in self.parameters:
             if not parameter.accepts(parameter.default):
                 raise ValueError(
                     f"{self.name}: the default of `{parameter.name}` must be {parameter.requirement}, "
                     f"got {parameter.default!r}"
                 )
+        for flag in self.flags:
+            if not any(flag.default is x for x in flag.choices):
+                raise ValueError(f"{self.name}: the default of `{flag.name}` must be one of {flag.choices}")
         for operand in self.operands:
             for domain in [operand.domain] if isinstance(operand.domain, str) else operand.domain[1].values():
                 if domain not in DOMAINS:
                     raise ValueError(
                         f"{self.name}: domain of `{operand.name}` must be one of {DOMAINS}, got {domain!r}"
                     )
+        for name in self.derivatives:
+            if name not in {x.name for x in self.operands}:
+                raise ValueError(f"{self.name}: a derivative for {name!r}, which is no operand")
         for case in self.cases:
             for name in case:
                 if name not in names:
                     raise ValueError(f"{self.name}: a case names the unknown parameter {name!r}")
+        known = {*names, *COMMON, *LEGACY}
+        for name in self.positional.split():
+            if name not in known:
+                raise ValueError(f"{self.name}: `positional` names the unknown argument {name!r}")
 
-    @cached_property
+    @property
     def reductions(self) -> tuple[str, ...]:
         """The reductions that the loss accepts."""
-        return (*REDUCTIONS, "batchmean") if self.batchmean else REDUCTIONS
+        return REDUCTIONS
 
     @property
     def options(self) -> tuple[Parameter | Flag, ...]:
-        """The parameters, then the flags: what a function takes besides operands and reduction."""
+        """The parameters, then the flags: what a function takes besides operands and what every loss takes."""
         return (*self.parameters, *self.flags)
 
-    @property
-    def arguments(self) -> tuple[tuple[str, Any], ...]:
-        """``(name, default)`` of each argument of the function, in order; operands have no default (``...``).
+    @cached_property
+    def takes_numbers(self) -> bool:
+        """Whether a number may stand for one of the operands."""
+        return any(x.number or x.default is not None for x in self.operands)
 
-        A loss with a twin in torch has torch's order, where the reduction stands before the parameters.
+    @cached_property
+    def legacy(self) -> bool:
+        """Whether the loss takes torch's deprecated arguments."""
+        return "size_average" in self.positional.split()
+
+    @cached_property
+    def arguments(self) -> tuple[tuple[str, Any], ...]:
+        """``(name, default)`` of each argument of the function, in order; ``...`` is no default.
+
+        ``positional`` decides what stands first, as torch has it for its losses; without it, the operands, the options
+        and the reduction do. What every loss takes besides can be given by keyword only, behind ``("*", ...)``.
         """
-        operands = tuple((x.name, ...) for x in self.operands)
-        legacy = (("size_average", None), ("reduce", None)) if self.legacy else ()
-        options = tuple((x.name, x.default) for x in self.options)
-        reduction = (("reduction", "mean"),)
-        return (*operands, *legacy, *reduction, *options) if self.torch else (*operands, *options, *reduction)
+        own = {x.name: ... if x.default is None else None for x in self.operands}
+        own |= {x.name: x.default for x in self.options}
+        first = self.positional.split() or [*own, "reduction"]
+        every = own | dict(LEGACY if self.legacy else {}) | dict(COMMON)
+        rest = [x for x in every if x not in first]
+        return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
 
     def values(self, case: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every parameter and flag by name, the defaults overridden by ``case``."""
         return {x.name: x.default for x in self.options} | dict(case or {})
 
-    def bind(self, parameters: Sequence[float], flags: Sequence[bool]) -> dict[str, Any]:
+    def bind(self, parameters: Sequence[float], flags: Sequence[int]) -> dict[str, Any]:
         """The parameters and flags of a call by name, as the reference formula takes them."""
-        return dict(zip((x.name for x in self.options), (*parameters, *flags), strict=True))
+        chosen = [x.choices[i] for x, i in zip(self.flags, flags, strict=True)]
+        return dict(zip((x.name for x in self.options), (*parameters, *chosen), strict=True))
 
+    def choose(self, values: Mapping[str, Any]) -> tuple[int, ...]:
+        """The positions of the choices of the flags: what kernels are compiled for."""
+        return tuple(
+            next(i for i, c in enumerate(x.choices) if c is values[x.name] or c == values[x.name]) for x in self.flags
+        )
+
+
+#: Operands of a definition; the weight and the mask come on top.
+MAX_OWN_OPERANDS = 4
 
 #: The kernels keep one tangent per operand; ``kernels/dual.cuh`` has the same number.
-MAX_OPERANDS = 4
+MAX_OPERANDS = 6
 
 _registry: dict[str, Loss] = {}
 

@@ -7,6 +7,7 @@ library offers on one GPU: allocation, the current stream, addresses. The functi
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ from math import prod
 from typing import Any
 
 from cupylosses import checks, compiler, interop, launch
-from cupylosses.codegen import KINDS, Variant
+from cupylosses.codegen import KINDS, Variant, title
 from cupylosses.definition import Loss
+from cupylosses.forms import MASK, WEIGHT, counting
+from cupylosses.reduction import Reduction, resolve
 
 #: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
 EXPECTATIONS = 4096
@@ -108,17 +111,17 @@ class Part:
         self.blocks = launch.grid(self.groups, self.threads, processors)
         self.warps = self.blocks * self.threads // launch.WARP
         self.spare_notes: defaultdict[int, list[Notes]] = defaultdict(list)
-        self._launchers: dict[str, dict[tuple[bool, ...], compiler.Launcher]] = {kind: {} for kind in KINDS}
+        self._launchers: dict[str, dict[tuple[tuple[bool, ...], bool], compiler.Launcher]] = {x: {} for x in KINDS}
 
-    def launcher(self, kind: str, gradients: tuple[bool, ...]) -> compiler.Launcher:
+    def launcher(self, kind: str, gradients: tuple[bool, ...], counted: bool = False) -> compiler.Launcher:
         """The kernel for an entry point, with everything that this plan fixes."""
         known = self._launchers[kind]
-        found = known.get(gradients)
+        found = known.get((gradients, counted))
         if found is None:
-            variant = self.variant(kind, gradients)
+            variant = self.variant(kind, gradients, counted)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            fixed = (self.groups, self.plan.divisor, 1.0 / self.plan.divisor, where)
-            found = known[gradients] = self.plan.launcher(variant, self.blocks, self.threads, fixed)
+            fixed = (self.groups, where)
+            found = known[gradients, counted] = self.plan.launcher(variant, self.blocks, self.threads, fixed)
         return found
 
     def reuse_notes(self, stream: int) -> Notes | None:
@@ -128,7 +131,7 @@ class Part:
         except IndexError:
             return None
 
-    def variant(self, kind: str, gradients: tuple[bool, ...]) -> Variant:
+    def variant(self, kind: str, gradients: tuple[bool, ...], counted: bool = False) -> Variant:
         """What is compiled for this launch."""
         plan, operands = self.plan, len(self.plan.tensors)
         element = self.layout.access[2 * operands] if kind == "elements_gradient" else "none"
@@ -142,16 +145,27 @@ class Part:
             self.layout.lanes,
             (*self.layout.access[:operands], element),
             gradients,
+            compute=plan.compute,
+            counted=counted,
         )
 
 
 class SumPart:
-    """The gradient of one broadcast operand: layout and launches."""
+    """Sums over some dimensions: the gradient of the broadcast operand in ``slot``, or with None the value of a loss
+    that keeps dimensions. Layout and launches.
+    """
 
-    def __init__(self, plan: Plan, slot: int, grad_output: launch.Stream | None, processors: int) -> None:
-        tensor, operands = plan.tensors[slot], len(plan.tensors)
-        self.strides = launch.dense_strides(tensor.shape, tensor.strides)
-        result = launch.broadcast_strides(tensor.shape, self.strides, plan.shape)
+    def __init__(self, plan: Plan, slot: int | None, grad_output: launch.Stream | None, counted: bool = False) -> None:
+        operands = len(plan.tensors)
+        if slot is None:
+            self.shape, self.dtype = plan.resolved.shape, plan.result
+            self.strides = launch.dense_strides(self.shape, (0,) * len(self.shape))
+            result = plan.keep(self.strides)
+        else:
+            tensor = plan.tensors[slot]
+            self.shape, self.dtype = tensor.shape, tensor.dtype
+            self.strides = launch.dense_strides(tensor.shape, tensor.strides)
+            result = launch.broadcast_strides(tensor.shape, self.strides, plan.shape)
         none = (0,) * len(plan.shape)
         read = [x.strides for x in plan.streams[:operands]]
         x = launch.sum_layout(plan.shape, [*read, grad_output.strides if grad_output else none], result)
@@ -162,17 +176,17 @@ class SumPart:
             x.length,
             x.slices,
             x.slice_length,
-            plan.divisor,
             launch.dimension_words(x.kept, x.kept_strides),
             launch.dimension_words(x.reduced, x.reduced_strides),
         )
-        kinds = {"broadcast_gradient": warps, "combine_slices": x.outputs}
+        first, second = ("sum_over", "combine_sums") if slot is None else ("broadcast_gradient", "combine_slices")
+        kinds = {first: warps, second: x.outputs}
         if not self.partials:
-            del kinds["combine_slices"]
+            del kinds[second]
         variant = Variant(
             plan.loss,
             plan.flags,
-            "broadcast_gradient",
+            first,
             plan.storage,
             plan.result,
             "rows",
@@ -180,16 +194,29 @@ class SumPart:
             (*("stream" for _ in plan.tensors), "reused" if grad_output else "none"),
             tuple(i == slot for i in range(operands)),
             x.columns,
+            plan.compute,
+            counted,
         )
         self.launchers = [
             plan.launcher(
                 replace(variant, kind=kind),
-                launch.grid(count, launch.MAX_THREADS, processors),
+                launch.grid(count, launch.MAX_THREADS, plan.processors),
                 launch.MAX_THREADS,
                 fixed,
             )
             for kind, count in kinds.items()
         ]
+
+
+class Divisor:
+    """What a sum is divided by, as kernels take it: a number, or one that lies on the device, and is kept alive."""
+
+    __slots__ = ("arguments", "array", "counted")
+
+    def __init__(self, number: float, array: Any = None, address: int = 0) -> None:
+        self.counted = array is not None
+        self.array = array
+        self.arguments = (number, address) if self.counted else (number, 1.0 / number if number else math.inf)
 
 
 class Plan:
@@ -198,33 +225,59 @@ class Plan:
     def __init__(
         self,
         loss: Loss,
-        flags: tuple[bool, ...],
-        reduction: str,
+        flags: tuple[int, ...],
+        reduction: Reduction,
         tensors: tuple[Tensor, ...],
-        result: str,
+        promoted: str,
         processors: int,
         launcher: Callable[..., Any] | None = None,
     ) -> None:
         shapes = [x.shape for x in tensors]
         self.loss, self.flags, self.reduction, self.tensors = loss, flags, reduction, tensors
-        self.result, self.processors = result, processors
+        #: The dtype that the operands promote to, that of the result, and that of the arithmetic.
+        self.promoted, self.result = promoted, reduction.out_dtype or promoted
+        self.compute = "float64" if promoted == "float64" else "float32"
+        self.processors = processors
         #: What makes a launcher; another than the compiler's own where kernels run elsewhere than on a GPU.
         self.launcher = launcher or compiler.Launcher
         self.shape = checks.broadcast(loss, shapes)
         self.warning = checks.broadcast_warning(loss, shapes)
         self.elements = prod(self.shape)
-        self.batch = self.shape[0] if self.shape else 1
-        self.divisor = float({"mean": self.elements, "batchmean": self.batch}.get(reduction, 1))
+        self.resolved = resolve(loss, reduction, self.shape)
+        #: Whether every element is a result; whether all of them make one number; neither if dimensions are kept.
+        self.elementwise = self.resolved.dims == ()
+        self.scalar = self.resolved.dims is None
+        self.divisor = Divisor(self.resolved.divisor)
         self.storage = tuple(x.dtype for x in tensors)
         self.floating = tuple(x.dtype in checks.FLOATING for x in tensors)
         #: Operands that are read once per element: their gradient is written by the pointwise engine.
         self.full = tuple(prod(x.shape) == self.elements for x in tensors)
-        self.slot = hash((loss.name, flags, reduction, self.shape, self.storage, result)) % EXPECTATIONS
+        self.slot = hash((title(loss), flags, reduction, self.shape, self.storage, self.result)) % EXPECTATIONS
         self.no_gradients = (False,) * len(tensors)
         self._written: dict[tuple[bool, ...], tuple[bool, ...]] = {}
         self._buffers: dict[tuple[bool, ...], list[tuple[int, tuple[int, ...], tuple[int, ...], str]]] = {}
         self._gradient_parts: dict[launch.Stream, Part] = {}
-        self._sum_parts: dict[tuple[int, launch.Stream | None], SumPart] = {}
+        self._sum_parts: dict[tuple[int | None, launch.Stream | None, bool], SumPart] = {}
+
+    def keep(self, strides: Sequence[int]) -> tuple[int, ...]:
+        """The strides of something that has the dimensions of the result, in those of the loss: 0 where it has none."""
+        dims = self.resolved.dims
+        if dims is None:
+            return (0,) * len(self.shape)
+        rest = iter(strides)
+        return tuple(0 if d in dims else next(rest) for d in range(len(self.shape)))
+
+    @cached_property
+    def count(self) -> tuple[Plan, tuple[int, ...]]:
+        """The plan that finds the divisor of a counted mean, and the operands that it takes: weight and mask, so far as
+        they are arrays. Of what is broadcast it reads as much as there is.
+        """
+        weighted, masked = self.resolved.weights, self.resolved.masked
+        positions = tuple(i for i, x in enumerate(self.loss.operands) if (x is WEIGHT and weighted) or x is MASK)
+        tensors = tuple(self.tensors[i] for i in positions)
+        compute = "float64" if "float64" in [x.dtype for x in tensors] else "float32"
+        how = Reduction("sum", None, "float64")
+        return Plan(counting(weighted, masked), (), how, tensors, compute, self.processors, self.launcher), positions
 
     @cached_property
     def gradient_strides(self) -> tuple[tuple[int, ...], ...]:
@@ -263,7 +316,7 @@ class Plan:
     def part(self) -> Part:
         """The launch that computes the value."""
         none = launch.Stream((0,) * len(self.shape), interop.ITEMSIZE[self.result])
-        if self.reduction != "none":
+        if not self.elementwise:
             return Part(self, [*self.streams, none], self.processors)
         absent = [launch.Stream(none.strides, x.itemsize) for x in self.streams[len(self.tensors) :]]
         values = launch.Stream(self.result_strides, none.itemsize)
@@ -276,11 +329,11 @@ class Plan:
             found = self._gradient_parts[grad_output] = Part(self, [*self.streams, grad_output], self.processors)
         return found
 
-    def sum_part(self, slot: int, grad_output: launch.Stream | None) -> SumPart:
-        """The launch that sums the gradient of a broadcast operand."""
-        found = self._sum_parts.get((slot, grad_output))
+    def sum_part(self, slot: int | None, grad_output: launch.Stream | None = None, counted: bool = False) -> SumPart:
+        """The launch that sums the gradient of a broadcast operand, or the value over some dimensions."""
+        found = self._sum_parts.get((slot, grad_output, counted))
         if found is None:
-            found = self._sum_parts[slot, grad_output] = SumPart(self, slot, grad_output, self.processors)
+            found = self._sum_parts[slot, grad_output, counted] = SumPart(self, slot, grad_output, counted)
         return found
 
     def written(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -302,8 +355,10 @@ class Plan:
         return found
 
     def grad_output_stream(self, strides: Sequence[int], misalignment: int) -> launch.Stream:
-        """A grad_output per element as the layout sees it."""
-        return launch.Stream(tuple(strides), interop.ITEMSIZE[self.result], misalignment)
+        """A grad_output per element of the result as the layout sees it."""
+        return launch.Stream(
+            self.keep(strides) if not self.elementwise else tuple(strides), interop.ITEMSIZE[self.result], misalignment
+        )
 
 
 class Notes:
@@ -338,17 +393,40 @@ def gradient_buffers(plan: Plan, device: Device, wanted: tuple[bool, ...]) -> tu
     return gradients, addresses
 
 
-def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
+def count(
+    plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], normalizer: Any = None
+) -> Divisor:
+    """What the sum is divided by. ``normalizer`` is a number, or a double on the device: its array and its address."""
+    resolved = plan.resolved
+    if normalizer is not None:
+        if isinstance(normalizer, float):
+            return Divisor(resolved.divisor * normalizer)
+        return Divisor(resolved.divisor, *normalizer)
+    divisor = resolved.divisor * parameters[-1] if resolved.weighted else resolved.divisor
+    if not resolved.counted:
+        return Divisor(divisor)
+    counting, positions = plan.count
+    array = reduce(counting, device, [pointers[i] for i in positions], (), counting.divisor)
+    return Divisor(divisor * (plan.elements / counting.elements), array, device.address(array))
+
+
+def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], divisor: Divisor) -> Any:
     """The reduced value."""
     part, stream = plan.part, device.stream()
     value = device.empty((), (), plan.result)
     _memory, address = device.workspace(stream, part.groups, device.capturing())
-    part.launcher("value", plan.no_gradients)(stream, *pointers, address, device.address(value), *parameters)
+    launcher = part.launcher("value", plan.no_gradients, divisor.counted)
+    launcher(stream, *pointers, address, device.address(value), *parameters, *divisor.arguments)
     return value
 
 
 def reduce_with_gradient(
-    plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], wanted: tuple[bool, ...]
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    parameters: Sequence[float],
+    divisor: Divisor,
+    wanted: tuple[bool, ...],
 ) -> tuple[Any, Promise]:
     """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
     part, stream, capturing = plan.part, device.stream(), device.capturing()
@@ -359,7 +437,7 @@ def reduce_with_gradient(
     value = device.empty((), (), plan.result)
     gradients, addresses = gradient_buffers(plan, device, wanted)
     _memory, address = device.workspace(stream, part.groups, capturing)
-    part.launcher("value_and_gradient", wanted)(
+    part.launcher("value_and_gradient", wanted, divisor.counted)(
         stream,
         *pointers,
         *addresses,
@@ -368,6 +446,7 @@ def reduce_with_gradient(
         device.expectation(plan.slot),
         notes.address,
         *parameters,
+        *divisor.arguments,
     )
     return value, Promise(gradients, addresses, notes, not capturing)
 
@@ -377,33 +456,39 @@ def verified_gradient(
     device: Device,
     pointers: Sequence[int],
     parameters: Sequence[float],
+    divisor: Divisor,
     wanted: tuple[bool, ...],
     grad_output: int,
     promise: Promise | None,
 ) -> list[Any]:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
     part, stream = plan.part, device.stream()
-    launcher = part.launcher("verify_gradient", wanted)
+    launcher = part.launcher("verify_gradient", wanted, divisor.counted)
     expectation = device.expectation(plan.slot)
+    last = (*parameters, *divisor.arguments)
     if promise is not None and promise.reusable and device.capturing():
         # The graph will run again, the forward that made the promise will not.
         promise = None
     if promise is None:
         gradients, addresses = gradient_buffers(plan, device, wanted)
-        launcher(stream, *pointers, *addresses, grad_output, 0, expectation, *parameters)
+        launcher(stream, *pointers, *addresses, grad_output, 0, expectation, *last)
         return gradients
     notes = promise.notes
-    launcher(stream, *pointers, *promise.addresses, grad_output, notes.address, expectation, *parameters)
+    launcher(stream, *pointers, *promise.addresses, grad_output, notes.address, expectation, *last)
     if promise.reusable:
         part.spare_notes[stream].append(notes)
     return promise.gradients
 
 
-def elements(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float]) -> Any:
-    """A value per element."""
-    values = device.empty(plan.shape, plan.result_strides, plan.result)
-    plan.part.launcher("elements", plan.no_gradients)(device.stream(), *pointers, device.address(values), *parameters)
-    return values
+def elements(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], divisor: Divisor) -> Any:
+    """A value per element, or per index of the dimensions that are kept."""
+    stream = device.stream()
+    if plan.elementwise:
+        values = device.empty(plan.shape, plan.result_strides, plan.result)
+        launcher = plan.part.launcher("elements", plan.no_gradients)
+        launcher(stream, *pointers, device.address(values), *parameters, *divisor.arguments)
+        return values
+    return _sums(plan.sum_part(None, None, divisor.counted), device, stream, pointers, 0, parameters, divisor)
 
 
 def elements_gradient(
@@ -411,14 +496,16 @@ def elements_gradient(
     device: Device,
     pointers: Sequence[int],
     parameters: Sequence[float],
+    divisor: Divisor,
     wanted: tuple[bool, ...],
     grad_output: int,
     grad_output_strides: Sequence[int],
 ) -> list[Any]:
-    """The gradients that the pointwise engine writes, for a grad_output per element of any strides."""
+    """The gradients that the pointwise engine writes, for a grad_output of any strides that is no single number."""
     part = plan.gradient_part(plan.grad_output_stream(grad_output_strides, grad_output % 16))
     gradients, addresses = gradient_buffers(plan, device, wanted)
-    part.launcher("elements_gradient", wanted)(device.stream(), *pointers, *addresses, grad_output, *parameters)
+    launcher = part.launcher("elements_gradient", wanted, divisor.counted)
+    launcher(device.stream(), *pointers, *addresses, grad_output, *parameters, *divisor.arguments)
     return gradients
 
 
@@ -427,20 +514,32 @@ def broadcast_gradient(
     device: Device,
     pointers: Sequence[int],
     parameters: Sequence[float],
+    divisor: Divisor,
     slot: int,
     grad_output: int,
     grad_output_strides: Sequence[int] | None,
 ) -> Any:
     """The gradient of a broadcast operand, summed; ``grad_output_strides`` is None for one grad_output for all."""
     per_element = None if grad_output_strides is None else plan.grad_output_stream(grad_output_strides, 0)
-    part, stream = plan.sum_part(slot, per_element), device.stream()
-    tensor = plan.tensors[slot]
-    gradient = device.empty(tensor.shape, part.strides, tensor.dtype)
+    part = plan.sum_part(slot, per_element, divisor.counted)
+    return _sums(part, device, device.stream(), pointers, grad_output, parameters, divisor)
+
+
+def _sums(
+    part: SumPart,
+    device: Device,
+    stream: int,
+    pointers: Sequence[int],
+    grad_output: int,
+    parameters: Sequence[float],
+    divisor: Divisor,
+) -> Any:
+    sums = device.empty(part.shape, part.strides, part.dtype)
     partials = device.empty((part.partials,), (1,), "float64") if part.partials else None
     memory = device.address(partials) if partials is not None else 0
     for launcher in part.launchers:
-        launcher(stream, *pointers, device.address(gradient), grad_output, memory, *parameters)
-    return gradient
+        launcher(stream, *pointers, device.address(sums), grad_output, memory, *parameters, *divisor.arguments)
+    return sums
 
 
 def gradients(
@@ -448,6 +547,7 @@ def gradients(
     device: Device,
     pointers: Sequence[int],
     parameters: Sequence[float],
+    divisor: Divisor,
     wanted: tuple[bool, ...],
     grad_output: int,
     grad_output_strides: Sequence[int] | None,
@@ -456,15 +556,17 @@ def gradients(
     """Every wanted gradient, whichever kernels it takes; None for the others."""
     written = plan.written(wanted)
     if grad_output_strides is not None and True in written:
-        result = elements_gradient(plan, device, pointers, parameters, written, grad_output, grad_output_strides)
+        result = elements_gradient(
+            plan, device, pointers, parameters, divisor, written, grad_output, grad_output_strides
+        )
     elif True in written:
-        result = verified_gradient(plan, device, pointers, parameters, written, grad_output, promise)
+        result = verified_gradient(plan, device, pointers, parameters, divisor, written, grad_output, promise)
     else:
         result = [None] * len(wanted)
     if written != wanted:
         for slot, (w, f) in enumerate(zip(wanted, plan.full, strict=True)):
             if w and not f:
                 result[slot] = broadcast_gradient(
-                    plan, device, pointers, parameters, slot, grad_output, grad_output_strides
+                    plan, device, pointers, parameters, divisor, slot, grad_output, grad_output_strides
                 )
     return result

@@ -10,29 +10,85 @@ from collections.abc import Callable
 from typing import Any
 
 from cupylosses import checks, interop
+from cupylosses.call import Call
 from cupylosses.definition import Loss, registry
+from cupylosses.documentation import docstring
+from cupylosses.forms import form
+from cupylosses.reduction import Reduction
+
+#: What every loss takes besides, in the order in which the functions hand it on.
+_ADDED = ("weight", "mask", "normalizer", "dim", "out_dtype")
+
+_PLAIN = {kind: Reduction(kind) for kind in ("none", "mean", "sum", "batchmean", "weighted_mean")}
 
 
-def _evaluate(
+def prepare(
     loss: Loss,
     operands: tuple[Any, ...],
     reduction: str,
     parameters: tuple[Any, ...],
     flags: tuple[Any, ...],
+    added: tuple[Any, ...] | None = None,
     size_average: bool | None = None,
     reduce: bool | None = None,
-) -> Any:
-    """Checks what is not an array, finds the library that owns the arrays, and hands over."""
+) -> Call:
+    """Checks what is not an array, and finds the form of the loss."""
     if size_average is not None or reduce is not None:
         reduction = checks.legacy_reduction(loss, size_average, reduce)
-    elif reduction not in loss.reductions:
+    how = _PLAIN.get(reduction) if type(reduction) is str else None
+    if how is None:
         checks.reduction(loss, reduction)
     if parameters:
         parameters = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, parameters)])
     if flags:
-        flags = tuple([checks.flag(loss, s.name, x) for s, x in zip(loss.flags, flags)])
-    library, operands = common_library(loss, operands)
-    return (_BACKENDS[library] or backend(library)).evaluate(loss, operands, reduction, parameters, flags)
+        flags = tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, flags)])
+    if added is None and not loss.takes_numbers:
+        return Call(loss, operands, how, parameters, flags)
+    weight, mask, normalizer, dim, out_dtype = added or (None,) * 5
+    loss, operands, parameters = _with_numbers(loss, operands, parameters, weight, mask)
+    if normalizer is not None:
+        normalizer = checks.normalizer(loss, normalizer, reduction)
+    if dim is not None:
+        dim = checks.dimensions(loss, dim, reduction)
+    if out_dtype is not None:
+        out_dtype = checks.out_dtype(loss, out_dtype)
+    how = Reduction(reduction, dim, out_dtype, normalizer is not None)
+    return Call(loss, operands, how, parameters, flags, normalizer)
+
+
+def _with_numbers(
+    loss: Loss, operands: tuple[Any, ...], parameters: tuple[float, ...], weight: Any, mask: Any
+) -> tuple[Loss, tuple[Any, ...], tuple[float, ...]]:
+    """The form of the loss for these arguments: numbers become parameters, weight and mask the last operands."""
+    arrays, numbers = [], {}
+    for operand, x in zip(loss.operands, operands, strict=True):
+        if x is None and operand.default is not None:
+            numbers[operand.name] = operand.default
+        elif operand.number and interop.kind(x) == "unknown":
+            numbers[operand.name] = checks.number(loss, operand.name, x)
+        else:
+            arrays.append(x)
+    kind = None
+    if weight is not None:
+        kind = "number" if interop.kind(weight) == "unknown" else "array"
+        if kind == "array":
+            arrays.append(weight)
+        else:
+            numbers["weight"] = checks.number(loss, "weight", weight)
+    if mask is not None:
+        arrays.append(mask)
+    given = frozenset(numbers) - {"weight"}
+    return form(loss, given, kind, mask is not None), tuple(arrays), (*parameters, *numbers.values())
+
+
+def evaluate(call: Call) -> Any:
+    """Finds the library that owns the arrays, and hands over."""
+    library, operands = common_library(call.loss, call.operands)
+    return (_BACKENDS[library] or backend(library)).evaluate(call._replace(operands=operands))
+
+
+def _evaluate(*arguments: Any) -> Any:
+    return evaluate(prepare(*arguments))
 
 
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -72,75 +128,35 @@ def backend(library: str) -> Any:
     return found
 
 
-def _function(loss: Loss) -> Callable[..., Any]:
+def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
     """The public function of a definition. Written as source, so that Python itself parses the arguments: binding a
-    signature object costs more than the launch."""
+    signature object costs more than the launch. ``function.prepare`` checks the same arguments and returns the call.
+    """
 
-    def spell(default: Any) -> str:
-        return "" if default is ... else f"={default!r}"
+    def spell(name: str, default: Any) -> str:
+        return name if default is ... else f"{name}={default!r}"
 
     def names(items: Any) -> str:
         return "".join(f"{x.name}, " for x in items)
 
-    signature = ", ".join(f"{name}{spell(default)}" for name, default in loss.arguments)
-    legacy = ", size_average, reduce" if loss.legacy else ""
-    text = (
-        f"def {loss.name}({signature}):\n"
-        f"    return _evaluate(_loss, ({names(loss.operands)}), reduction, ({names(loss.parameters)}), "
-        f"({names(loss.flags)}){legacy})\n"
+    signature = ", ".join(spell(name, default) for name, default in loss.arguments)
+    added = f"None if {' is '.join(_ADDED)} is None else ({', '.join(_ADDED)})"
+    text = "".join(
+        f"def {name}({signature}):\n"
+        f"    return _{step}(_loss, ({names(loss.operands)}), reduction, ({names(loss.parameters)}), "
+        f"({names(loss.flags)}), {added}{', size_average, reduce' if loss.legacy else ''})\n"
+        for name, step in ((loss.name, "evaluate"), ("prepare", "prepare"))
     )
-    scope: dict[str, Any] = {"_evaluate": _evaluate, "_loss": loss}
-    exec(compile(text, f"<cupylosses.functional.{loss.name}>", "exec"), scope)
+    scope: dict[str, Any] = {"_evaluate": _evaluate, "_prepare": prepare, "_loss": loss}
+    exec(compile(text, f"<{module}.{loss.name}>", "exec"), scope)
     function = scope[loss.name]
-    function.__module__ = __name__
+    function.__module__ = module
     function.__doc__ = docstring(loss)
     function.loss = loss
+    function.prepare = scope["prepare"]
     return function
-
-
-def docstring(loss: Loss) -> str:
-    """Meaning, formula, arguments, result, gradient convention, errors, source."""
-    lines = [loss.summary, "", f"    {loss.formula}", "", "Args:"]
-    shape = "(*), floating" + (" or integer" if any(x.integer for x in loss.operands) else "")
-    for operand in loss.operands:
-        domain = (
-            operand.domain
-            if isinstance(operand.domain, str)
-            else " or ".join(dict.fromkeys(operand.domain[1].values()))
-        )
-        lines.append(f"    {operand.name}: {operand.doc} Shape {shape}; operands broadcast. Domain: {domain}.")
-    for parameter in loss.parameters:
-        lines.append(
-            f"    {parameter.name}: {parameter.doc} Must be {parameter.requirement}. Default {parameter.default!r}."
-        )
-    for flag in loss.flags:
-        lines.append(f"    {flag.name}: {flag.doc} Default {flag.default!r}.")
-    choices = ", ".join(repr(x) for x in loss.reductions)
-    lines.append(f"    reduction: One of {choices}. Default 'mean'.")
-    if loss.legacy:
-        lines.append("    size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.")
-    lines += [
-        "",
-        "Returns:",
-        "    The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their",
-        "    device.",
-        "",
-        "Gradient:",
-        f"    Every floating operand is differentiable. {loss.convention} Where the loss is NaN the gradient is NaN.",
-        "",
-        "Raises:",
-        "    TypeError: an operand that is no array, has another dtype, or belongs to another library.",
-        "    ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.",
-    ]
-    if loss.notes:
-        lines += ["", loss.notes]
-    if loss.torch:
-        lines += ["", f"Drop-in for ``torch.nn.functional.{loss.torch}``."]
-    if loss.source:
-        lines += ["", f"Source: {loss.source}"]
-    return "\n".join(lines) + "\n"
 
 
 __all__ = list(registry())
 
-globals().update({loss.name: _function(loss) for loss in registry().values()})
+globals().update({loss.name: function_of(loss) for loss in registry().values()})

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
+import numpy
+
 from cupylosses import checks, reference
-from cupylosses.definition import Loss
+from cupylosses.call import Call
 
 
-def evaluate(
-    loss: Loss, operands: Sequence[Any], reduction: str, parameters: Sequence[float], flags: Sequence[bool]
-) -> Any:
+def evaluate(call: Call) -> Any:
     """The loss of NumPy arrays."""
+    loss, operands, normalizer = call.loss, call.operands, call.normalizer
     names = [x.dtype.name for x in operands]
     checks.dtypes(loss, names)
-    shapes = [x.shape for x in operands]
-    shape = checks.broadcast(loss, shapes)
-    warning = checks.broadcast_warning(loss, shapes)
+    warning = checks.broadcast_warning(loss, [x.shape for x in operands])
     if warning:
-        warnings.warn(warning, UserWarning, stacklevel=4)
-    batch = shape[0] if shape else 1
-    values = loss.bind(parameters, flags)
-    return reference.evaluate(loss, operands, reduction, values, checks.promote(names), batch)
+        warnings.warn(warning, UserWarning, stacklevel=5)
+    if normalizer is not None and type(normalizer) is not float:
+        call = call._replace(normalizer=numpy.asarray(normalizer, dtype=numpy.float64).reshape(()))
+    # Empty sums and infinities have their results without NumPy's remarks.
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        return reference.evaluate(call, checks.promote(names))

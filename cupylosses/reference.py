@@ -6,29 +6,69 @@ operands), sums run in float64, and the result is rounded once. Derivatives are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from array_api_compat import array_namespace, is_torch_array
 
-from cupylosses.definition import Loss
+from cupylosses import checks
+from cupylosses.call import Call
+from cupylosses.forms import MASK, WEIGHT
+from cupylosses.reduction import resolve
 
 
-def evaluate(
-    loss: Loss, operands: Sequence[Any], reduction: str, values: Mapping[str, Any], result: str, batch: int
-) -> Any:
-    """The loss of ``operands`` in dtype ``result``; ``batch`` is what `batchmean` divides by."""
+def evaluate(call: Call, promoted: str) -> Any:
+    """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
+    loss, operands, parameters = call.loss, call.operands, call.parameters
+    if loss.reference is None:
+        raise checks.no_reference(loss)
     xp = array_namespace(*operands)
-    compute = xp.float64 if result == "float64" else xp.float32
-    operands = [xp.astype(x, compute, copy=False) for x in operands]
-    elements = loss.reference(xp, *operands, **values)
+    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    resolved = resolve(loss, call.reduction, shape)
+    compute = xp.float64 if promoted == "float64" else xp.float32
+    wide = [xp.astype(x, compute, copy=False) for x in operands]
+    elements = loss.reference(xp, *wide, **loss.bind(parameters, call.flags))
     if is_torch_array(elements) and elements.requires_grad:
-        elements = _with_nan_gradients(xp, elements, operands)
-    if reduction != "none":
-        total = xp.sum(elements, dtype=xp.float64)
-        divisor = {"mean": elements.size if not is_torch_array(elements) else elements.numel(), "batchmean": batch}
-        elements = total / xp.asarray(float(divisor.get(reduction, 1)), dtype=xp.float64, device=_device(total))
-    return xp.astype(elements, getattr(xp, result), copy=False)
+        elements = _with_nan_gradients(xp, elements, wide)
+    if resolved.dims != ():
+        axis = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
+        total = xp.sum(elements, axis=axis, dtype=xp.float64) if shape else xp.astype(elements, xp.float64)
+        divisor = _number(xp, total, resolved.divisor)
+        if resolved.weighted:
+            divisor = divisor * parameters[-1]
+        if call.normalizer is not None:
+            divisor = divisor * call.normalizer
+        elif resolved.counted:
+            divisor = divisor * _counted(xp, call, wide, shape, axis, resolved.weights)
+        elements = divide(xp, total, divisor)
+    return xp.astype(elements, getattr(xp, call.reduction.out_dtype or promoted), copy=False)
+
+
+def divide(xp: Any, total: Any, divisor: Any) -> Any:
+    """A sum over its divisor. Nothing over nothing is NaN, but its gradient is 0: 0 * inf must not arise."""
+    if isinstance(divisor, (int, float)):
+        divisor = _number(xp, total, divisor)
+    empty = divisor == 0
+    quotient = total / xp.where(empty, xp.ones_like(divisor), divisor)
+    return xp.where(empty, _detached(total) / _detached(divisor), quotient)
+
+
+def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axis: Sequence[int], weights: bool) -> Any:
+    """The weights, or elements, that the mask leaves, summed over the reduced dimensions."""
+    given = {o.name: x for o, x in zip(call.loss.operands, wide, strict=True) if o in (WEIGHT, MASK)}
+    counted = given["weight"] if weights else given["mask"]
+    if weights and "mask" in given:
+        counted = xp.where(given["mask"] != 0, counted, xp.zeros_like(counted))
+    counted = xp.astype(xp.broadcast_to(counted, tuple(shape)), xp.float64, copy=False)
+    return xp.sum(counted, axis=tuple(axis)) if shape else counted
+
+
+def _number(xp: Any, like: Any, value: float) -> Any:
+    return xp.asarray(float(value), dtype=xp.float64, device=like.device if is_torch_array(like) else None)
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if is_torch_array(x) else x
 
 
 def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:
@@ -40,7 +80,3 @@ def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:
     zero = xp.zeros_like(elements)
     squares = sum(xp.where(bad, x, zero) ** 2 for x in operands)
     return xp.where(bad, squares * xp.where(bad, elements.detach(), zero), elements)
-
-
-def _device(x: Any) -> Any:
-    return x.device if is_torch_array(x) else None

@@ -9,7 +9,7 @@
 //
 // Literals in an expression (`0.5 * d`) take the arithmetic type of the operand beside them.
 
-constexpr int kMaxOperands = 4;  // definition.py: MAX_OPERANDS
+constexpr int kMaxOperands = 6;  // definition.py: MAX_OPERANDS
 
 template <class T, unsigned kMask_>
 struct Dual {
@@ -116,6 +116,12 @@ __device__ __forceinline__ Dual<T, kA | kB> chain(const Dual<T, kA>& a, const Du
 template <class T, unsigned kMask>
 __device__ __forceinline__ T tangent_or_zero(const Dual<T, kMask>& x, int slot) {
   return has<kMask>(slot) ? x.tangent[slot] : T(0);
+}
+
+// Replaces the derivative with respect to the operand in `kSlot` by one that a definition gives by hand.
+template <int kSlot, class T, unsigned kMask, unsigned kOther>
+__device__ __forceinline__ void set_tangent(Dual<T, kMask>& y, const Dual<T, kOther>& derivative) {
+  if constexpr (has<kMask>(kSlot)) y.tangent[kSlot] = derivative.value;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

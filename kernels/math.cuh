@@ -25,6 +25,13 @@ __device__ __forceinline__ double scalar_log(double x) {
   return log(x);
 }
 
+__device__ __forceinline__ float scalar_largest(float) {
+  return 3.40282347e38f;
+}
+__device__ __forceinline__ double scalar_largest(double) {
+  return 1.79769313486231571e308;
+}
+
 // -1, 0, 1, or NaN.
 template <class T>
 __device__ __forceinline__ T scalar_sign(T x) {
@@ -137,4 +144,20 @@ __device__ __forceinline__ Dual<T, kMask> relu_active(const Dual<T, kMask>& x) {
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
   return constant<T>(x.value != x.value ? x.value : T(0));
+}
+
+// weight * x; an x of weight 0 counts for nothing, whatever it is, infinities and NaN included. The derivative with
+// respect to a weight of 0 is x all the same, where that is finite, so that a weight can be learned from 0.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, const Dual<T, kB>& x) {
+  const bool unused = weight.value == T(0);
+  const T partial = unused && !(scalar_abs(x.value) <= scalar_largest(T())) ? T(0) : x.value;
+  Dual<T, kA | kB> y;
+  y.value = unused ? T(0) : weight.value * x.value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kA>(k)) y.tangent[k] = partial * weight.tangent[k];
+    if (has<kB>(k)) y.tangent[k] = unused ? T(0) : weight.value * x.tangent[k];
+  }
+  return y;
 }

@@ -197,7 +197,7 @@ struct Pointwise {
       value[i] = y.value;
       sum += y.value;
       Compute factor = scale;
-      if constexpr (kScaledPerElement) factor = x.grad_output.template lane<Compute>(i);
+      if constexpr (kScaledPerElement) factor *= x.grad_output.template lane<Compute>(i);
       // A loss that is NaN has no gradient to follow: NaN, also where the derivative formula happens to be finite.
       ((gradient[kSlot][i] = y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor), ...);
     }
@@ -294,29 +294,29 @@ __device__ __forceinline__ void reduce_value(const Program& program, int64 group
   reduce<kUnroll>(program, unused, groups, memory, divisor, value);
 }
 
-// The same, and the gradients for the expected grad_output; weight = 1 / divisor.
+// The same, and the gradients for the expected grad_output; scale = 1 / divisor.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 groups, double* memory,
-                                                          double divisor, double weight, Result* value,
+                                                          double divisor, double scale, Result* value,
                                                           const double* expected, double* used) {
-  ExpectedScale<typename Program::Compute> scale(expected, used, weight);
-  reduce<kUnroll>(program, scale, groups, memory, divisor, value);
+  ExpectedScale<typename Program::Compute> expectation(expected, used, scale);
+  reduce<kUnroll>(program, expectation, groups, memory, divisor, value);
 }
 
 // The gradients for the true grad_output, unless this warp's part was written with it already.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void verify_gradient(const Program& program, int64 groups, double weight,
+__device__ __forceinline__ void verify_gradient(const Program& program, int64 groups, double scale,
                                                 const Result* grad_output, const double* used, double* expected) {
   if (global_warp() >= groups) return;  // has no part, and so left no note
   const double g = widen<double>(*grad_output);
   if (!verify(g, used, expected)) return;
-  KnownScale<typename Program::Compute> scale{static_cast<typename Program::Compute>(g * weight)};
-  sweep<false, kUnroll>(program, scale, groups, nullptr);
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
+  sweep<false, kUnroll>(program, known, groups, nullptr);
 }
 
-// Values, or gradients for a grad_output per element: no reduction.
+// Values, or gradients for a grad_output per element, times `scale`: no reduction.
 template <int kUnroll, class Program>
-__device__ __forceinline__ void map_elements(const Program& program, int64 groups) {
-  KnownScale<typename Program::Compute> unused{0};
-  sweep<false, kUnroll>(program, unused, groups, nullptr);
+__device__ __forceinline__ void map_elements(const Program& program, int64 groups, double scale) {
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(scale)};
+  sweep<false, kUnroll>(program, known, groups, nullptr);
 }

@@ -12,7 +12,7 @@ the right program is not in the list:
 from cupylosses.testing.mutations import Mutant
 
 POINTWISE = "kernels/pointwise.cuh"
-BROADCAST = "kernels/broadcast_gradient.cuh"
+BROADCAST = "kernels/sum_over.cuh"
 REDUCE = "kernels/reduce.cuh"
 LAYOUT = "kernels/layout.cuh"
 EXPECTATION = "kernels/expectation.cuh"

@@ -1,7 +1,12 @@
-// The gradient of a broadcast operand: an operand that was read once for many elements receives the sum over them.
+// Sums over some dimensions of a loss, the others being kept:
 //
-//   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        m: the operand's own elements, "outputs"
-//                                                                         r: the dimensions it was broadcast along
+//   y[m] = sum over r of loss[m, r] / divisor                             m: what is kept, "outputs"
+//   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        r: what is summed over
+//            / divisor
+//
+// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand, which was
+// read once for many elements and receives the sum over them: m are its own elements, r the dimensions that it was
+// broadcast along.
 //
 // Two mappings, chosen by which of the two is innermost in memory (launch.py):
 //   kColumns   lanes along m: one column per lane, consecutive lanes read consecutive addresses
@@ -14,9 +19,10 @@
 // signs and cancel, and float runs as in pointwise.cuh lost digits that PyTorch keeps.
 
 constexpr int kInFlight = 4;  // terms whose loads are issued together
+constexpr int kValue = -1;    // instead of a slot: the terms are values
 
 template <class Loss_, class Sources_, class Element_, int kSlot_>
-struct BroadcastGradient {
+struct SumOver {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
   using Slots = typename MakeIndices<Sources_::kSize>::type;
@@ -24,7 +30,7 @@ struct BroadcastGradient {
   static constexpr int kStreams = kOperands + 2;  // operands, grad_output, the result
   static constexpr int kElementStream = kOperands;
   static constexpr int kResultStream = kOperands + 1;
-  static constexpr unsigned kMask = 1u << kSlot_;
+  static constexpr unsigned kMask = kSlot_ == kValue ? 0u : 1u << kSlot_;
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
 
   Loss loss;
@@ -41,8 +47,8 @@ struct BroadcastGradient {
   __device__ __forceinline__ void load_term(const int64 (&at)[kStreams], Term& term) const {
     load_term(at, term, Slots{});
   }
-  __device__ __forceinline__ Compute derivative(const Term& term) const {
-    return derivative(term, Slots{});
+  __device__ __forceinline__ Compute evaluate(const Term& term) const {
+    return evaluate(term, Slots{});
   }
 
  private:
@@ -54,23 +60,26 @@ struct BroadcastGradient {
   }
 
   template <int... kSlot>
-  __device__ __forceinline__ Compute derivative(const Term& term, Indices<kSlot...>) const {
+  __device__ __forceinline__ Compute evaluate(const Term& term, Indices<kSlot...>) const {
     const auto y = loss(variable<kMask, kSlot>(get<kSlot>(term.operands).template lane<Compute>(0))...);
+    if constexpr (kSlot_ == kValue) return y.value;
     const Compute d = y.value != y.value ? y.value : tangent_or_zero(y, kSlot_);  // as in pointwise.cuh
     return kScaledPerElement ? d * term.grad_output : d;
   }
 };
 
-// What is left to do with a finished sum: the common factor and the rounding.
+// What is left to do with a finished sum: common factors and the rounding. Values are divided; gradients are scaled by
+// the inverse, which is 0 and not inf for the mean of nothing.
 template <class Storage, class Result>
 struct Deposit {
   Storage* pointer;
-  const Result* grad_output;  // null when grad_output came per element
+  const Result* grad_output;  // null for values, and when grad_output came per element
   double divisor;
+  double scale;
 
   __device__ __forceinline__ void store(int64 offset, double sum) const {
-    const double factor = grad_output == nullptr ? 1.0 : widen<double>(*grad_output) / divisor;
-    pointer[offset] = Narrow<Storage>::from(sum * factor);
+    const double factor = grad_output == nullptr ? scale : scale * widen<double>(*grad_output);
+    pointer[offset] = Narrow<Storage>::from(sum * factor / divisor);
   }
 };
 
@@ -106,7 +115,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        if (r + i * stride < end) total += program.derivative(term[i]);
+        if (r + i * stride < end) total += program.evaluate(term[i]);
       }
     }
     if (!kColumns) {

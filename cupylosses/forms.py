@@ -1,0 +1,117 @@
+"""What a call adds to a loss: a weight, a mask, numbers in place of operands. The result is a loss of its own.
+
+So the engine knows neither weights nor masks: they are operands like the others, broadcast like them, and read in the
+same pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from cupylosses.definition import Loss, Operand, Parameter
+
+WEIGHT = Operand("weight", "What each element is multiplied by.", domain="nonnegative")
+MASK = Operand("mask", "True where an element counts.", domain="binary", integer=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Form(Loss):
+    """A loss with some of its operands given as ``numbers``, and perhaps a weight (an array or a number) and a mask.
+
+    An element without weight, or masked, is 0 whatever it holds, and so are its gradients: it is replaced, not
+    multiplied. The derivative with respect to a weight of 0 still is the element, where that is finite.
+    """
+
+    base: Loss | None = None
+    numbers: frozenset[str] = frozenset()
+    weight: str | None = None
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        """Nothing: what is put together here was validated."""
+
+    @property
+    def suffix(self) -> str:
+        """What distinguishes the form from others of its loss, for the names of kernels."""
+        parts = [f"{x.name}-number" for x in (self.base or self).operands if x.name in self.numbers]
+        return "_".join([*parts, *([f"weight-{self.weight}"] if self.weight else []), *(["mask"] if self.mask else [])])
+
+
+@cache
+def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None = None, mask: bool = False) -> Loss:
+    """The form of a loss, always the same object for the same arguments; the loss itself if nothing is added.
+
+    ``weight`` is ``"array"``, ``"number"`` or None. Numbers become parameters behind those of the loss, in the order of
+    the operands, the weight last; the arrays of weight and mask become the last operands.
+    """
+    if not numbers and weight is None and not mask:
+        return loss
+    added = [WEIGHT] if weight == "array" else []
+    operands = (*(x for x in loss.operands if x.name not in numbers), *added, *([MASK] if mask else []))
+    constants = [*(x for x in loss.operands if x.name in numbers), *([WEIGHT] if weight == "number" else [])]
+    parameters = (*loss.parameters, *(Parameter(x.name, _typical(x), x.doc) for x in constants))
+    own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
+    own |= {"operands": operands, "parameters": parameters, "kinks": Loss.kinks, "cases": ({},)}
+    own["reference"] = loss.reference and _reference(loss, [x.name for x in operands], weight, mask)
+    return Form(**own, base=loss, numbers=numbers, weight=weight, mask=mask)
+
+
+def _typical(operand: Operand) -> float:
+    """A number at which every loss is smooth in this operand."""
+    if operand.default is not None:
+        return operand.default
+    domains = {operand.domain} if isinstance(operand.domain, str) else set(operand.domain[1].values())
+    # A half is a probability, a real and a positive number, but no label and no logarithm.
+    return -0.75 if "log_probability" in domains else 1.0 if "sign" in domains else 0.5
+
+
+def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool) -> Callable[..., Any]:
+    """The formula of a form from that of its loss."""
+    assert loss.reference is not None
+
+    def reference(xp: Any, *arrays: Any, **values: Any) -> Any:
+        given = dict(zip(names, arrays, strict=True))
+        zero = 0 * sum(xp.where(xp.isfinite(x), x, xp.zeros_like(x)) for x in given.values())  # of the full shape
+        for constant in [x.name for x in loss.operands if x.name not in given] + ["weight"] * (weighted == "number"):
+            given[constant] = zero + values.pop(constant)
+        own = {x.name: given[x.name] for x in loss.operands}
+
+        unused = zero != 0
+        if weighted:
+            unused = unused | (given["weight"] == 0)
+        if masked:
+            unused = unused | (given["mask"] == 0)
+        # Replaced before the formula sees them: afterwards their NaN would be in the gradient already.
+        safe = [xp.where(unused, zero + _typical(x), own[x.name]) for x in loss.operands]
+        elements = loss.reference(xp, *safe, **values)
+        if weighted:
+            true = _detached(loss.reference(xp, *(zero + _detached(x) for x in own.values()), **values))
+            finite = xp.where(xp.isfinite(true), true, zero)
+            elements = given["weight"] * xp.where(given["weight"] == 0, finite, elements)
+        return xp.where(given["mask"] != 0, elements, zero) if masked else elements
+
+    return reference
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if hasattr(x, "detach") else x
+
+
+@cache
+def counting(weighted: bool, masked: bool) -> Loss:
+    """The loss whose sum is the divisor of a mean: of the weights, or of 1, over what the mask leaves."""
+    if weighted and masked:
+        name, operands, value = "unmasked_weight", (WEIGHT, MASK), "where(mask != 0, weight, 0)"
+    elif weighted:
+        name, operands, value = "sum_of_weights", (WEIGHT,), "weight"
+    else:
+        name, operands, value = "unmasked", (MASK,), "mask"
+
+    def reference(xp: Any, *arrays: Any) -> Any:
+        return xp.where(arrays[1] != 0, arrays[0], xp.zeros_like(arrays[0])) if len(arrays) == 2 else arrays[0]
+
+    summary = "What a mean is divided by."
+    return Loss(name=name, summary=summary, formula=value, operands=operands, value=value, reference=reference)
