@@ -209,7 +209,7 @@ class Loss:
         ``positional`` decides what stands first, as torch has it for its losses; without it, the operands, the options
         and the reduction do. What every loss takes besides can be given by keyword only, behind ``("*", ...)``.
         """
-        own = {x.name: ... if x.default is None else None for x in self.operands}
+        own: dict[str, Any] = {x.name: ... if x.default is None else None for x in self.operands}
         own |= {x.name: x.default for x in self.options}
         first = self.positional.split() or [*own, "reduction"]
         every = own | dict(LEGACY if self.legacy else {}) | dict(COMMON)

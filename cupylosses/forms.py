@@ -70,7 +70,8 @@ def _typical(operand: Operand) -> float:
 
 def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool) -> Callable[..., Any]:
     """The formula of a form from that of its loss."""
-    assert loss.reference is not None
+    formula = loss.reference
+    assert formula is not None
 
     def reference(xp: Any, *arrays: Any, **values: Any) -> Any:
         given = dict(zip(names, arrays, strict=True))
@@ -86,9 +87,9 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
             unused = unused | (given["mask"] == 0)
         # Replaced before the formula sees them: afterwards their NaN would be in the gradient already.
         safe = [xp.where(unused, zero + _typical(x), own[x.name]) for x in loss.operands]
-        elements = loss.reference(xp, *safe, **values)
+        elements = formula(xp, *safe, **values)
         if weighted:
-            true = _detached(loss.reference(xp, *(zero + _detached(x) for x in own.values()), **values))
+            true = _detached(formula(xp, *(zero + _detached(x) for x in own.values()), **values))
             finite = xp.where(xp.isfinite(true), true, zero)
             elements = given["weight"] * xp.where(given["weight"] == 0, finite, elements)
         return xp.where(given["mask"] != 0, elements, zero) if masked else elements
@@ -103,12 +104,9 @@ def _detached(x: Any) -> Any:
 @cache
 def counting(weighted: bool, masked: bool) -> Loss:
     """The loss whose sum is the divisor of a mean: of the weights, or of 1, over what the mask leaves."""
-    if weighted and masked:
-        name, operands, value = "unmasked_weight", (WEIGHT, MASK), "where(mask != 0, weight, 0)"
-    elif weighted:
-        name, operands, value = "sum_of_weights", (WEIGHT,), "weight"
-    else:
-        name, operands, value = "unmasked", (MASK,), "mask"
+    operands = (*([WEIGHT] if weighted else []), *([MASK] if masked else []))
+    name = "_".join(["count", *(x.name for x in operands)])
+    value = "where(mask != 0, weight, 0)" if weighted and masked else operands[0].name
 
     def reference(xp: Any, *arrays: Any) -> Any:
         return xp.where(arrays[1] != 0, arrays[0], xp.zeros_like(arrays[0])) if len(arrays) == 2 else arrays[0]

@@ -1,7 +1,9 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar
 
+from cupylosses.call import Call
 from cupylosses.definition import Loss
 
 class _Exchangeable(Protocol):
@@ -13,33 +15,61 @@ _Array = TypeVar("_Array", bound=_Exchangeable)
 
 __all__: list[str]
 
+_Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
+
+def prepare(
+    loss: Loss,
+    operands: tuple[Any, ...],
+    reduction: str,
+    parameters: tuple[Any, ...],
+    flags: tuple[Any, ...],
+    added: tuple[Any, ...] | None = ...,
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+) -> Call: ...
+def evaluate(call: Call) -> Any: ...
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
 def backend(library: str) -> Any: ...
-def docstring(loss: Loss) -> str: ...
+def function_of(loss: Loss, module: str = ...) -> Callable[..., Any]: ...
 def kl_div(
     input: _Array,
     target: _Exchangeable,
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: Literal["none", "mean", "sum", "batchmean"] = "mean",
+    reduction: _Reduction = "mean",
     log_target: bool = False,
+    *,
     log_input: bool = True,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
 ) -> _Array:
     """Kullback-Leibler divergence of the prediction from the target, element by element.
 
         target (log target - input), with input = log of the predicted probability
 
     Args:
-        input: The predicted distribution as log-probabilities, or as probabilities with `log_input=False`. Shape (*), floating; operands broadcast. Domain: log_probability or probability.
-        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`. Shape (*), floating; operands broadcast. Domain: log_probability or probability.
+        input: The predicted distribution as log-probabilities, or as probabilities with `log_input=False`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
         log_target: Whether `target` holds log-probabilities. Default False.
         log_input: Whether `input` holds log-probabilities; False fuses the logarithm in. Default True.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
-        device.
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
 
     Gradient:
         Every floating operand is differentiable. Where the target has no mass, value and both gradients are 0, also against an impossible prediction. Where the loss is NaN the gradient is NaN.
@@ -59,21 +89,36 @@ def hinge_loss(
     input: _Array,
     target: _Exchangeable,
     margin: float = 1.0,
-    reduction: Literal["none", "mean", "sum"] = "mean",
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
 ) -> _Array:
     """Hinge loss of a margin classifier, element by element, with broadcasting.
 
         max(0, margin - input * target)
 
     Args:
-        input: The score. Shape (*), floating or integer; operands broadcast. Domain: real.
+        input: The score. Shape (*), floating; operands broadcast. Domain: real.
         target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
         margin: The product above which an element costs nothing. Must be a number, not NaN. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
-        device.
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
 
     Gradient:
         Every floating operand is differentiable. At input * target = margin the element counts as active: the gradient is (-target, -input). Where the loss is NaN the gradient is NaN.
@@ -92,7 +137,13 @@ def mse_loss(
     target: _Exchangeable,
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: Literal["none", "mean", "sum"] = "mean",
+    reduction: _Reduction = "mean",
+    weight: _Exchangeable | float | None = None,
+    *,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
 ) -> _Array:
     """Squared error.
 
@@ -101,12 +152,22 @@ def mse_loss(
     Args:
         input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
         target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
-        device.
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        As in torch, `mean` with a weight is `weighted_mean` here; other losses divide by the count.
+        In the promoted dtype of the operands, on their device.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN the gradient is NaN.
@@ -125,7 +186,13 @@ def l1_loss(
     target: _Exchangeable,
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: Literal["none", "mean", "sum"] = "mean",
+    reduction: _Reduction = "mean",
+    weight: _Exchangeable | float | None = None,
+    *,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
 ) -> _Array:
     """Absolute error.
 
@@ -134,12 +201,22 @@ def l1_loss(
     Args:
         input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
         target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
-        device.
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        As in torch, `mean` with a weight is `weighted_mean` here; other losses divide by the count.
+        In the promoted dtype of the operands, on their device.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN the gradient is NaN.
@@ -158,8 +235,14 @@ def smooth_l1_loss(
     target: _Exchangeable,
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: Literal["none", "mean", "sum"] = "mean",
+    reduction: _Reduction = "mean",
     beta: float = 1.0,
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
 ) -> _Array:
     """Squared error for small differences, absolute error for large ones.
 
@@ -168,13 +251,22 @@ def smooth_l1_loss(
     Args:
         input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
         target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
         beta: Where the two branches meet; 0 gives `l1_loss`. Must be a number >= 0. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
-        device.
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
 
     Gradient:
         Every floating operand is differentiable. At d = beta both branches have slope 1; with beta = 0 the gradient at input = target is 0. Where the loss is NaN the gradient is NaN.
@@ -191,8 +283,14 @@ def smooth_l1_loss(
 def huber_loss(
     input: _Array,
     target: _Exchangeable,
-    reduction: Literal["none", "mean", "sum"] = "mean",
+    reduction: _Reduction = "mean",
     delta: float = 1.0,
+    weight: _Exchangeable | float | None = None,
+    *,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
 ) -> _Array:
     """Squared error for small differences, absolute error scaled by delta for large ones.
 
@@ -201,12 +299,21 @@ def huber_loss(
     Args:
         input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
         target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
         delta: Where the two branches meet. Must be a number > 0. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
 
     Returns:
-        The broadcast shape for 'none', a 0-d array otherwise, in the promoted dtype of the operands, on their
-        device.
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
 
     Gradient:
         Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN the gradient is NaN.

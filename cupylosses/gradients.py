@@ -40,16 +40,15 @@ def value_and_grad(
         raise TypeError(
             f"{definition.name}: value_and_grad takes the operands {names}, got {len(operands)} by position."
         )
-    several = not isinstance(argnums, (int, str))
     given = dict(zip([x.name for x in definition.operands], operands, strict=False))
     call: Call = function.prepare(**given, **options)
     library, arrays = common_library(call.loss, call.operands)
     call = call._replace(operands=arrays)
-    slots = [_slot(call, x) for x in (argnums if several else (argnums,))]
+    slots = [_slot(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
     wanted = tuple(i in slots for i in range(len(arrays)))
     value, gradients = {"cupy": _cupy, "torch": _torch, "numpy": _numpy}[library](call, wanted)
     chosen = tuple(gradients[i] for i in slots)
-    return value, chosen if several else chosen[0]
+    return value, chosen[0] if isinstance(argnums, (int, str)) else chosen
 
 
 def _function(loss: Callable[..., Any] | str) -> Any:

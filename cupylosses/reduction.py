@@ -64,6 +64,7 @@ def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
     """What a reduction means for a form of a loss and the broadcast shape of its operands."""
     shape, kind = tuple(shape), how.kind
     rows = loss.mean_of_rows and how.dim is None
+    dims: tuple[int, ...] | None
     if kind == "none" and not rows:
         return Resolved((), shape, 1.0)
     if kind == "none":

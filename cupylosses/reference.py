@@ -6,13 +6,14 @@ operands), sums run in float64, and the result is rounded once. Derivatives are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from array_api_compat import array_namespace, is_torch_array
 
 from cupylosses import checks
 from cupylosses.call import Call
+from cupylosses.definition import Loss
 from cupylosses.forms import MASK, WEIGHT
 from cupylosses.reduction import resolve
 
@@ -20,19 +21,15 @@ from cupylosses.reduction import resolve
 def evaluate(call: Call, promoted: str) -> Any:
     """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
     loss, operands, parameters = call.loss, call.operands, call.parameters
-    if loss.reference is None:
-        raise checks.no_reference(loss)
     xp = array_namespace(*operands)
     shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, call.reduction, shape)
     compute = xp.float64 if promoted == "float64" else xp.float32
     wide = [xp.astype(x, compute, copy=False) for x in operands]
-    elements = loss.reference(xp, *wide, **loss.bind(parameters, call.flags))
-    if is_torch_array(elements) and elements.requires_grad:
-        elements = _with_nan_gradients(xp, elements, wide)
+    result = elements(loss, wide, loss.bind(parameters, call.flags))
     if resolved.dims != ():
         axis = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
-        total = xp.sum(elements, axis=axis, dtype=xp.float64) if shape else xp.astype(elements, xp.float64)
+        total = xp.sum(result, axis=axis, dtype=xp.float64) if shape else xp.astype(result, xp.float64)
         divisor = _number(xp, total, resolved.divisor)
         if resolved.weighted:
             divisor = divisor * parameters[-1]
@@ -40,8 +37,19 @@ def evaluate(call: Call, promoted: str) -> Any:
             divisor = divisor * call.normalizer
         elif resolved.counted:
             divisor = divisor * _counted(xp, call, wide, shape, axis, resolved.weights)
-        elements = divide(xp, total, divisor)
-    return xp.astype(elements, getattr(xp, call.reduction.out_dtype or promoted), copy=False)
+        result = divide(xp, total, divisor)
+    return xp.astype(result, getattr(xp, call.reduction.out_dtype or promoted), copy=False)
+
+
+def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+    """The value per element, in the dtype of the operands; values of parameters and flags by name."""
+    if loss.reference is None:
+        raise checks.no_reference(loss)
+    xp = array_namespace(*operands)
+    found = loss.reference(xp, *operands, **values)
+    if is_torch_array(found) and found.requires_grad:
+        found = _with_nan_gradients(xp, found, operands)
+    return found
 
 
 def divide(xp: Any, total: Any, divisor: Any) -> Any:

@@ -19,16 +19,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cupylosses.codegen import Variant, glue
-from cupylosses.definition import Loss, registry
-from cupylosses.functional import docstring
+from cupylosses.definition import REDUCTIONS, Loss, registry
+from cupylosses.documentation import docstring
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar
 
+from cupylosses.call import Call
 from cupylosses.definition import Loss
 
 class _Exchangeable(Protocol):
@@ -40,34 +42,67 @@ _Array = TypeVar("_Array", bound=_Exchangeable)
 
 __all__: list[str]
 
+_Reduction = Literal[REDUCTIONS]
+
+def prepare(
+    loss: Loss,
+    operands: tuple[Any, ...],
+    reduction: str,
+    parameters: tuple[Any, ...],
+    flags: tuple[Any, ...],
+    added: tuple[Any, ...] | None = ...,
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+) -> Call: ...
+def evaluate(call: Call) -> Any: ...
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
 def backend(library: str) -> Any: ...
-def docstring(loss: Loss) -> str: ...
+def function_of(loss: Loss, module: str = ...) -> Callable[..., Any]: ...
 '''
 
 
 def stub() -> str:
     """``functional.pyi``: a signature with types and the docstring for each loss."""
-    return STUB_HEAD + "\n".join(stub_function(x) for x in registry().values())
+    head = STUB_HEAD.replace("REDUCTIONS", ", ".join(map(quoted, REDUCTIONS)))
+    return head + "\n".join(stub_function(x) for x in registry().values())
 
 
 def stub_function(loss: Loss) -> str:
-    arguments = [f"    {name}: {annotation(loss, name)}{default(value)},\n" for name, value in loss.arguments]
+    arguments = [
+        f"    {name}: {annotation(loss, name)}{default(value)},\n" if name != "*" else "    *,\n"
+        for name, value in loss.arguments
+    ]
     text = f'"""{docstring(loss)}"""'
     return f"def {loss.name}(\n{''.join(arguments)}) -> _Array:\n{indent(text, '    ')}\n"
 
 
 def annotation(loss: Loss, name: str) -> str:
     """The type of an argument. The first operand's decides the result's."""
-    if name == "reduction":
-        return f"Literal[{', '.join(quoted(x) for x in loss.reductions)}]"
+    operands = {x.name: x for x in loss.operands}
     if name == loss.operands[0].name:
         return "_Array"
-    if name in {x.name for x in loss.operands}:
-        return "_Exchangeable"
+    if name in operands:
+        operand = operands[name]
+        numbers = " | float" if operand.number else ""
+        return f"_Exchangeable{numbers}" + (" | None" if operand.default is not None else "")
     if name in {x.name for x in loss.parameters}:
         return "float"
-    return "bool" if name in {x.name for x in loss.flags} else "bool | None"
+    for flag in loss.flags:
+        if flag.name == name:
+            texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
+            return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
+    return ANNOTATIONS.get(name, "bool | None")
+
+
+#: The types of the arguments that every loss takes; torch's deprecated ones are bools.
+ANNOTATIONS = {
+    "reduction": "_Reduction",
+    "weight": "_Exchangeable | float | None",
+    "mask": "_Exchangeable | None",
+    "normalizer": "_Exchangeable | float | None",
+    "dim": "int | tuple[int, ...] | None",
+    "out_dtype": "Any",
+}
 
 
 def default(value: Any) -> str:
@@ -84,11 +119,11 @@ def losses() -> str:
     """The README's table."""
     rows = []
     for loss in registry().values():
-        options = [f"`{x.name}={x.default!r}`" for x in loss.options]
-        reductions = ", ".join(loss.reductions)
-        twin = f"`{loss.torch}`" if loss.torch else ""
-        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(options), reductions, twin])
-    return table(["function", "value of an element", "options", "reductions", "in torch"], rows)
+        own = [f"`{x.name}={x.default:g}`" for x in loss.operands if x.default is not None]
+        own += [f"`{x.name}={x.default!r}`" for x in loss.options]
+        twin = "yes" if loss.torch else ""
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), twin])
+    return table(["function", "value of an element", "options of its own", "in torch"], rows)
 
 
 PRIMITIVE = re.compile(

@@ -57,7 +57,7 @@ def test_entry_point_has_a_readable_unmangled_name(loss: Loss, kind: str) -> Non
 def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     variant = one_of_kind(loss, kind)
     labels = re.findall(r'^#line 1 "(.*)"$', source(variant), re.MULTILINE)
-    files = codegen.BROADCAST if kind in SUMS else codegen.POINTWISE
+    files = codegen.SUMMING if kind in SUMS else codegen.POINTWISE
     expected = [f"kernels/{name}" for name in files]
     expected += [f"<{variant.title}>"]
     expected += [f"{loss.name}.{name}" for name in (*loss.let, "value")]
@@ -75,7 +75,7 @@ def test_labels_point_at_the_expression(loss: Loss) -> None:
 
 def test_skeleton_is_the_kernel_files(loss: Loss) -> None:
     text = source(one_of_kind(loss, "broadcast_gradient"))
-    for name in codegen.BROADCAST:
+    for name in codegen.SUMMING:
         assert (codegen.kernel_directory() / name).read_text(encoding="utf-8") in text
 
 
@@ -86,7 +86,7 @@ def test_no_header_is_included(loss: Loss) -> None:
 
 
 def test_skeleton_knows_no_loss() -> None:
-    text = "".join((codegen.kernel_directory() / name).read_text(encoding="utf-8") for name in codegen.BROADCAST)
+    text = "".join((codegen.kernel_directory() / name).read_text(encoding="utf-8") for name in codegen.SUMMING)
     assert [name for name in functional.__all__ if name in text] == []
 
 

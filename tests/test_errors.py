@@ -119,13 +119,6 @@ def test_unknown_reduction(loss: Loss, value: Any) -> None:
         call(loss, reduction=value)
 
 
-def test_batchmean_where_there_is_none(loss: Loss) -> None:
-    if loss.batchmean:
-        return
-    with pytest.raises(ValueError, match=r"got 'batchmean', which is only for .*kl_div"):
-        call(loss, reduction="batchmean")
-
-
 def test_parameters_out_of_range(loss: Loss) -> None:
     for parameter in loss.parameters:
         bad = [float("nan"), float("-inf")] if parameter.minimum > float("-inf") else [float("nan")]

@@ -11,14 +11,14 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
-import torch
 from checkout import ROOT, load_script
 
-from cupylosses import compiler, engine
+from cupylosses import compiler
 from cupylosses.codegen import KINDS, Variant
 from cupylosses.definition import Loss, registry
-from cupylosses.testing import smoke
-from cupylosses.testing.variants import NoDevice, variants
+from cupylosses.testing import host, smoke
+from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.variants import variants
 
 NAMES = list(registry())
 OURS = f"{NAMES[0]}_{next(iter(KINDS))}_f32"
@@ -34,44 +34,18 @@ def script() -> ModuleType:
 
 
 def planned(loss: Loss) -> dict[Variant, set[int]]:
-    """The kernels that the smoke test launches on a GPU of the usual size, with their numbers of blocks."""
+    """The kernels that the smoke test launches, with their numbers of blocks."""
     found: dict[Variant, set[int]] = {}
 
     def note(variant: Variant, grid: int, *_: object) -> object:
         found.setdefault(variant, set()).add(grid)
         return lambda *_: None
 
-    device, names = NoDevice(), {getattr(torch, x): x for x in ("bool", *_dtypes())}
-    with mock.patch.object(compiler, "Launcher", note):
+    with mock.patch.object(HostDevice, "launcher", staticmethod(note)), host.execution():
         for check in smoke.selection(loss, "cpu"):
-            if not check.possible or check.shape == smoke.BATCHES:
-                continue
-            operands = check.operands()
-            tensors = tuple(
-                engine.Tensor(names[x.dtype], tuple(x.shape), x.stride(), x.data_ptr() % 16) for x in operands
-            )
-            flags = tuple(check.values[x.name] for x in loss.flags)
-            parameters = tuple(check.values[x.name] for x in loss.parameters)
-            result = names[check.ours()(*operands).dtype]
-            plan = engine.Plan(loss, flags, check.reduction, tensors, result, device.processors)
-            pointers, wanted = [0] * len(tensors), check.gradients_of
-            if check.reduction == "none":
-                engine.elements(plan, device, pointers, parameters)
-                for grad_output in check.upstream(operands):
-                    engine.gradients(plan, device, pointers, parameters, wanted, 0, grad_output.stride())
-                continue
-            engine.reduce(plan, device, pointers, parameters)
-            written, promise = plan.written(wanted), None
-            if any(written):
-                _, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
-            engine.gradients(plan, device, pointers, parameters, wanted, 0, None, promise)
+            if check.possible and check.shape != smoke.BATCHES:
+                smoke.launch(check)
     return found
-
-
-def _dtypes() -> tuple[str, ...]:
-    from cupylosses import checks
-
-    return (*checks.FLOATING, *(x for x in checks.INTEGER if x != "bool"))
 
 
 @pytest.mark.filterwarnings("ignore:.*broadcast")

@@ -330,9 +330,10 @@ def test_any_number_of_dimensions_and_any_batch(function, device: str) -> None:
 def test_element_count_in_32_bits_on_the_host(function) -> None:
     """An expanded tensor of more than 2^31 elements takes no memory: sizes and counts must still be right."""
     from cupylosses.engine import Plan, Tensor
+    from cupylosses.reduction import Reduction
 
     shape = (1 << 17, 1 << 16)
     one = Tensor("float32", shape, (0, 0), 0)
-    plan = Plan(function.loss, (), "mean", (one, one), "float32", 132)
-    assert plan.elements == 1 << 33 and plan.divisor == float(1 << 33)
+    plan = Plan(function.loss, (), Reduction("mean"), (one, one), "float32", 132)
+    assert plan.elements == 1 << 33 and plan.resolved.divisor == float(1 << 33)
     assert plan.part.layout.elements == 1 << 33

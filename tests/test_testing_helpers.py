@@ -15,6 +15,7 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses import checks, engine
 from cupylosses.definition import Loss, registry
+from cupylosses.reduction import Reduction
 from cupylosses.testing import eager, layouts, memory, samples, tolerance
 from cupylosses.testing import truth as truth_module
 from cupylosses.testing.check import EDGES, Check, perform, run
@@ -390,7 +391,7 @@ def test_layouts_reach_the_path_that_they_name(layout: layouts.Layout, name: str
     if not all(x.numel() for x in operands):
         return
     tensors = tuple(engine.Tensor(name, tuple(x.shape), x.stride(), x.data_ptr() % 16) for x in operands)
-    plan = engine.Plan(registry()["mse_loss"], (), "mean", tensors, name, 100)
+    plan = engine.Plan(registry()["mse_loss"], (), Reduction("mean"), tensors, name, 100)
     found = plan.part.layout
     assert (found.kind, found.lanes > 1) == (layout.kind, layout.vector), layout.reaches
 

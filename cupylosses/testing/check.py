@@ -12,7 +12,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from cupylosses import checks, functional
+from cupylosses.codegen import title
 from cupylosses.definition import Loss
+from cupylosses.forms import MASK
+from cupylosses.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Comparison, compare, dtype_name
@@ -75,6 +78,7 @@ class Check:
     shape: Shape = SHAPE
     device: str = "cpu"
     seed: int = 0
+    dim: tuple[int, ...] | None = None
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class Check:
     def operand_dtypes(self) -> tuple[str, ...]:
         """The dtype of each operand."""
         given = self.dtypes
-        return tuple(given[min(i, len(given) - 1)] for i in range(len(self.loss.operands)))
+        return tuple("bool" if x is MASK else given[min(i, len(given) - 1)] for i, x in enumerate(self.loss.operands))
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
@@ -105,7 +109,7 @@ class Check:
     @cached_property
     def id(self) -> str:
         """The check in words, for test names and messages."""
-        return "-".join((self.loss.name, *self.words))
+        return "-".join((title(self.loss), *self.words, *([f"dim={self.dim}"] if self.dim is not None else [])))
 
     @property
     def words(self) -> tuple[str, str, str, str, str]:
@@ -126,26 +130,47 @@ class Check:
 
     def ours(self) -> Callable[..., Tensor]:
         """The library's function with these parameters and this reduction."""
-        function = getattr(functional, self.loss.name)
-        return lambda *operands: function(*operands, reduction=self.reduction, **self.case)
+        return bind(getattr(functional, self.loss.name), self.loss, self.values, self.reduction, self.dim)
 
     def torch(self) -> list[Callable[..., Tensor]]:
         """Torch's ways to compute the same, the preferred one first."""
-        formula = eager.formula(self.loss, self.values, self.reduction)
-        twin = eager.twin(self.loss, self.case, self.reduction)
-        return [twin, formula] if twin else [formula]
+        if self.dim is not None:
+            return []
+        found = (
+            eager.twin(self.loss, self.values, self.reduction),
+            eager.formula(self.loss, self.values, self.reduction),
+        )
+        return [x for x in found if x is not None]
 
     def upstream(self, operands: Sequence[Tensor]) -> list[Any]:
         """The upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
         import torch
 
-        if self.reduction != "none":
+        resolved = self.resolved(operands)
+        if resolved.dims is None:
             return list(GRAD_OUTPUTS)
-        shape = common_shape(operands)
+        shape = resolved.shape
         # Of the result's dtype, and no smaller than 1/4: a gradient times 0 says nothing.
         generator = torch.Generator(self.device).manual_seed(self.seed + 1)
         drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device=self.device) * 2 + 0.25
         return [drawn.to(eager.promoted(operands))]
+
+    def resolved(self, operands: Sequence[Tensor]) -> Resolved:
+        """What the reduction means for these operands."""
+        return resolve(self.loss, Reduction(self.reduction, self.dim), common_shape(operands))
+
+
+def bind(
+    function: Callable[..., Tensor],
+    loss: Loss,
+    values: Mapping[str, Any],
+    reduction: str,
+    dim: tuple[int, ...] | None = None,
+) -> Callable[..., Tensor]:
+    """A function of the operands of a form of a loss, in their order, from the public function of the loss."""
+    names = [x.name for x in loss.operands]
+    options = dict(values) | {"reduction": reduction} | ({} if dim is None else {"dim": dim})
+    return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
 
 def run(
@@ -226,7 +251,14 @@ def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: st
     moved = [x.detach().to(where) for x in operands]
     upstream = grad_output if isinstance(grad_output, float) else grad_output.to(where)
     return truth(
-        check.loss, moved, check.values, check.reduction, upstream, check.gradients_of, flush=flushes(operands)
+        check.loss,
+        moved,
+        check.values,
+        check.reduction,
+        upstream,
+        check.gradients_of,
+        flush=flushes(operands),
+        dim=check.dim,
     )
 
 
@@ -240,7 +272,7 @@ def _biases(check: Check, operands: Sequence[Tensor]) -> list[float | None]:
 def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
     """What is wrong with shapes, dtypes and devices."""
 
-    shape = () if check.reduction != "none" else common_shape(operands)
+    shape = check.resolved(operands).shape
     problems = _differences("value", result.value, shape, eager.promoted(operands), operands[0])
     for operand, x, w, gradient in zip(
         check.loss.operands, operands, check.gradients_of, result.gradients, strict=True
@@ -264,6 +296,5 @@ def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Te
 def _output_bytes(check: Check, operands: Sequence[Tensor]) -> list[int]:
     """Sizes of what a call allocates: the value and the gradients."""
 
-    elements = prod(common_shape(operands)) if check.reduction == "none" else 1
-    value = elements * eager.promoted(operands).itemsize
+    value = prod(check.resolved(operands).shape) * eager.promoted(operands).itemsize
     return [value, *(x.numel() * x.element_size() for x, w in zip(operands, check.gradients_of, strict=True) if w)]

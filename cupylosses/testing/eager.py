@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from array_api_compat import array_namespace
 
 from cupylosses.definition import Loss
+from cupylosses.forms import Form
+from cupylosses.reduction import Reduction, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -18,30 +20,43 @@ Call = Callable[..., "Tensor"]
 
 
 def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
-    """The function of ``torch.nn.functional`` with these options; None where there is none or it lacks an option."""
+    """The function of ``torch.nn.functional`` with these options; None where there is none or it lacks an option.
+
+    Of a form of a loss it takes the operands in their order, so far as torch's function knows them.
+    """
     from torch.nn import functional
 
     if loss.torch is None:
         return None
     function = getattr(functional, loss.torch)
     default, known = loss.values(), inspect.signature(function).parameters
-    needed = {name: value for name, value in options.items() if value != default[name]}
-    if not needed.keys() <= known.keys():
+    numbers = loss.numbers if isinstance(loss, Form) else frozenset()
+    needed = {name: value for name, value in options.items() if name in numbers or value != default[name]}
+    names = [x.name for x in loss.operands]
+    if not {*needed, *names} <= known.keys() or reduction not in ("none", "mean", "sum", "batchmean"):
         return None
-    return lambda *operands: function(*operands, reduction=reduction, **needed)
+    if reduction == "batchmean" and loss.torch != "kl_div":
+        return None
+    return lambda *operands: function(**dict(zip(names, operands, strict=True)), reduction=reduction, **needed)
 
 
-def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call:
-    """The naive reference formula in the dtype that torch promotes the operands to."""
+def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call | None:
+    """The naive reference formula in the dtype that torch promotes the operands to; None where there is no formula, or
+    the mean is one that torch has not.
+    """
+    reference = loss.reference
+    if reference is None or resolve(loss, Reduction(reduction), (1,)).found:
+        return None
 
     def call(*operands: Tensor) -> Tensor:
-        result = promoted(operands)
-        elements = loss.reference(array_namespace(*operands), *(x.to(result) for x in operands), **values)
-        if reduction == "none":
+        result = promoted([x for x in operands if x.dtype.is_floating_point])
+        elements = reference(array_namespace(*operands), *(x.to(result) for x in operands), **values)
+        resolved = resolve(loss, Reduction(reduction), elements.shape)
+        if resolved.dims == ():
             return elements
         if reduction == "mean":
-            return elements.mean()
-        return elements.sum() / (elements.shape[0] if reduction == "batchmean" and elements.dim() else 1)
+            return elements.mean(resolved.dims)
+        return elements.sum() / resolved.divisor
 
     return call
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cupylosses import options
 from cupylosses.definition import Loss
 from cupylosses.testing import eager, samples
-from cupylosses.testing.check import Check, Result, perform, run
+from cupylosses.testing.check import Check, Result, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import Comparison, Expected, compare, same_bits
 from cupylosses.testing.truth import flushes, truth
@@ -44,11 +44,11 @@ class Trial(Check):
         """The function under test with the parameters and the reduction."""
         if self.function is None:
             return super().ours()
-        return _bind(self.function, self.case, self.reduction)
+        return bind(self.function, self.loss, self.values, self.reduction, self.dim)
 
 
-def _bind(function: Function, case: Mapping[str, Any], reduction: str) -> Function:
-    return lambda *operands: function(*operands, reduction=reduction, **case)
+def _bind(function: Function, loss: Loss, case: Mapping[str, Any], reduction: str) -> Function:
+    return bind(function, loss, loss.values(case), reduction)
 
 
 def _draw(
@@ -56,7 +56,8 @@ def _draw(
 ) -> list[Tensor]:
     count = len(loss.operands)
     shapes = [(ROWS, COLUMNS)] * count if shapes is None else shapes
-    return samples.operands(loss, loss.values(case), (dtype,) * count, shapes, device)
+    dtypes = Check(loss, dtypes=(dtype,)).operand_dtypes
+    return samples.operands(loss, loss.values(case), dtypes, shapes, device)
 
 
 def _require_close(what: str, found: Comparison) -> None:
@@ -91,7 +92,7 @@ def agrees_with_torch(
     wide = [x.cpu().double() for x in operands]
     theirs = run(twin, wide, everything, 1.0)
     sizes = truth(loss, wide, loss.values(case), reduction)
-    ours = run(_bind(function, case, reduction), operands, everything, 1.0)
+    ours = run(_bind(function, loss, case, reduction), operands, everything, 1.0)
     _require_close("value", _held_against(ours.value, theirs.value, sizes.value))
     for operand, found, exact, size in zip(
         loss.operands, ours.gradients, theirs.gradients, sizes.gradients, strict=True
@@ -120,7 +121,7 @@ def follows_declared_kinks(
         # One element is a kernel's tail; more than a vector reaches its body.
         for count in (1, 33):
             operands = [torch.full((count,), x, dtype=kind, device=device) for x in kink.operands]
-            found = run(_bind(function, case, reduction), operands, (True,) * len(operands), 1.0)
+            found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
             scale = count if reduction == "sum" else 1
             where = f"at {kink.operands}, reduction {reduction}"
             require(bool((found.value == kink.value * scale).all()), f"value {where}: {found.value}, not {kink.value}")
@@ -143,7 +144,7 @@ def propagates_nan(
         spoiled = operands[position]
         spoiled[(ROWS // 2, COLUMNS - 1)[-spoiled.dim() :]] = float("nan")
         only = spoiled.isnan().expand(ROWS, COLUMNS)
-        found = run(_bind(function, case, reduction), operands, (True,) * len(operands), 1.0)
+        found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
         where = f"with a NaN in {loss.operands[position].name}, {layout}, reduction {reduction}"
         expected = only if reduction == "none" else torch.tensor(True, device=device)
         require(torch.equal(found.value.isnan(), expected), f"value {where}: {found.value}")
@@ -179,7 +180,7 @@ def reads_beyond_32_bits(
         memory[: 2 * COLUMNS] = 0
         far = [*near[:position], memory.as_strided((2, COLUMNS), (step, 1)).copy_(near[position])]
         wanted = tuple(i != position for i in range(len(near)))
-        a, b = (run(_bind(function, case, reduction), operands, wanted, 1.5) for operands in (near, far))
+        a, b = (run(_bind(function, loss, case, reduction), operands, wanted, 1.5) for operands in (near, far))
         require(same_bits(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
         for operand, w, x, y in zip(loss.operands, wanted, a.gradients, b.gradients, strict=True):
             require(not w or _equal(x, y), f"gradient of {operand.name}, reduction {reduction}: {y}, not {x}")
@@ -223,7 +224,7 @@ def reads_any_upstream_gradient(
     shapes = LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
     everything = (True,) * len(operands)
-    bound = _bind(function, case, "none")
+    bound = _bind(function, loss, case, "none")
     host = [x.cpu() for x in operands]
     for name, grad_output in upstream_gradients(bound(*operands)):
         found = run(bound, operands, everything, grad_output)
@@ -246,7 +247,7 @@ def differentiates_operands_alone_and_together(
     case = case or {}
     shapes = LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
-    bound = _bind(function, case, reduction)
+    bound = _bind(function, loss, case, reduction)
     together = run(bound, operands, (True,) * len(operands), -1.5)
     for wanted in product((False, True), repeat=len(operands)):
         found = run(bound, operands, wanted, -1.5)
@@ -277,7 +278,7 @@ def is_differentiable(
     for shapes in ([(3, 2)] * len(loss.operands), [(3, 2), *[(2,)] * (len(loss.operands) - 1)]):
         operands = [x.requires_grad_() for x in _draw(loss, case, "float64", device, shapes)]
         # The differences are good to about 1e-9: torch's defaults would let an error of 1e-3 pass.
-        check(_bind(function, case, reduction), operands, rtol=1e-5, atol=1e-6)
+        check(_bind(function, loss, case, reduction), operands, rtol=1e-5, atol=1e-6)
 
 
 #: Upstream gradients as they follow one another: as expected, a surprise that stays, zeros of both signs, an overflow.
@@ -300,7 +301,7 @@ def writes_one_gradient_in_one_pass_or_two(
     case = case or {}
     shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
     operands = [x.requires_grad_() for x in LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))]
-    bound = _bind(function, case, reduction)
+    bound = _bind(function, loss, case, reduction)
 
     def gradients(value: Tensor, grad_output: float) -> tuple[Tensor, ...]:
         return torch.autograd.grad(value, operands, torch.full_like(value, grad_output), retain_graph=True)
@@ -341,11 +342,11 @@ def reduces_consistently(
     case = case or {}
     operands = _draw(loss, case, dtype, device)
     everything = (True,) * len(operands)
-    results = {r: run(_bind(function, case, r), operands, everything, 1.0) for r in loss.reductions}
+    results = {r: run(_bind(function, loss, case, r), operands, everything, 1.0) for r in loss.reductions}
     values = {r: x.value.double() for r, x in results.items()}
     info = torch.finfo(getattr(torch, dtype))
     size = float(values["none"].abs().sum())
-    divisors = {"sum": 1, "mean": ROWS * COLUMNS, "batchmean": ROWS}
+    divisors = {"sum": 1, "mean": ROWS * COLUMNS, "weighted_mean": ROWS * COLUMNS, "batchmean": ROWS}
     for reduction in loss.reductions[1:]:
         divisor = divisors[reduction]
         difference = abs(float(values[reduction] * divisor - values["none"].sum()))
@@ -380,7 +381,7 @@ def repeats_bit_by_bit(
     shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
     before = [x.clone() for x in operands]
-    bound = _bind(function, case, reduction)
+    bound = _bind(function, loss, case, reduction)
     everything, nothing = (True,) * len(operands), (False,) * len(operands)
     first = run(bound, operands, everything, -1.5)
     for _ in range(times):

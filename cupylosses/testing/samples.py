@@ -78,6 +78,9 @@ _DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
     "probability": _probability,
     "log_probability": _log_probability,
     "sign": lambda x: (x >= 0).to(x.dtype) * 2 - 1,
+    "binary": lambda x: (x >= 0).to(x.dtype),
+    "positive": lambda x: x.exp(),
+    "nonnegative": lambda x: (x - 0.5).exp() * (x > -1),
 }
 
 
@@ -107,7 +110,7 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
     import torch
 
     if not kind.is_floating_point:
-        yield from {"sign": (-1.0, 1.0)}.get(domain, (0.0, 1.0, 2.0))
+        yield from {"sign": (-1.0, 1.0), "binary": (0.0, 1.0)}.get(domain, (0.0, 1.0, 2.0))
         return
     info = torch.finfo(kind)
     subnormal, large = info.tiny / 2, info.max**0.75
@@ -116,6 +119,9 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
         "probability": (0.0, subnormal, info.tiny, 0.25, 1 - info.eps / 2, 1.0),
         "log_probability": (0.0, -info.tiny, -info.eps, -1.5, -80.0, -10000.0, -inf),
         "sign": (-1.0, 1.0),
+        "binary": (0.0, 1.0),
+        "positive": (subnormal, info.tiny, 0.25, 1.0, large, inf),
+        "nonnegative": (0.0, subnormal, info.tiny, 0.25, 1.0, large, inf),
     }[domain]
     yield nan
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from cupylosses import reference
 from cupylosses.definition import Loss
+from cupylosses.reduction import Reduction, Resolved, resolve
 from cupylosses.testing.pieces import LIMIT, part, pieces
 from cupylosses.testing.tolerance import Expected, arithmetic, dtype_name
 
@@ -43,6 +44,8 @@ def truth(
     wanted: Sequence[bool] | None = None,
     flush: bool = False,
     limit: int = LIMIT,
+    dim: tuple[int, ...] | None = None,
+    normalizer: float | None = None,
 ) -> Truth:
     """Value and gradients of a loss, on the device of its operands.
 
@@ -53,6 +56,8 @@ def truth(
         reduction: One of ``loss.reductions``.
         grad_output: The upstream gradient: a number, or a tensor of the result's shape.
         wanted: The operands whose gradients are needed; by default all floating ones.
+        dim: The dimensions to reduce over.
+        normalizer: What a mean divides by instead.
         flush: Whether subnormal float32 numbers count as zero, as they do on a GPU where arithmetic is in float32.
         limit: Elements that are worked on at a time.
     """
@@ -61,21 +66,67 @@ def truth(
     shape = common_shape(operands)
     if wanted is None:
         wanted = [x.is_floating_point() for x in operands]
-    divisor = {"mean": prod(shape), "batchmean": shape[0] if shape else 1}.get(reduction, 1)
-    scalar = reduction != "none"
+    resolved = resolve(loss, Reduction(reduction, dim, None, normalizer is not None), shape)
+    dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
+    kept = tuple(1 if d in dims else n for d, n in enumerate(shape))
+    given = {o.name: x for o, x in zip(loss.operands, operands, strict=True)}
+    divisor = _divisor(resolved, given, values, shape, dims) * (normalizer or 1.0)
     upstream = torch.as_tensor(grad_output, dtype=torch.float64, device=operands[0].device)
+    # Nothing over nothing is NaN, but has no gradient.
+    upstream = upstream.expand(resolved.shape).reshape(kept) / torch.where(divisor == 0, inf, divisor)
 
-    value = _Sum(operands[0], () if scalar else shape, shape)
+    value = _Sum(operands[0], kept, shape)
     gradients = [_Sum(x, x.shape, shape) if w else None for x, w in zip(operands, wanted, strict=True)]
     for index in pieces(shape, limit):
         cut = [_widen(part(x, index), flush) for x in operands]
         terms, derivatives = _elements(loss, cut, values, wanted)
-        value.add(*terms, () if scalar else index)
-        factor = upstream if scalar else part(upstream, index)
+        value.add(*terms, index)
+        factor = part(upstream, index)
         for gradient, derivative in zip(gradients, derivatives, strict=True):
             if gradient is not None and derivative is not None:
                 gradient.add(derivative[0] * factor, derivative[1] * factor.abs(), index)
-    return Truth(value.divided(divisor), tuple(None if g is None else g.divided(divisor) for g in gradients))
+    found = value.divided(divisor)
+    if resolved.weights and wanted[[x.name for x in loss.operands].index("weight")]:
+        _through_divisor(gradients, loss, given, found, upstream)
+    shaped = Expected(*(x.reshape(resolved.shape) for x in (found.exact, found.rms, found.total)))
+    return Truth(shaped, tuple(None if g is None else g.divided(torch.ones(())) for g in gradients))
+
+
+def _divisor(
+    resolved: Resolved,
+    given: Mapping[str, Tensor],
+    values: Mapping[str, Any],
+    shape: Sequence[int],
+    dims: Sequence[int],
+) -> Tensor:
+    """What each sum is divided by, with the reduced dimensions of size 1."""
+    import torch
+
+    like = next(iter(given.values()))
+    divisor = torch.full((1,) * len(shape), resolved.divisor, dtype=torch.float64, device=like.device)
+    if resolved.counted:
+        counted = given["weight"].detach().double() if resolved.weights else torch.ones((), device=like.device).double()
+        if resolved.masked:
+            counted = torch.where(given["mask"], counted, 0.0)
+        divisor = divisor * (counted.expand(tuple(shape)).sum(tuple(dims), keepdim=True) if shape else counted)
+    return divisor * values["weight"] if resolved.weighted else divisor
+
+
+def _through_divisor(
+    gradients: Sequence[_Sum | None], loss: Loss, given: Mapping[str, Tensor], value: Expected, upstream: Tensor
+) -> None:
+    """What a weight moves in the sum of the weights, which the value is divided by."""
+    import torch
+
+    slot = [x.name for x in loss.operands].index("weight")
+    weight, sums = given["weight"], gradients[slot]
+    assert sums is not None
+    moved = -value.exact * upstream
+    counted = given["mask"] if "mask" in given else torch.ones_like(weight, dtype=torch.bool)
+    shape = common_shape(list(given.values()))
+    terms = torch.where(counted, moved, 0.0).expand(shape)
+    sizes = torch.where(counted, (value.total * upstream).abs(), 0.0).expand(shape)
+    sums.add(terms, sizes, tuple(slice(None) for _ in shape))
 
 
 class _Sum:
@@ -97,11 +148,11 @@ class _Sum:
             target = part(buffer, index)
             target += x.sum_to_size(target.shape)
 
-    def divided(self, divisor: int) -> Expected:
+    def divided(self, divisor: Tensor) -> Expected:
         """The sums divided, as a mean is; nothing divided by nothing is NaN, as in torch."""
         # In place: of a huge loss, each of these is many gigabytes.
         exact, total = (x.div_(divisor) for x in self.buffers[:2])
-        return Expected(exact, self.buffers[2].sqrt_().div_(divisor) if self.summed else total, total)
+        return Expected(exact, self.buffers[2].sqrt_().div_(divisor.abs()) if self.summed else total, total)
 
 
 def _widen(x: Tensor, flush: bool) -> Tensor:
@@ -121,7 +172,7 @@ def _elements(
 
     with torch.enable_grad():
         leaves = [x.contiguous().requires_grad_() for x in torch.broadcast_tensors(*operands)]
-        value = reference.evaluate(loss, leaves, "none", values, "float64", 1)
+        value = reference.elements(loss, leaves, values)
         first = _derivatives(value, leaves, create_graph=True)
         derivatives = [
             _with_size(d, leaves, _derivatives(d, leaves)) if w else None for d, w in zip(first, wanted, strict=True)

@@ -16,6 +16,8 @@ import numpy
 from cupylosses import checks, compiler, engine, interop, launch
 from cupylosses.codegen import Variant
 from cupylosses.definition import Loss
+from cupylosses.forms import form
+from cupylosses.reduction import Reduction
 from cupylosses.testing.nvrtc import Resources
 
 #: One of each kind of layout needs this many elements in both directions.
@@ -59,12 +61,13 @@ def variants(loss: Loss, fast: bool = False) -> list[Variant]:
         for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
             for tensors in layout_settings(dtypes, fast):
                 _call(loss, flags, tensors, fast)
+            _call_forms(loss, flags, tuple(_tensor(x, (ROWS, COLUMNS)) for x in dtypes), fast)
     return list(found)
 
 
-def flag_settings(loss: Loss) -> list[tuple[bool, ...]]:
+def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
     """The settings of the flags that the cases of the definition contain."""
-    return list(dict.fromkeys(tuple(loss.values(case)[x.name] for x in loss.flags) for case in loss.cases))
+    return list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
 
 
 def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
@@ -104,30 +107,60 @@ def _tensor(dtype: str, shape: tuple[int, ...]) -> engine.Tensor:
     return engine.Tensor(dtype, shape, launch.dense_strides(shape, (0,) * len(shape)), 0)
 
 
-def _call(loss: Loss, flags: tuple[bool, ...], tensors: tuple[engine.Tensor, ...], fast: bool) -> None:
+def _call(loss: Loss, flags: tuple[int, ...], tensors: tuple[engine.Tensor, ...], fast: bool) -> None:
     """Forward and backward of one call, reduced and not, for each choice of gradients."""
-    device, pointers = NoDevice(), [0] * len(tensors)
-    parameters = tuple(x.default for x in loss.parameters)
-    result = checks.promote([x.dtype for x in tensors], [len(x.shape) for x in tensors])
     floating = [x.dtype in checks.FLOATING for x in tensors]
     choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
+    for kind in ("mean", "none"):
+        _call_reduced(loss, flags, tensors, Reduction(kind), choices[-1:] if fast else choices)
+
+
+def _call_reduced(
+    loss: Loss,
+    flags: tuple[int, ...],
+    tensors: tuple[engine.Tensor, ...],
+    how: Reduction,
+    choices: Sequence[tuple[bool, ...]],
+) -> None:
+    device, pointers = NoDevice(), [0] * len(tensors)
+    parameters = tuple(x.default for x in loss.parameters)
+    promoted = checks.promote([x.dtype for x in tensors], [len(x.shape) for x in tensors])
+    plan = engine.Plan(loss, flags, how, tensors, promoted, device.processors)
+    call = plan, device, pointers, parameters, engine.count(plan, device, pointers, parameters)
+    if plan.scalar:
+        engine.reduce(*call)
+        for wanted in choices:
+            written = plan.written(wanted)
+            promise = engine.reduce_with_gradient(*call, written)[1] if any(written) else None
+            engine.gradients(*call, wanted, 0, None, promise)
+        return
+    engine.elements(*call)
+    shape = plan.resolved.shape
+    dense = launch.dense_strides(shape, (0,) * len(shape))
+    for wanted, strides in product(choices, [dense, (0,) * len(shape)]):
+        engine.gradients(*call, wanted, 0, strides)
+
+
+def _call_forms(loss: Loss, flags: tuple[int, ...], tensors: tuple[engine.Tensor, ...], fast: bool) -> None:
+    """What a weight, a mask, numbers and dimensions add, for contiguous operands of one dtype."""
+    dtype = tensors[0].dtype
+    every = tuple(x.dtype in checks.FLOATING for x in tensors)
+    row, full = _tensor(dtype, (COLUMNS,)), _tensor("bool", (ROWS, COLUMNS))
+    both = form(loss, weight="array", mask=True)
+    _call_reduced(both, flags, (*tensors, row, full), Reduction("mean"), [(*every, False, False)])
+    for dim in (0, 1):
+        _call_reduced(loss, flags, tensors, Reduction("mean", (dim,)), [every])
+    numbers = frozenset(x.name for x in loss.operands if x.number or x.default is not None)
+    if numbers:
+        arrays = [x.name not in numbers for x in loss.operands]
+        chosen = [tuple(v for v, a in zip(values, arrays, strict=True) if a) for values in (tensors, every)]
+        _call_reduced(form(loss, numbers), flags, chosen[0], Reduction("mean"), [chosen[1]])
     if fast:
-        choices = choices[-1:]
-
-    plan = engine.Plan(loss, flags, "mean", tensors, result, device.processors)
-    engine.reduce(plan, device, pointers, parameters)
-    for wanted in choices:
-        written = plan.written(wanted)
-        promise = None
-        if any(written):
-            _, promise = engine.reduce_with_gradient(plan, device, pointers, parameters, written)
-        engine.gradients(plan, device, pointers, parameters, wanted, 0, None, promise)
-
-    plan = engine.Plan(loss, flags, "none", tensors, result, device.processors)
-    engine.elements(plan, device, pointers, parameters)
-    dense = launch.dense_strides(plan.shape, (0,) * len(plan.shape))
-    for wanted, strides in product(choices, [dense, (0,) * len(plan.shape)]):
-        engine.gradients(plan, device, pointers, parameters, wanted, 0, strides)
+        return
+    for weight, mask, kind in (("array", False, "mean"), ("array", True, "weighted_mean"), ("number", True, "mean")):
+        added = [row] * (weight == "array") + [full] * mask
+        wanted = (*every, *(x.dtype in checks.FLOATING for x in added))
+        _call_reduced(form(loss, weight=weight, mask=mask), flags, (*tensors, *added), Reduction(kind), [wanted])
 
 
 def complaints(variant: Variant, found: Resources) -> tuple[str, ...]:

@@ -24,11 +24,11 @@ using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
 using Element = Source<bfloat16_t, Access::kReused>;
 
 extern "C" __global__ void __launch_bounds__(256)
-kl_div_broadcast_gradient_bf16(const bfloat16_t* input, const bfloat16_t* target, bfloat16_t* target_gradient, const Result* grad_output, double* partials, int64 outputs, int64 length, int64 slices, int64 slice_length, double divisor, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
-  const BroadcastGradient<Loss, Sources, Element, 1> program{
-      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input}, Source<bfloat16_t, Access::kStream>{target}),
+kl_div_broadcast_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
+  const SumOver<Loss, Sources, Element, 1> program{
+      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
       Element{grad_output}, kept, reduced};
   const Deposit<bfloat16_t, Result> deposit{
-      target_gradient, nullptr, divisor};
+      target_gradient_, nullptr, 1.0, scale};
   sum_slices<true>(program, deposit, outputs, length, slices, slice_length, partials);
 }

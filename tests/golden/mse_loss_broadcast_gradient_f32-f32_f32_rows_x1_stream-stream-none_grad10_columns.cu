@@ -16,11 +16,11 @@ using Sinks = Tuple<Sink<float>, Absent>;
 using Element = Absent;
 
 extern "C" __global__ void __launch_bounds__(256)
-mse_loss_broadcast_gradient_f32(const float* input, const float* target, float* input_gradient, const Result* grad_output, double* partials, int64 outputs, int64 length, int64 slices, int64 slice_length, double divisor, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
-  const BroadcastGradient<Loss, Sources, Element, 0> program{
-      Loss{}, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
+mse_loss_broadcast_gradient_f32(const float* input_, const float* target_, float* input_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
+  const SumOver<Loss, Sources, Element, 0> program{
+      Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       Element{}, kept, reduced};
   const Deposit<float, Result> deposit{
-      input_gradient, grad_output, divisor};
+      input_gradient_, grad_output, 1.0, scale};
   sum_slices<true>(program, deposit, outputs, length, slices, slice_length, partials);
 }

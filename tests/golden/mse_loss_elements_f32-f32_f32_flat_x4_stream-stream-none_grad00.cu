@@ -17,10 +17,10 @@ using Element = Sink<float>;
 using Layout = Flat<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-mse_loss_elements_f32(const float* input, const float* target, Result* values, int64 groups, double divisor, double weight, int64 elements) {
+mse_loss_elements_f32(const float* input_, const float* target_, Result* values, double divisor, double scale, int64 groups, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
+      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Absent{}, Absent{}), Element{values}};
-  map_elements<4>(program, groups);
+  map_elements<4>(program, groups, scale);
 }

@@ -17,10 +17,10 @@ using Element = Source<float, Access::kStream>;
 using Layout = Flat<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-mse_loss_elements_gradient_f32(const float* input, const float* target, float* input_gradient, float* target_gradient, const Result* grad_output, int64 groups, double divisor, double weight, int64 elements) {
+mse_loss_elements_gradient_f32(const float* input_, const float* target_, float* input_gradient_, float* target_gradient_, const Result* grad_output, double divisor, double scale, int64 groups, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
-      make_tuple(Sink<float>{input_gradient}, Sink<float>{target_gradient}), Element{grad_output}};
-  map_elements<4>(program, groups);
+      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
+      make_tuple(Sink<float>{input_gradient_}, Sink<float>{target_gradient_}), Element{grad_output}};
+  map_elements<4>(program, groups, scale);
 }

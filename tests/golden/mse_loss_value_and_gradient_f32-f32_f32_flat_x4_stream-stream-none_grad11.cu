@@ -17,10 +17,10 @@ using Element = Absent;
 using Layout = Flat<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 3)
-mse_loss_value_and_gradient_f32(const float* input, const float* target, float* input_gradient, float* target_gradient, double* memory, Result* value, const double* expected, double* used, int64 groups, double divisor, double weight, int64 elements) {
+mse_loss_value_and_gradient_f32(const float* input_, const float* target_, float* input_gradient_, float* target_gradient_, double* memory, Result* value, const double* expected, double* used, double divisor, double scale, int64 groups, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input}, Source<float, Access::kStream>{target}),
-      make_tuple(Sink<float>{input_gradient}, Sink<float>{target_gradient}), Absent{}};
-  reduce_value_and_gradient<4>(program, groups, memory, divisor, weight, value, expected, used);
+      Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
+      make_tuple(Sink<float>{input_gradient_}, Sink<float>{target_gradient_}), Absent{}};
+  reduce_value_and_gradient<4>(program, groups, memory, divisor, scale, value, expected, used);
 }

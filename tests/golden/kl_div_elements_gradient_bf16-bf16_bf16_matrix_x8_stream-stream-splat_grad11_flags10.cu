@@ -14,20 +14,20 @@ struct Loss {
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
     return where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
-#line 1 "<kl_div_elements_gradient_bf16-bf16_bf16_matrix_x8_stream-reused-splat_grad10_flags10>.entries"
+#line 1 "<kl_div_elements_gradient_bf16-bf16_bf16_matrix_x8_stream-stream-splat_grad11_flags10>.entries"
   }
 };
 
 using Result = bfloat16_t;
-using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>>;
-using Sinks = Tuple<Sink<bfloat16_t>, Absent>;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
+using Sinks = Tuple<Sink<bfloat16_t>, Sink<bfloat16_t>>;
 using Element = Source<bfloat16_t, Access::kSplat>;
 using Layout = Rows<8, 5, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_elements_gradient_bf16(const bfloat16_t* input, const bfloat16_t* target, bfloat16_t* input_gradient, const Result* grad_output, int64 groups, double divisor, double weight, const __grid_constant__ Layout layout) {
+kl_div_elements_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* input_gradient_, bfloat16_t* target_gradient_, const Result* grad_output, double divisor, double scale, int64 groups, const __grid_constant__ Layout layout) {
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input}, Source<bfloat16_t, Access::kReused>{target}),
-      make_tuple(Sink<bfloat16_t>{input_gradient}, Absent{}), Element{grad_output}};
-  map_elements<4>(program, groups);
+      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
+      make_tuple(Sink<bfloat16_t>{input_gradient_}, Sink<bfloat16_t>{target_gradient_}), Element{grad_output}};
+  map_elements<4>(program, groups, scale);
 }

@@ -1,0 +1,34 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target) const {
+    constexpr bool log_target = true;
+    constexpr bool log_input = false;
+#line 1 "kl_div.mass"
+    const auto mass = where(log_target, exp(target), target);
+#line 1 "kl_div.from_log"
+    const auto from_log = where(log_target, mass * (target - input), times_log(target, input));
+#line 1 "kl_div.from_probability"
+    const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
+#line 1 "kl_div.value"
+    return where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+#line 1 "<kl_div_sum_over_bf16-bf16_bf16_rows_x1_stream-stream-none_grad00_flags10>.entries"
+  }
+};
+
+using Result = bfloat16_t;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
+using Sinks = Tuple<Absent, Absent>;
+using Element = Absent;
+
+extern "C" __global__ void __launch_bounds__(256)
+kl_div_sum_over_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* sums, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 24> kept, const __grid_constant__ Dimensions<4, 24> reduced) {
+  const SumOver<Loss, Sources, Element, kValue> program{
+      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
+      Element{}, kept, reduced};
+  const Deposit<Result, Result> deposit{
+      sums, nullptr, divisor, 1.0};
+  sum_slices<false>(program, deposit, outputs, length, slices, slice_length, partials);
+}

@@ -1,0 +1,36 @@
+struct Loss {
+  using Compute = float;
+
+  template <class InputT, class TargetT, class WeightT, class MaskT>
+  __device__ __forceinline__ auto
+  operator()(const InputT& input, const TargetT& target, const WeightT& weight, const MaskT& mask) const {
+    constexpr bool log_target = true;
+    constexpr bool log_input = false;
+#line 1 "kl_div.mass"
+    const auto mass = where(log_target, exp(target), target);
+#line 1 "kl_div.from_log"
+    const auto from_log = where(log_target, mass * (target - input), times_log(target, input));
+#line 1 "kl_div.from_probability"
+    const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
+#line 1 "kl_div.value"
+    auto unweighted = where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+    return where(mask != 0, weighted(weight, unweighted), 0);
+#line 1 "<kl_div_weight-array_mask_verify_gradient_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-reused-stream-none_grad1100_flags10_counted>.entries"
+  }
+};
+
+using Result = bfloat16_t;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>, Source<bool, Access::kStream>>;
+using Sinks = Tuple<Sink<bfloat16_t>, Sink<bfloat16_t>, Absent, Absent>;
+using Element = Absent;
+using Layout = Rows<8, 9, 1>;
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+kl_div_verify_gradient_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, bfloat16_t* input_gradient_, bfloat16_t* target_gradient_, const Result* grad_output, const double* used, double* expected, double multiple, const double* count, int64 groups, const __grid_constant__ Layout layout) {
+  const double divisor = multiple * __ldcg(count);
+  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
+  const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
+      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kReused>{weight_}, Source<bool, Access::kStream>{mask_}),
+      make_tuple(Sink<bfloat16_t>{input_gradient_}, Sink<bfloat16_t>{target_gradient_}, Absent{}, Absent{}), Absent{}};
+  verify_gradient<4>(program, groups, scale, grad_output, used, expected);
+}
