@@ -5,8 +5,22 @@ Importing this touches no CUDA and imports neither torch nor CuPy.
 
 from cupylosses import functional
 from cupylosses.compiler import KernelError
+from cupylosses.definition import Flag, Kink, Operand, Parameter
+from cupylosses.expressions import ExpressionError
 from cupylosses.gradients import value_and_grad
 from cupylosses.options import set_one_pass
+from cupylosses.own_losses import define_loss
 
 __version__ = "0.1.0"
-__all__ = ["KernelError", "functional", "set_one_pass", "value_and_grad"]
+__all__ = [
+    "ExpressionError",
+    "Flag",
+    "KernelError",
+    "Kink",
+    "Operand",
+    "Parameter",
+    "define_loss",
+    "functional",
+    "set_one_pass",
+    "value_and_grad",
+]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from cupylosses.definition import Flag, Loss
+from cupylosses.expressions import cuda
 from cupylosses.forms import Form
 from cupylosses.interop import ITEMSIZE
+from cupylosses.kernel_sources import kernel_directory
 from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX_THREADS, UNROLL
 
 #: The files of ``kernels/`` in the order of their needs.
@@ -152,18 +153,6 @@ def varying(variant: Variant) -> str:
     return "".join("q" if "*" in x else "d" for x in _varying_arguments(variant))
 
 
-def kernel_directory() -> Path:
-    """``kernels/``: inside the package when it was installed from a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    for candidate in (package / "kernels", package.parent / "kernels"):
-        if (candidate / "pointwise.cuh").is_file():
-            return candidate
-    raise RuntimeError(
-        f"cupylosses: the kernel sources are missing; looked in {package / 'kernels'} and "
-        f"{package.parent / 'kernels'}. Install the package again: `pip install --force-reinstall cupylosses`."
-    )
-
-
 @cache
 def _skeleton(files: tuple[str, ...]) -> str:
     directory = kernel_directory()
@@ -197,20 +186,27 @@ def _functor(variant: Variant) -> str:
     lines += [f"    constexpr {_choice(x, i)};" for x, i in zip(loss.flags, variant.flags, strict=True)]
     lines += [f"    const auto {x.name} = constant<Compute>({x.name}_);" for x in loss.parameters]
     for name, expression in loss.let.items():
-        lines += [f'#line 1 "{loss.name}.{name}"', f"    const auto {name} = {expression};"]
+        lines += [*_written_at(loss, name), f"    const auto {name} = {cuda(expression)};"]
     form = loss if isinstance(loss, Form) else None
     if form is None and not loss.derivatives:
-        lines += [f'#line 1 "{loss.name}.value"', f"    return {loss.value};"]
+        lines += [*_written_at(loss, "value"), f"    return {cuda(loss.value)};"]
     else:
-        lines += [f'#line 1 "{loss.name}.value"', f"    auto unweighted = {loss.value};"]
+        lines += [*_written_at(loss, "value"), f"    auto unweighted = {cuda(loss.value)};"]
         for name, expression in loss.derivatives.items():
             if name in operands:
-                at = f'#line 1 "{loss.name}.derivatives.{name}"'
-                lines += [at, f"    set_tangent<{operands.index(name)}>(unweighted, {expression});"]
+                slot = operands.index(name)
+                lines += [*_written_at(loss, f"derivatives.{name}")]
+                lines += [f"    set_tangent<{slot}>(unweighted, {cuda(expression)});"]
         result = "weighted(weight, unweighted)" if form and form.weight else "unweighted"
         lines += [f"    return {f'where(mask != 0, {result}, 0)' if form and form.mask else result};"]
     lines += [f'#line 1 "<{variant.title}>.entries"', "  }", "};"]
     return "\n".join(lines) + "\n"
+
+
+def _written_at(loss: Loss, part: str) -> list[str]:
+    """What makes the compiler report an error in an expression where the expression was written."""
+    file, line = loss.places.get(part, (f"{loss.name}.{part}", 1))
+    return [f'#line {line} "{file}"']
 
 
 def _choice(flag: Flag, index: int) -> str:

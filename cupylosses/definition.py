@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from cupylosses.expressions import check, primitives
+
 REDUCTIONS = ("none", "mean", "sum", "batchmean", "weighted_mean")
 
 #: Arguments that every loss takes beside its own, by name, with their defaults.
 COMMON: Mapping[str, Any] = {
     "reduction": "mean", "weight": None, "mask": None, "normalizer": None, "dim": None, "out_dtype": None,
 }  # fmt: skip
+#: Of these, what a Module keeps unless a call says otherwise, and what is given anew with each call.
+PER_MODULE = ("weight", "dim", "out_dtype")
+PER_CALL = ("mask", "normalizer")
 LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
 #: Names that operands, parameters, flags and `let` must not have: the common arguments, and the loss before its weight.
@@ -29,6 +34,18 @@ RESERVED = frozenset({*COMMON, *LEGACY, "unweighted"})
 
 #: What operands hold: any number; [0, 1]; the logarithm of one of these; -1 or +1; 0 or 1; (0, inf); [0, inf).
 DOMAINS = ("real", "probability", "log_probability", "sign", "binary", "positive", "nonnegative")
+
+
+#: What C++ and the kernels use themselves.
+_WORDS_OF_CUDA = frozenset({
+    "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "constexpr",
+    "continue", "decltype", "default", "delete", "do", "double", "else", "enum", "explicit", "export", "extern",
+    "false", "float", "for", "friend", "goto", "if", "inline", "int", "int64", "long", "mutable", "namespace",
+    "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register", "return", "short",
+    "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef",
+    "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "Loss",
+    "Compute", "Sources", "Sinks", "Element", "Layout", "Result", "Tuple", "Dual",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,12 +153,15 @@ class Loss:
     cases: tuple[Mapping[str, Any], ...] = ({},)
     notes: str = ""
     source: str = ""
+    places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
         for name in (self.name, *names, *self.let):
-            if not name.isidentifier() or keyword.iskeyword(name):
-                raise ValueError(f"{self.name}: {name!r} must be a Python identifier")
+            if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name in _WORDS_OF_CUDA:
+                raise ValueError(f"{self.name}: {name!r} must be an identifier of Python and of C++")
+            if name.endswith("_") or "__" in name:
+                raise ValueError(f"{self.name}: {name!r} must not end in an underscore, nor have two of them in a row")
         for name in (
             *(x.name for x in self.operands if x.name not in COMMON),
             *(x.name for x in self.options),
@@ -177,10 +197,29 @@ class Loss:
             for name in case:
                 if name not in names:
                     raise ValueError(f"{self.name}: a case names the unknown parameter {name!r}")
+        self._check_expressions()
         known = {*names, *COMMON, *LEGACY}
         for name in self.positional.split():
             if name not in known:
                 raise ValueError(f"{self.name}: `positional` names the unknown argument {name!r}")
+
+    def _check_expressions(self) -> None:
+        taken = primitives().keys()
+        names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
+        for name in (*names, *self.let):
+            if name in taken:
+                raise ValueError(f"{self.name}: the name {name!r} is that of a primitive; choose another")
+        for name, expression in self.let.items():
+            check(expression, names, self._written_at(name))
+            names.append(name)
+        check(self.value, names, self._written_at("value"))
+        for name, expression in self.derivatives.items():
+            check(expression, names, self._written_at(f"derivatives.{name}"))
+
+    def _written_at(self, part: str) -> str:
+        """The part and, where it is known, its place, for messages."""
+        file, line = self.places.get(part, ("", 0))
+        return f"{self.name}: {part}" + (f", in {file}:{line}" if file else "")
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -215,6 +254,18 @@ class Loss:
         every = own | dict(LEGACY if self.legacy else {}) | dict(COMMON)
         rest = [x for x in every if x not in first]
         return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
+
+    @cached_property
+    def class_name(self) -> str:
+        """The name of its Module: ``HingeLoss`` for ``hinge_loss``."""
+        name = self.module or "".join(x.capitalize() for x in self.name.split("_"))
+        return name if name.endswith("Loss") else f"{name}Loss"
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What a Module keeps, with the defaults: the arguments but operands, and what is given anew with each call."""
+        needed = {x.name for x in self.operands if x.default is None}
+        return {n: v for n, v in self.arguments if n not in {*needed, *PER_CALL, *LEGACY, "*"}}
 
     def values(self, case: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every parameter and flag by name, the defaults overridden by ``case``."""

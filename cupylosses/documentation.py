@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from cupylosses.definition import Loss, Operand
 
 #: What every loss takes besides its own arguments.
@@ -33,19 +35,25 @@ def docstring(loss: Loss) -> str:
         lines.append("    size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.")
     lines += ["", "Returns:", *_result(loss), "", "Gradient:"]
     lines += [
-        f"    Every floating operand is differentiable. {loss.convention} Where the loss is NaN the gradient is NaN.",
+        *_wrapped(
+            f"Every floating operand is differentiable. {loss.convention} Where the loss is NaN so is the gradient."
+        ),
         "",
         "Raises:",
         "    TypeError: an operand that is no array, has another dtype, or belongs to another library.",
         "    ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.",
     ]
     if loss.notes:
-        lines += ["", loss.notes]
+        lines += ["", *_wrapped(loss.notes, indent="")]
     if loss.torch:
         lines += ["", f"Drop-in for ``torch.nn.functional.{loss.torch}``."]
     if loss.source:
         lines += ["", f"Source: {loss.source}"]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, indent: str = "    ") -> list[str]:
+    return wrap(text, 112, initial_indent=indent, subsequent_indent=indent)
 
 
 def _operand(operand: Operand) -> str:

@@ -72,13 +72,15 @@ def kl_div(
         In the promoted dtype of the operands, on their device.
 
     Gradient:
-        Every floating operand is differentiable. Where the target has no mass, value and both gradients are 0, also against an impossible prediction. Where the loss is NaN the gradient is NaN.
+        Every floating operand is differentiable. Where the target has no mass, value and both gradients are 0, also
+        against an impossible prediction. Where the loss is NaN so is the gradient.
 
     Raises:
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
-    `mean` divides by the number of elements, as torch does; `batchmean`, which divides by the size of the first dimension of the broadcast shape, is the divergence itself.
+    `mean` divides by the number of elements, as torch does; `batchmean`, which divides by the size of the first
+    dimension of the broadcast shape, is the divergence itself.
 
     Drop-in for ``torch.nn.functional.kl_div``.
 
@@ -121,13 +123,15 @@ def hinge_loss(
         In the promoted dtype of the operands, on their device.
 
     Gradient:
-        Every floating operand is differentiable. At input * target = margin the element counts as active: the gradient is (-target, -input). Where the loss is NaN the gradient is NaN.
+        Every floating operand is differentiable. At input * target = margin the element counts as active: the
+        gradient is (-target, -input). Where the loss is NaN so is the gradient.
 
     Raises:
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
-    A target of shape (D,) belongs to the columns of an input (N, D), as everywhere in NumPy and torch; one target per row is `target[:, None]`.
+    A target of shape (D,) belongs to the columns of an input (N, D), as everywhere in NumPy and torch; one target
+    per row is `target[:, None]`.
 
     Source: C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
     """
@@ -170,7 +174,8 @@ def mse_loss(
         In the promoted dtype of the operands, on their device.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN the gradient is NaN.
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
 
     Raises:
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
@@ -219,7 +224,8 @@ def l1_loss(
         In the promoted dtype of the operands, on their device.
 
     Gradient:
-        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN the gradient is NaN.
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN so is
+        the gradient.
 
     Raises:
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
@@ -269,7 +275,8 @@ def smooth_l1_loss(
         In the promoted dtype of the operands, on their device.
 
     Gradient:
-        Every floating operand is differentiable. At d = beta both branches have slope 1; with beta = 0 the gradient at input = target is 0. Where the loss is NaN the gradient is NaN.
+        Every floating operand is differentiable. At d = beta both branches have slope 1; with beta = 0 the gradient
+        at input = target is 0. Where the loss is NaN so is the gradient.
 
     Raises:
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
@@ -316,7 +323,8 @@ def huber_loss(
         In the promoted dtype of the operands, on their device.
 
     Gradient:
-        Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN the gradient is NaN.
+        Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN
+        so is the gradient.
 
     Raises:
         TypeError: an operand that is no array, has another dtype, or belongs to another library.

@@ -8,7 +8,6 @@ python scripts/generate.py --check    writes nothing, and exits with 1 if one of
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cupylosses import expressions
 from cupylosses.codegen import Variant, glue
-from cupylosses.definition import REDUCTIONS, Loss, registry
+from cupylosses.definition import COMMON, REDUCTIONS, Loss, registry
 from cupylosses.documentation import docstring
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.variants import variants
@@ -65,6 +65,52 @@ def stub() -> str:
     """``functional.pyi``: a signature with types and the docstring for each loss."""
     head = STUB_HEAD.replace("REDUCTIONS", ", ".join(map(quoted, REDUCTIONS)))
     return head + "\n".join(stub_function(x) for x in registry().values())
+
+
+NN_HEAD = '''\
+"""The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+_Reduction = Literal[REDUCTIONS]
+
+__all__: list[str]
+
+def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
+'''
+
+
+def nn_stub() -> str:
+    """``nn.pyi``: a class for each loss; a subclass of torch's has torch's constructor."""
+    head = NN_HEAD.replace("REDUCTIONS", ", ".join(map(quoted, REDUCTIONS)))
+    return head + "\n".join(stub_class(x) for x in registry().values())
+
+
+def stub_class(loss: Loss) -> str:
+    name = loss.class_name
+    base = f"torch.nn.{name}" if loss.torch and loss.module else "torch.nn.Module"
+    lines = [f"class {name}({base}):", f'    """{loss.summary}"""', ""]
+    if base == "torch.nn.Module":
+        given = loss.kept
+        first = [x for x in given if x not in COMMON or x == "reduction"]
+        arguments = [*first, "*", *(x for x in given if x not in first)]
+        lines += ["    def __init__(", "        self,"]
+        lines += [
+            "        *," if x == "*" else f"        {x}: {of_torch(loss, x)}{default(given[x])}," for x in arguments
+        ]
+        lines += ["    ) -> None: ..."]
+    lines += ["    def forward(", "        self,"]
+    lines += [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
+    lines += ["        *,", *(f"        {x}: {of_torch(loss, x)} = None," for x in COMMON if x != "reduction")]
+    return "\n".join([*lines, "    ) -> torch.Tensor: ..."]) + "\n"
+
+
+def of_torch(loss: Loss, name: str) -> str:
+    """The type of an argument of a module, whose arrays are tensors."""
+    return annotation(loss, name).replace("_Array", "torch.Tensor").replace("_Exchangeable", "torch.Tensor")
 
 
 def stub_function(loss: Loss) -> str:
@@ -126,21 +172,12 @@ def losses() -> str:
     return table(["function", "value of an element", "options of its own", "in torch"], rows)
 
 
-PRIMITIVE = re.compile(
-    r"(?P<comment>(?://.*\n)*)"
-    r"template <[^\n]*>\n"
-    r"__device__ __forceinline__ (?:auto|Dual<[^\n]*>) (?P<name>\w+)\((?P<arguments>[^)]*)\)"
-)
-
-
 def primitives() -> str:
     """The functions that a value expression may use, with the comments that stand above them in the source."""
-    rows = []
-    for found in PRIMITIVE.finditer((ROOT / "kernels" / "math.cuh").read_text(encoding="utf-8")):
-        names = [x.split()[-1].lstrip("&") for x in found["arguments"].split(",") if not x.rstrip().endswith(">")]
-        names = [x for x in names if x.isidentifier()]
-        comment = " ".join(line.strip("/ ") for line in found["comment"].splitlines())
-        rows.append([f"`{found['name']}({', '.join(names)})`", comment or "differentiable wherever it is defined"])
+    rows = [
+        [f"`{x.name}({', '.join(x.parameters)})`", x.comment or "differentiable wherever it is defined"]
+        for x in expressions.primitives().values()
+    ]
     return table(["primitive", "meaning, and the convention at kinks"], rows)
 
 
@@ -192,7 +229,7 @@ def golden() -> Path:
 
 def generated() -> dict[Path, str]:
     """What each generated file should contain."""
-    files = {ROOT / "cupylosses" / "functional.pyi": stub()}
+    files = {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
     files |= {golden() / f"{x.title}.cu": glue(x) for x in examples()}
     for name, (marker, content) in PARTS.items():
         path = ROOT / name

@@ -13,7 +13,7 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    return where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+    return where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
 #line 1 "<kl_div_combine_slices_bf16-bf16_bf16_rows_x1_stream-stream-reused_grad01_flags10_columns>.entries"
   }
 };

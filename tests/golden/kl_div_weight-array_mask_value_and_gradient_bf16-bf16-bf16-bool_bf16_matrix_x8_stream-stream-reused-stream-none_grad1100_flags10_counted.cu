@@ -13,7 +13,7 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    auto unweighted = where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+    auto unweighted = where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
     return where(mask != 0, weighted(weight, unweighted), 0);
 #line 1 "<kl_div_weight-array_mask_value_and_gradient_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-reused-stream-none_grad1100_flags10_counted>.entries"
   }

@@ -1,0 +1,17 @@
+"""Where the kernel sources lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def kernel_directory() -> Path:
+    """``kernels/``: inside the package when it was installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "kernels", package.parent / "kernels"):
+        if (candidate / "pointwise.cuh").is_file():
+            return candidate
+    raise RuntimeError(
+        f"cupylosses: the kernel sources are missing; looked in {package / 'kernels'} and "
+        f"{package.parent / 'kernels'}. Install the package again: `pip install --force-reinstall cupylosses`."
+    )

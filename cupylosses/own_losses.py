@@ -1,0 +1,122 @@
+"""Losses of users: defined as those of the library are, with everything that these have."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cupylosses.definition import Flag, Kink, Loss, Operand, Parameter
+from cupylosses.functional import function_of
+
+
+def define_loss(
+    name: str,
+    value: str,
+    operands: Sequence[str | Operand] = ("input", "target"),
+    parameters: Mapping[str, float] | Sequence[Parameter] = (),
+    *,
+    let: Mapping[str, str] | None = None,
+    derivatives: Mapping[str, str] | None = None,
+    reference: Callable[..., Any] | None = None,
+    flags: Mapping[str, bool] | Sequence[Flag] = (),
+    summary: str = "",
+    formula: str = "",
+    kinks: Callable[..., Sequence[Kink]] | None = None,
+    convention: str | None = None,
+    cases: Sequence[Mapping[str, Any]] = ({},),
+    notes: str = "",
+    source: str = "",
+) -> Callable[..., Any]:
+    """Makes a loss of your own from one expression.
+
+        tukey = define_loss(
+            "tukey_loss",
+            "where(abs(d) < c, c * c / 6 * (1 - cube), c * c / 6)",
+            parameters={"c": 4.685},
+            let={"d": "input - target", "inside": "1 - square(d / c)", "cube": "inside * square(inside)"},
+        )
+        tukey(prediction, target, c=3.0).backward()
+
+    The function has what the library's have: gradients of every floating operand in one pass, reductions, weights,
+    masks, normalizers, dimensions, CuPy arrays, ``value_and_grad``, and a Module (``cupylosses.nn.module_of(tukey)``).
+
+    The expression is compiled and executed on the GPU: it is code, to be trusted like code. What may stand in it is
+    checked, and parameters and tensors reach the kernel as numbers and addresses, never as text.
+
+    Args:
+        name: The function's name, an identifier.
+        value: The value of an element: an expression of the operands, the parameters, the flags and the names in
+            ``let``, with numbers, ``+ - * /``, comparisons, ``&& || !`` and the primitives of docs/adding-a-loss.md.
+            Nothing has to be differentiated.
+        operands: The tensor arguments in their order: names, or :class:`Operand`.
+        parameters: The numbers that the kernel takes: names with defaults, or :class:`Parameter`.
+        let: Named parts of the expression, each of which sees those before it.
+        derivatives: The derivative of the value with respect to an operand by hand, where the one of the expression
+            loses digits.
+        reference: The same loss by the array API, ``reference(xp, *operands, **parameters)``. What does not run kernels
+            takes it: CPU arrays, second derivatives, ``torch.func``, ``torch.compile``. Without it these raise.
+        flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
+        summary, formula, convention, notes, source: For the docstring.
+        kinks, cases: For tests; see docs/adding-a-loss.md.
+
+    Returns:
+        The function.
+
+    Raises:
+        ExpressionError: an expression that contains something else, at its file and line. What only the compiler finds
+            is reported there too, when the kernel is first needed.
+        ValueError: names that collide or are none, defaults out of range.
+    """
+    frame = sys._getframe(1)
+    let, derivatives = dict(let or {}), dict(derivatives or {})
+    parts = {**let, "value": value, **{f"derivatives.{n}": x for n, x in derivatives.items()}}
+    where = frame.f_code.co_filename, frame.f_lineno
+    given: dict[str, Any] = {} if kinks is None else {"kinks": kinks}
+    loss = Loss(
+        name=name,
+        summary=summary or f"The loss {name}.",
+        formula=formula or " ".join(value.split()),
+        operands=_operands(operands),
+        value=value,
+        reference=reference,
+        let=let,
+        derivatives=derivatives,
+        parameters=_specified(parameters, lambda n, x: Parameter(n, float(x), "A number.")),
+        flags=_specified(flags, lambda n, x: Flag(n, bool(x), "A choice.")),
+        cases=tuple(cases),
+        notes=notes,
+        source=source,
+        places={part: _place(expression, *where) for part, expression in parts.items()},
+        convention=convention or "At kinks it is what the primitives have there.",
+        **given,
+    )
+    module = str(frame.f_globals.get("__name__", "__main__"))
+    return function_of(loss, module)
+
+
+def _operands(given: Sequence[str | Operand]) -> tuple[Operand, ...]:
+    # Labels may be integers; the first operand is what is predicted.
+    named = [Operand(x, "A tensor.", integer=i > 0) if isinstance(x, str) else x for i, x in enumerate(given)]
+    return tuple(named)
+
+
+def _specified(given: Any, make: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+    return tuple(make(n, x) for n, x in given.items()) if isinstance(given, Mapping) else tuple(given)
+
+
+def _place(expression: str, file: str, line: int) -> tuple[str, int]:
+    """The file and line where an expression was written, near the call that passes it."""
+    lines = linecache.getlines(file)
+    first = next((x.strip() for x in expression.splitlines() if x.strip()), "")
+    # The call's own line is that of its name, or of an argument, by the version of Python.
+    near = sorted(range(max(0, line - 60), min(len(lines), line + 60)), key=lambda i: (abs(i + 1 - line), i))
+    at = next((i + 1 for i in near if first and first in lines[i]), line)
+    blank = len(expression) - len(expression.lstrip())
+    return _printable(file), at - expression[:blank].count("\n")
+
+
+def _printable(file: str) -> str:
+    """A file name that a #line directive can hold."""
+    return "".join(x if x.isprintable() and x not in '"\\' else "/" if x == "\\" else "?" for x in file)
