@@ -265,6 +265,11 @@ def _blocks_per_sm(variant: Variant) -> int:
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 
+def _rank(variant: Variant) -> int:
+    """The outer dimensions that a kernel has room for: with one there is no division to find them."""
+    return 1 if variant.layout == "matrix" else MAX_RANK
+
+
 def _pointwise_entry(variant: Variant) -> str:
     operands = variant.loss.operands
     wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
@@ -273,7 +278,7 @@ def _pointwise_entry(variant: Variant) -> str:
         layout_type, layout_parameter = f"Flat<{variant.lanes}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
     else:
-        rank = 1 if variant.layout == "matrix" else MAX_RANK
+        rank = _rank(variant)
         layout_type = f"Rows<{variant.lanes}, {2 * len(operands) + 1}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.lanes]}>"
@@ -314,7 +319,8 @@ def _sum_entry(variant: Variant) -> str:
     storage = "Result" if slot is None else STORAGE[variant.storage[slot]][0]
     sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradient_"
     per_element = variant.access[-1] != "none"
-    dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {MAX_RANK}>"
+    rank = _rank(variant)
+    dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {rank}>"
     fixed = [
         "int64 outputs",
         "int64 length",
@@ -333,7 +339,7 @@ def _sum_entry(variant: Variant) -> str:
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *_counted_divisor(variant),
-        f"  const SumOver<Loss, Sources, Element, {'kValue' if slot is None else slot}> program{{",
+        f"  const SumOver<Loss, Sources, Element, {'kValue' if slot is None else slot}, {rank}> program{{",
         f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
         f"  const Deposit<{storage}, Result> deposit{{",

@@ -170,14 +170,15 @@ class SumPart:
         read = [x.strides for x in plan.streams[:operands]]
         x = launch.sum_layout(plan.shape, [*read, grad_output.strides if grad_output else none], result)
         self.partials = x.slices * x.outputs if x.slices > 1 else 0
+        rank = 1 if max(len(x.kept), len(x.reduced)) <= 1 else launch.MAX_RANK
         warps = (-(-x.outputs // launch.WARP) if x.columns else x.outputs) * x.slices
         fixed = (
             x.outputs,
             x.length,
             x.slices,
             x.slice_length,
-            launch.dimension_words(x.kept, x.kept_strides),
-            launch.dimension_words(x.reduced, x.reduced_strides),
+            launch.dimension_words(x.kept, x.kept_strides, rank),
+            launch.dimension_words(x.reduced, x.reduced_strides, rank),
         )
         first, second = ("sum_over", "combine_sums") if slot is None else ("broadcast_gradient", "combine_slices")
         kinds = {first: warps, second: x.outputs}
@@ -189,7 +190,7 @@ class SumPart:
             first,
             plan.storage,
             plan.result,
-            "rows",
+            "matrix" if rank == 1 else "rows",
             1,
             (*("stream" for _ in plan.tensors), "reused" if grad_output else "none"),
             tuple(i == slot for i in range(operands)),

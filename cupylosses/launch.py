@@ -28,7 +28,7 @@ BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2
 
 #: Vectors a lane has in flight, by lanes per vector.
-UNROLL = {1: 8, 2: 4, 4: 4, 8: 4}
+UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4}
 
 #: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
 #: the last block to add at once.
@@ -171,8 +171,10 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
 
 
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
-    items = [x.itemsize for x in streams]
-    lanes = min(16 // min(items), 32 // max(items), 8)
+    # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
+    read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
+    items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
+    lanes = min(16 // min(items), 32 // max(items))
     while lanes > 1:
         fits = flat or sizes[0] % lanes == 0
         for stream, stride in zip(streams, strides, strict=True):

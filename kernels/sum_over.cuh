@@ -21,7 +21,7 @@
 constexpr int kInFlight = 4;  // terms whose loads are issued together
 constexpr int kValue = -1;    // instead of a slot: the terms are values
 
-template <class Loss_, class Sources_, class Element_, int kSlot_>
+template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_>
 struct SumOver {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
@@ -36,8 +36,8 @@ struct SumOver {
   Loss loss;
   Sources_ sources;
   Element_ element;
-  const Dimensions<kStreams, kMaxRank>& kept;  // kernel parameters: copies would go to local memory
-  const Dimensions<kStreams, kMaxRank>& reduced;
+  const Dimensions<kStreams, kRank_>& kept;  // kernel parameters: copies would go to local memory
+  const Dimensions<kStreams, kRank_>& reduced;
 
   struct Term {
     typename LoadedTuple<1, Sources_>::type operands;
