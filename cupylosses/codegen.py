@@ -329,6 +329,7 @@ def _sum_entry(variant: Variant) -> str:
         f"const __grid_constant__ {dimensions} kept",
         f"const __grid_constant__ {dimensions} reduced",
     ]
+    term = "kValue" if slot is None else str(slot)
     factors = "divisor, 1.0" if of_values else "1.0, scale"
     mapping = f"<{str(variant.columns).lower()}>"
     slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, partials)"
@@ -339,7 +340,7 @@ def _sum_entry(variant: Variant) -> str:
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *_counted_divisor(variant),
-        f"  const SumOver<Loss, Sources, Element, {'kValue' if slot is None else slot}, {rank}> program{{",
+        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.lanes}> program{{",
         f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
         f"  const Deposit<{storage}, Result> deposit{{",

@@ -169,9 +169,10 @@ class SumPart:
         none = (0,) * len(plan.shape)
         read = [x.strides for x in plan.streams[:operands]]
         x = launch.sum_layout(plan.shape, [*read, grad_output.strides if grad_output else none], result)
+        streams = [*plan.streams[:operands], grad_output or launch.Stream(none, interop.ITEMSIZE[plan.result])]
+        x = launch.sum_in_vectors(x, streams, launch.Stream(result, interop.ITEMSIZE[self.dtype]))
         self.partials = x.slices * x.outputs if x.slices > 1 else 0
         rank = 1 if max(len(x.kept), len(x.reduced)) <= 1 else launch.MAX_RANK
-        warps = (-(-x.outputs // launch.WARP) if x.columns else x.outputs) * x.slices
         fixed = (
             x.outputs,
             x.length,
@@ -181,7 +182,7 @@ class SumPart:
             launch.dimension_words(x.reduced, x.reduced_strides, rank),
         )
         first, second = ("sum_over", "combine_sums") if slot is None else ("broadcast_gradient", "combine_slices")
-        kinds = {first: warps, second: x.outputs}
+        kinds = {first: x.warps, second: x.outputs}
         if not self.partials:
             del kinds[second]
         variant = Variant(
@@ -191,8 +192,8 @@ class SumPart:
             plan.storage,
             plan.result,
             "matrix" if rank == 1 else "rows",
-            1,
-            (*("stream" for _ in plan.tensors), "reused" if grad_output else "none"),
+            x.lanes,
+            (*x.access[:operands], x.access[operands] if grad_output else "none"),
             tuple(i == slot for i in range(operands)),
             x.columns,
             plan.compute,
@@ -521,7 +522,9 @@ def broadcast_gradient(
     grad_output_strides: Sequence[int] | None,
 ) -> Any:
     """The gradient of a broadcast operand, summed; ``grad_output_strides`` is None for one grad_output for all."""
-    per_element = None if grad_output_strides is None else plan.grad_output_stream(grad_output_strides, 0)
+    per_element = None
+    if grad_output_strides is not None:
+        per_element = plan.grad_output_stream(grad_output_strides, grad_output % 16)
     part = plan.sum_part(slot, per_element, divisor.counted)
     return _sums(part, device, device.stream(), pointers, grad_output, parameters, divisor)
 

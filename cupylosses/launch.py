@@ -13,7 +13,7 @@ Nothing here knows a device, an array library or a loss; all of it is tested wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 WARP = 32
@@ -236,6 +236,13 @@ class SumLayout:
     kept_strides: tuple[tuple[int, ...], ...]
     reduced: tuple[int, ...]
     reduced_strides: tuple[tuple[int, ...], ...]
+    lanes: int = 1
+    access: tuple[str, ...] = ()
+
+    @property
+    def warps(self) -> int:
+        """How many warps find something to do."""
+        return (-(-self.outputs // (WARP * self.lanes)) if self.columns else self.outputs) * self.slices
 
 
 def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
@@ -278,6 +285,26 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
         reduced,
         reduced_strides,
     )
+
+
+def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> SumLayout:
+    """The same sums with as many neighbouring elements in a lane as sizes, strides and addresses allow.
+
+    Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added.
+    """
+    along = x.kept if x.columns else x.reduced
+    strides = list(zip(*((x.kept_strides, x.reduced_strides) if x.columns else (x.reduced_strides, x.kept_strides))))
+    everything = [*streams, result] if x.columns else list(streams)
+    inner = [strides[i][0][0] for i in range(len(everything))]
+    lanes = 1
+    if all(s in (0, 1) for s in inner):
+        others = [(*a[1:], *b) for a, b in strides[: len(everything)]]
+        lanes = _widest((along[0],), [(i, *o) for i, o in zip(inner, others, strict=True)], everything, False)
+    access = ["stream"] * len(streams)
+    if lanes > 1:
+        access = [_access((*a, *b), lanes, False) for a, b in strides[: len(streams)]]
+    length = x.slice_length if x.columns else -(-x.slice_length // lanes) * lanes
+    return replace(x, lanes=lanes, access=tuple(access), slice_length=length, slices=-(-x.length // length))
 
 
 def _nearest(strides: Sequence[Sequence[int]]) -> int:

@@ -11,6 +11,7 @@
 // Two mappings, chosen by which of the two is innermost in memory (launch.py):
 //   kColumns   lanes along m: one column per lane, consecutive lanes read consecutive addresses
 //   otherwise  lanes along r: one output per warp, its lanes share the sum
+// A lane takes kLanes neighbours along its direction at once, where they lie together.
 // r is cut into `slices` of `slice_length` so that few outputs still fill the GPU. With one slice the result is stored
 // at once; with more, partials[slice * outputs + m] holds the pieces and `combine_slices` adds them in order.
 //
@@ -21,11 +22,12 @@
 constexpr int kInFlight = 4;  // terms whose loads are issued together
 constexpr int kValue = -1;    // instead of a slot: the terms are values
 
-template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_>
+template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_, int kLanes_>
 struct SumOver {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
   using Slots = typename MakeIndices<Sources_::kSize>::type;
+  static constexpr int kLanes = kLanes_;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kStreams = kOperands + 2;  // operands, grad_output, the result
   static constexpr int kElementStream = kOperands;
@@ -39,32 +41,33 @@ struct SumOver {
   const Dimensions<kStreams, kRank_>& kept;  // kernel parameters: copies would go to local memory
   const Dimensions<kStreams, kRank_>& reduced;
 
-  struct Term {
-    typename LoadedTuple<1, Sources_>::type operands;
-    Compute grad_output;
+  // kLanes neighbouring terms.
+  struct Terms {
+    typename LoadedTuple<kLanes, Sources_>::type operands;
+    typename Conditional<kScaledPerElement, Loaded<Element_, kLanes>, Absent>::type grad_output;
   };
 
-  __device__ __forceinline__ void load_term(const int64 (&at)[kStreams], Term& term) const {
-    load_term(at, term, Slots{});
+  __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms) const {
+    load_terms(at, terms, Slots{});
   }
-  __device__ __forceinline__ Compute evaluate(const Term& term) const {
-    return evaluate(term, Slots{});
+  __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane) const {
+    return evaluate(terms, lane, Slots{});
   }
 
  private:
   template <int... kSlot>
-  __device__ __forceinline__ void load_term(const int64 (&at)[kStreams], Term& term, Indices<kSlot...>) const {
-    ((get<kSlot>(term.operands) = ::load<1>(get<kSlot>(sources), at[kSlot])), ...);
-    if constexpr (kScaledPerElement)
-      term.grad_output = ::load<1>(element, at[kElementStream]).template lane<Compute>(0);
+  __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms, Indices<kSlot...>) const {
+    ((get<kSlot>(terms.operands) = ::load<kLanes>(get<kSlot>(sources), at[kSlot])), ...);
+    if constexpr (kScaledPerElement) terms.grad_output = ::load<kLanes>(element, at[kElementStream]);
   }
 
   template <int... kSlot>
-  __device__ __forceinline__ Compute evaluate(const Term& term, Indices<kSlot...>) const {
-    const auto y = loss(variable<kMask, kSlot>(get<kSlot>(term.operands).template lane<Compute>(0))...);
+  __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane, Indices<kSlot...>) const {
+    const auto y = loss(variable<kMask, kSlot>(get<kSlot>(terms.operands).template lane<Compute>(lane))...);
     if constexpr (kSlot_ == kValue) return y.value;
     const Compute d = y.value != y.value ? y.value : tangent_or_zero(y, kSlot_);  // as in pointwise.cuh
-    return kScaledPerElement ? d * term.grad_output : d;
+    if constexpr (kScaledPerElement) return d * terms.grad_output.template lane<Compute>(lane);
+    return d;
   }
 };
 
@@ -83,51 +86,59 @@ struct Deposit {
   }
 };
 
-// Preconditions: blockDim.x is a multiple of 32. Warps work independently.
+// Preconditions: blockDim.x is a multiple of 32. With more than one lane per vector, kLanes divides `outputs` (columns)
+// or `length` and `slice_length`. Warps work independently.
 template <bool kColumns, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
                                            double* partials) {
   constexpr int kStreams = Program::kStreams;
+  constexpr int kLanes = Program::kLanes;
+  constexpr int kTotals = kColumns ? kLanes : 1;
+  constexpr int kBundle = kWarp * kTotals;  // outputs of a warp with lanes along them
+  constexpr int kStride = kColumns ? 1 : kWarp * kLanes;
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
-  const int64 bundles = kColumns ? (outputs + kWarp - 1) / kWarp : outputs;
-  const int64 stride = kColumns ? 1 : kWarp;
+  const int64 bundles = kColumns ? (outputs + kBundle - 1) / kBundle : outputs;
   for (int64 task = global_warp(); task < bundles * slices; task += warps) {
     const int64 slice = task / bundles;
     const int64 bundle = task - slice * bundles;
-    const int64 output = kColumns ? bundle * kWarp + lane : bundle;
+    const int64 output = kColumns ? bundle * kBundle + lane * kTotals : bundle;
     const bool active = output < outputs;
     const int64 end = min((slice + 1) * slice_length, length);
     int64 base[kStreams];
     program.kept.offsets(active ? output : 0, base);
-    double total = 0.0;
-    for (int64 r = slice * slice_length + (kColumns ? 0 : lane); r < end; r += kInFlight * stride) {
-      typename Program::Term term[kInFlight];
+    double total[kTotals] = {};
+    for (int64 r = slice * slice_length + (kColumns ? 0 : lane * kLanes); r < end; r += kInFlight * kStride) {
+      typename Program::Terms terms[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        // A term that does not exist loads the first one instead, so that the loads need no branch, and is dropped.
+        // Terms that do not exist load the first ones instead, so that the loads need no branch, and are dropped.
         int64 at[kStreams];
-        program.reduced.offsets(r + i * stride < end ? r + i * stride : 0, at);
+        program.reduced.offsets(r + i * kStride < end ? r + i * kStride : 0, at);
 #pragma unroll
         for (int s = 0; s < kStreams; ++s) at[s] += base[s];
-        program.load_term(at, term[i]);
+        program.load_terms(at, terms[i]);
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        if (r + i * stride < end) total += program.evaluate(term[i]);
+        if (r + i * kStride >= end) continue;
+#pragma unroll
+        for (int v = 0; v < kLanes; ++v) total[v % kTotals] += program.evaluate(terms[i], v);
       }
     }
     if (!kColumns) {
       // Lanes whose first term lies behind the end have skipped the loop: meet again before the shuffles.
       __syncwarp();
-      total = warp_sum(total);
+      total[0] = warp_sum(total[0]);
     }
-    if (active && (kColumns || lane == 0)) {
+    if (!active || (!kColumns && lane != 0)) continue;
+#pragma unroll
+    for (int v = 0; v < kTotals; ++v) {
       if (slices > 1) {
-        partials[slice * outputs + output] = total;
+        partials[slice * outputs + output + v] = total[v];
       } else {
-        deposit.store(base[Program::kResultStream], total);
+        deposit.store(base[Program::kResultStream] + v, total[v]);
       }
     }
   }

@@ -14,21 +14,21 @@ struct Loss {
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
     return where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
-#line 1 "<kl_div_combine_slices_bf16-bf16_bf16_matrix_x1_stream-stream-reused_grad01_flags10_columns>.entries"
+#line 1 "<kl_div_combine_sums_bf16-bf16_bf16_matrix_x8_stream-stream-none_grad00_flags10_columns>.entries"
   }
 };
 
 using Result = bfloat16_t;
 using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
-using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
-using Element = Source<bfloat16_t, Access::kReused>;
+using Sinks = Tuple<Absent, Absent>;
+using Element = Absent;
 
 extern "C" __global__ void __launch_bounds__(256)
-kl_div_combine_slices_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, 1, 1> program{
+kl_div_combine_sums_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* sums, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+  const SumOver<Loss, Sources, Element, kValue, 1, 8> program{
       Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
-      Element{grad_output}, kept, reduced};
-  const Deposit<bfloat16_t, Result> deposit{
-      target_gradient_, nullptr, 1.0, scale};
+      Element{}, kept, reduced};
+  const Deposit<Result, Result> deposit{
+      sums, nullptr, divisor, 1.0};
   combine_slices(program, deposit, outputs, slices, partials);
 }

@@ -14,19 +14,19 @@ struct Loss {
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
     return where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
-#line 1 "<kl_div_broadcast_gradient_bf16-bf16_bf16_matrix_x1_stream-stream-reused_grad01_flags10_columns>.entries"
+#line 1 "<kl_div_broadcast_gradient_bf16-bf16_bf16_matrix_x8_stream-reused-splat_grad01_flags10_columns>.entries"
   }
 };
 
 using Result = bfloat16_t;
-using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
+using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>>;
 using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
-using Element = Source<bfloat16_t, Access::kReused>;
+using Element = Source<bfloat16_t, Access::kSplat>;
 
 extern "C" __global__ void __launch_bounds__(256)
 kl_div_broadcast_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, 1, 1> program{
-      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
+  const SumOver<Loss, Sources, Element, 1, 1, 8> program{
+      Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kReused>{target_}),
       Element{grad_output}, kept, reduced};
   const Deposit<bfloat16_t, Result> deposit{
       target_gradient_, nullptr, 1.0, scale};

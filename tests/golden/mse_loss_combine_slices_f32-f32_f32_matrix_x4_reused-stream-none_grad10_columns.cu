@@ -6,19 +6,19 @@ struct Loss {
   operator()(const InputT& input, const TargetT& target) const {
 #line 1 "mse_loss.value"
     return square(input - target);
-#line 1 "<mse_loss_combine_slices_f32-f32_f32_matrix_x1_stream-stream-none_grad10_columns>.entries"
+#line 1 "<mse_loss_combine_slices_f32-f32_f32_matrix_x4_reused-stream-none_grad10_columns>.entries"
   }
 };
 
 using Result = float;
-using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
+using Sources = Tuple<Source<float, Access::kReused>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Sink<float>, Absent>;
 using Element = Absent;
 
 extern "C" __global__ void __launch_bounds__(256)
 mse_loss_combine_slices_f32(const float* input_, const float* target_, float* input_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, 0, 1> program{
-      Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
+  const SumOver<Loss, Sources, Element, 0, 1, 4> program{
+      Loss{}, make_tuple(Source<float, Access::kReused>{input_}, Source<float, Access::kStream>{target_}),
       Element{}, kept, reduced};
   const Deposit<float, Result> deposit{
       input_gradient_, grad_output, 1.0, scale};

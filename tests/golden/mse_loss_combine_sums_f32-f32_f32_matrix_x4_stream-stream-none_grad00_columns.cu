@@ -6,7 +6,7 @@ struct Loss {
   operator()(const InputT& input, const TargetT& target) const {
 #line 1 "mse_loss.value"
     return square(input - target);
-#line 1 "<mse_loss_sum_over_f32-f32_f32_matrix_x1_stream-stream-none_grad00_columns>.entries"
+#line 1 "<mse_loss_combine_sums_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns>.entries"
   }
 };
 
@@ -16,11 +16,11 @@ using Sinks = Tuple<Absent, Absent>;
 using Element = Absent;
 
 extern "C" __global__ void __launch_bounds__(256)
-mse_loss_sum_over_f32(const float* input_, const float* target_, Result* sums, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, kValue, 1> program{
+mse_loss_combine_sums_f32(const float* input_, const float* target_, Result* sums, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+  const SumOver<Loss, Sources, Element, kValue, 1, 4> program{
       Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       Element{}, kept, reduced};
   const Deposit<Result, Result> deposit{
       sums, nullptr, divisor, 1.0};
-  sum_slices<true>(program, deposit, outputs, length, slices, slice_length, partials);
+  combine_slices(program, deposit, outputs, slices, partials);
 }
