@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
         default=(28,),
         help="powers of two at which torch.compile takes part, at seconds per loss, dtype and mode (default: 28)",
     )
+    result.add_argument(
+        "--mode", nargs="+", choices=list(figures.MODES), default=list(figures.MODES), help="what throughput measures"
+    )
     result.add_argument("--sections", type=section_names, default=tuple(report.TABLES), help="comma-separated")
     result.add_argument("--quick", action="store_true", help="only what the project's figures are stated for")
     result.add_argument(
@@ -155,6 +158,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
         options.dtype,
         sizes,
         options.compile_sizes,
+        options.mode,
         options.quick,
         options.target,
         budget,

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from benchmarking.records import Row
+from cupylosses.definition import registry
 
 #: Losses, dtypes and sizes (as powers of two) that most figures are stated for.
 LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
@@ -19,6 +20,7 @@ MODES: Mapping[str, int | None] = {"forward": 0, "forward+backward": 1, "all gra
 
 #: Titles of workloads: the generic one, and those with a shape or options of their own.
 SWEEP, KL_PROBABILITIES, HINGE_COLUMNS = "sweep", "kl_div on probabilities", "hinge_loss, targets by column"
+MASKED, WEIGHTED, BY_ROW = "mse_loss, masked", "huber_loss, a weight per column", "mse_loss, a mean per row"
 
 #: Who computes a loss, and what it is held against.
 OURS, COMPILE, EAGER, NAIVE, LIGER, COPY = PROVIDERS = ("ours", "compile", "eager", "naive", "liger", "copy")
@@ -119,6 +121,11 @@ def _rival(name: str, provider: str, limit: float, **where: tuple[Any, ...]) -> 
     return _throughput(f"forward+backward, faster than {name}", "speedup_of_ours", limit, **where)
 
 
+def _every(what: str, column: str, limit: float, provider: str) -> Bar:
+    everything = {"loss": tuple(registry()), "elements": _elements(28), "mode": ("forward+backward",)}
+    return _throughput(what, column, limit, provider=(provider,), **everything)
+
+
 def _graph(exponent: int, limit: float) -> Bar:
     where = {"loss": LOSSES, "elements": _elements(exponent), "provider": (OURS,)}
     return Bar(f"CUDA graph, forward+backward, 2^{exponent}, of eager", "graph", "eager_ratio", limit, where, unit=" x")
@@ -152,6 +159,8 @@ BARS = (
         at_least=True,
         unit=" x",
     ),
+    _every("every loss, forward+backward, of copy bandwidth", "copy_fraction", 0.85, OURS),
+    _every("every loss, forward+backward, faster than torch.compile", "speedup_of_ours", 1.4, COMPILE),
     _graph(10, 0.8),
     _graph(17, 0.5),
     _graph(20, 0.5),

@@ -12,6 +12,8 @@ import torch
 import cupylosses.functional
 from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS
 from benchmarking.workloads import Workload
+from cupylosses.forms import Form
+from cupylosses.testing.check import bind
 from cupylosses.testing.eager import Call, formula, twin
 
 OK = "ok"
@@ -36,13 +38,16 @@ FORMULAS: dict[str, Callable[..., torch.Tensor]] = {"hinge_loss": _hinge, "kl_di
 def ours(workload: Workload) -> Call:
     """This library's function."""
     function = getattr(cupylosses.functional, workload.loss.name)
-    reduction, options = workload.reduction, dict(workload.case)
-    return lambda *operands: function(*operands, reduction=reduction, **options)
+    return bind(function, workload.loss, workload.loss.values(workload.case), workload.reduction, workload.dim)
 
 
-def naive(workload: Workload) -> Call:
-    """The formula, one torch operation at a time, and the mean of it (or the reduction asked for)."""
+def naive(workload: Workload) -> Call | None:
+    """The formula, one torch operation at a time, and the mean of it (or the reduction asked for); None where that is
+    for the workload to say.
+    """
     loss = workload.loss
+    if isinstance(loss, Form) or workload.dim is not None:
+        return None
     written = replace(loss, reference=FORMULAS.get(loss.name, loss.reference))
     return formula(written, loss.values(workload.case), workload.reduction)
 
@@ -54,7 +59,7 @@ def eager(workload: Workload) -> Call | None:
 
 def compiled(workload: Workload) -> Call:
     """`torch.compile` of the eager expression."""
-    function = eager(workload) or naive(workload)
+    function = expressions(workload)[EAGER]
 
     def call(*operands: torch.Tensor) -> torch.Tensor:
         return function(*operands)
@@ -89,10 +94,8 @@ def liger(workload: Workload, mode: str) -> Call | None:
 
 def expressions(workload: Workload) -> dict[str, Call]:
     """Ours, eager and naive. Where the last two are one expression, it is listed as eager."""
-    known = eager(workload)
-    if known is None:
-        return {OURS: ours(workload), EAGER: naive(workload)}
-    return {OURS: ours(workload), EAGER: known, NAIVE: naive(workload)}
+    found = [x for x in (eager(workload), naive(workload)) if x is not None]
+    return {OURS: ours(workload), **dict(zip((EAGER, NAIVE), found, strict=False))}
 
 
 def rivals(workload: Workload) -> dict[str, Call]:

@@ -18,6 +18,7 @@ class Run:
     dtypes: Sequence[str]
     sizes: Sequence[int]
     compile_sizes: Sequence[int]
+    modes: Sequence[str]
     quick: bool
     target: float
     budget: Budget

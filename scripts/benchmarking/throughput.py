@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from benchmarking import timing
-from benchmarking.figures import COPY, KEY, MODES, OURS
+from benchmarking.figures import COPY, KEY, OURS
 from benchmarking.providers import OK, attempt, attempts, providers
 from benchmarking.records import Row
 from benchmarking.selection import Run
@@ -37,7 +37,7 @@ def _measure(workload: Workload, run: Run) -> Iterator[Row]:
     if inputs is None:
         yield from rows(workload, "forward", {OURS: f"inputs: {status}"}, {})
         return
-    for mode in MODES:
+    for mode in run.modes:
         inputs.differentiate(workload.differentiated(mode))
         compile = workload.compiled and (not run.quick or mode == "forward+backward")
         calls: dict[str, Callable[[int], object]] = {

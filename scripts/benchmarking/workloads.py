@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from benchmarking import figures
-from benchmarking.figures import HINGE_COLUMNS, KL_PROBABILITIES, MODES, SWEEP
+from benchmarking.figures import BY_ROW, HINGE_COLUMNS, KL_PROBABILITIES, MASKED, MODES, SWEEP, WEIGHTED
 from cupylosses.definition import Loss, registry
+from cupylosses.forms import MASK, form
 from cupylosses.testing import samples
 
 DEVICE = "cuda"
@@ -39,6 +40,12 @@ class Workload:
     reduction: str = "mean"
     eager: Callable[..., Any] | None = None
     compiled: bool = False
+    dim: tuple[int, ...] | None = None
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtype of each operand."""
+        return tuple("bool" if x is MASK else self.dtype for x in self.loss.operands)
 
     @property
     def elements(self) -> int:
@@ -53,17 +60,21 @@ class Workload:
     @property
     def operand_bytes(self) -> tuple[int, ...]:
         """The size of each operand."""
-        size = getattr(torch, self.dtype).itemsize
-        return tuple(prod(shape) * size for shape in self.shapes)
+        sizes = [getattr(torch, x).itemsize for x in self.dtypes]
+        return tuple(prod(shape) * size for shape, size in zip(self.shapes, sizes, strict=True))
 
     def differentiated(self, mode: str) -> int:
         """How many operands, counted from the first, have a gradient in ``mode``."""
         count = MODES[mode]
-        return len(self.shapes) if count is None else count
+        floating = sum(x != "bool" for x in self.dtypes)
+        return floating if count is None else count
 
     def traffic(self, mode: str) -> int:
         """The fewest bytes that ``mode`` can move: each operand read once, each gradient written once."""
-        return self.bytes + sum(self.operand_bytes[: self.differentiated(mode)])
+        gradients = sum(self.operand_bytes[: self.differentiated(mode)])
+        # What is kept per row is differentiated by reading everything again, as `none` is.
+        again = self.bytes if self.dim is not None and gradients else 0
+        return self.bytes + gradients + again
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         """What names a measurement, as far as there are columns for it."""
@@ -110,6 +121,32 @@ def special() -> tuple[Workload, ...]:
             compiled=True,
         ),
         Workload(losses["hinge_loss"], ((32768, 32768), (32768,)), "float32", HINGE_COLUMNS, compiled=True),
+        *(x for dtype in figures.DTYPES for x in added(losses, dtype)),
+    )
+
+
+def added(losses: Mapping[str, Loss], dtype: str) -> tuple[Workload, ...]:
+    """What every loss takes besides, in one loss: a mask, a weight, and a result per row."""
+    full, row = (16384, 16384), (16384,)
+    mse, huber = losses["mse_loss"], losses["huber_loss"]
+    return (
+        Workload(
+            form(mse, mask=True),
+            (full, full, full),
+            dtype,
+            MASKED,
+            eager=lambda p, t, m: ((p - t) ** 2 * m).sum() / m.sum(),
+            compiled=True,
+        ),
+        Workload(
+            form(huber, weight="array"),
+            (full, full, row),
+            dtype,
+            WEIGHTED,
+            eager=lambda p, t, w: (torch.nn.functional.huber_loss(p, t, reduction="none") * w).mean(),
+            compiled=True,
+        ),
+        Workload(mse, (full, full), dtype, BY_ROW, eager=lambda p, t: ((p - t) ** 2).mean(1), compiled=True, dim=(1,)),
     )
 
 
@@ -124,7 +161,8 @@ def selection(
     losses: Sequence[Loss], dtypes: Sequence[str], sizes: Sequence[int], compile_sizes: Sequence[int]
 ) -> list[Workload]:
     """The workloads of a run, those that the figures need first: a budget may cut the rest."""
-    chosen = [x for x in special() if x.loss in losses and x.dtype in dtypes]
+    names = {x.name for x in losses}
+    chosen = [x for x in special() if x.loss.name in names and x.dtype in dtypes]
     for exponent in sorted(sizes, reverse=True):
         chosen += [sweep(loss, dtype, exponent, exponent in compile_sizes) for loss in losses for dtype in dtypes]
     return sorted(chosen, key=lambda x: not is_figure(x))
@@ -142,7 +180,7 @@ class Inputs:
         # Drawn together: many small tensors would be drawn one by one on the CPU.
         shapes = workload.shapes if sets == 1 else [(sets, *shape) for shape in workload.shapes]
         values = workload.loss.values(workload.case)
-        drawn = samples.operands(workload.loss, values, [workload.dtype] * len(shapes), shapes, DEVICE, next(_seeds))
+        drawn = samples.operands(workload.loss, values, workload.dtypes, shapes, DEVICE, next(_seeds))
         stacks = [[x] if sets == 1 else x.unbind() for x in drawn]
         self.sets = [tuple(x.detach() for x in operands) for operands in zip(*stacks, strict=True)]
 
@@ -160,6 +198,6 @@ def step(call: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) ->
     """One forward, and backward if an operand wants it; gradients are dropped at once, as an optimizer would."""
     value = call(*operands)
     if value.requires_grad:
-        value.backward()
+        value.sum().backward() if value.dim() else value.backward()
         for x in operands:
             x.grad = None
