@@ -142,10 +142,10 @@ def _counted_divisor(variant: Variant) -> list[str]:
     """The divisor of a sum, where it is not an argument. A mean of nothing has no gradient: the scale is 0, not inf."""
     if not variant.counted:
         return []
-    return [
-        "  const double divisor = multiple * __ldcg(count);",
-        "  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;",
-    ]
+    lines = ["  const double divisor = multiple * __ldcg(count);"]
+    if variant.kind not in ("value", *SUMS_OF_VALUES):
+        lines.append("  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;")
+    return lines
 
 
 def varying(variant: Variant) -> str:

@@ -20,6 +20,9 @@
 
 constexpr int kMaxRun = 64;
 
+// Registers that vectors in flight may take: beyond, those of the arithmetic would be spilled.
+constexpr int kMaxWords = 70;
+
 // How a stream is read. A splat is one number for the whole vector (stride 0 along it).
 enum class Access { kStream, kReused, kSplat };
 
@@ -69,15 +72,6 @@ template <int kLanes, class Compute>
 __device__ __forceinline__ void store(Absent, int64, const Compute (&)[kLanes]) {
 }
 
-template <bool kCondition, class A, class B>
-struct Conditional {
-  using type = A;
-};
-template <class A, class B>
-struct Conditional<false, A, B> {
-  using type = B;
-};
-
 template <class T>
 struct IsSource {
   static constexpr bool value = false;
@@ -103,6 +97,21 @@ __device__ constexpr unsigned gradient_mask(const Tuple<S...>*) {
   return mask;
 }
 
+template <class... S>
+__device__ constexpr int gradient_count(const Tuple<S...>*) {
+  return ((IsSink<S>::value ? 1 : 0) + ... + 0);
+}
+
+// What is loaded of a grad_output per element: nothing where there is none.
+template <class Element, int kLanes>
+struct LoadedElement {
+  using type = Absent;
+};
+template <class Storage, Access kAccess, int kLanes>
+struct LoadedElement<Source<Storage, kAccess>, kLanes> {
+  using type = Loaded<Source<Storage, kAccess>, kLanes>;
+};
+
 // Packs of all operands.
 template <int kLanes, class T>
 struct LoadedTuple;
@@ -124,6 +133,11 @@ struct Pointwise {
   static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
+  // Registers of a vector between its loads and its results: what was loaded, and where the results go.
+  static constexpr int kVectorWords =
+      (sizeof(typename LoadedTuple<kLanes, Sources_>::type) + sizeof(typename LoadedElement<Element_, kLanes>::type)) /
+          4 +
+      (Layout::kOuter > 0 ? 2 * gradient_count(static_cast<const Sinks_*>(nullptr)) : 0);
 
   Loss loss;
   const Layout& layout;  // a kernel parameter: a copy of Rows would go to local memory
@@ -164,7 +178,7 @@ struct Pointwise {
   template <int kWidth>
   struct Registers {
     typename LoadedTuple<kWidth, Sources_>::type operands;
-    typename Conditional<kScaledPerElement, Loaded<Element_, kWidth>, Absent>::type grad_output;
+    typename LoadedElement<Element_, kWidth>::type grad_output;
     int64 sink_offset[kOperands];
     int64 element_offset;
   };
@@ -216,7 +230,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   // offset of each stream of each vector; to find those in many dimensions takes more.
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1);
-  constexpr int kFlight = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
+  constexpr int kMost = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
+  constexpr int kFlight = kMost > 1 && kMost * Program::kVectorWords > kMaxWords ? kMost / 2 : kMost;
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();

@@ -44,7 +44,7 @@ struct SumOver {
   // kLanes neighbouring terms.
   struct Terms {
     typename LoadedTuple<kLanes, Sources_>::type operands;
-    typename Conditional<kScaledPerElement, Loaded<Element_, kLanes>, Absent>::type grad_output;
+    typename LoadedElement<Element_, kLanes>::type grad_output;
   };
 
   __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms) const {
