@@ -103,7 +103,7 @@ class Launcher(compiler.Launcher):
 
     def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
-        return _launch, load(variant.entry, source(variant), flush=variant.compute == "float")
+        return _launch, load(variant.entry, source(variant), flush=variant.compute == "float32")
 
     def _enter(self) -> None:
         pass
