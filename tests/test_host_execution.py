@@ -229,6 +229,13 @@ def test_undefined_behaviour(body: str) -> None:
     assert message.endswith("at probe:3")
 
 
+def test_undefined_behaviour_need_not_be_looked_for() -> None:
+    body = next(iter(UNDEFINED))
+    execute(f"const int n = b[0];\n{body}", numpy.zeros(1), numpy.ones(1, numpy.int32), block=1, sanitize=("thread",))
+    execute("a[threadIdx.x] = 1;", numpy.zeros(32), sanitize=())
+    assert "race" in fault("a[0] = threadIdx.x;", numpy.zeros(1), sanitize=("thread",))
+
+
 def test_kernel_that_does_not_end() -> None:
     assert "thread 0 still runs after 1 s" in fault("while (a[0] == 0) {}", numpy.zeros(1), timeout=1)
 
@@ -571,6 +578,13 @@ def test_what_keeps_kernels_from_running(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(build, "_OPTIONS", ("--no-such-option",))
         assert "the C++ compiler does not do" in host.obstacle() and "no-such-option" in host.obstacle()
+
+
+def test_the_environment_chooses_the_sanitizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYLOSSES_HOST_SANITIZE", raising=False)
+    assert build.sanitizers() == ("thread", "undefined") and build.sanitizers(("thread",)) == ("thread",)
+    monkeypatch.setenv("CUPYLOSSES_HOST_SANITIZE", "address,undefined")
+    assert build.sanitizers() == build.sanitizers(("thread",)) == ("address", "undefined")
 
 
 def test_sanitizers_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 ``CXX``                         the compiler; otherwise the first of c++, g++ and clang++ that is found
 ``CUPYLOSSES_HOST_CACHE``       the directory of the cache; otherwise cupylosses/host among the user's caches
-``CUPYLOSSES_HOST_SANITIZE``    what is checked, ``thread,undefined`` by default; or ``address,undefined``, which needs
+``CUPYLOSSES_HOST_SANITIZE``    what is checked, whatever the settings say; ``address,undefined`` needs
                                 AddressSanitizer's library loaded before Python (see `sanitizer_library`)
 """
 
@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from cupylosses.testing.host.counters import counters
+from cupylosses.testing.host.settings import Settings
 
 _HERE = Path(__file__).resolve().parent
 _SHIM = ("shim.hpp", "interface.hpp")
@@ -63,9 +64,10 @@ def _version() -> str:
     return done.stdout
 
 
-def sanitizers() -> tuple[str, ...]:
-    """What kernels are checked for."""
-    names = tuple(x for x in os.environ.get("CUPYLOSSES_HOST_SANITIZE", "thread,undefined").split(",") if x)
+def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
+    """What kernels are checked for: what the environment says, or else ``chosen``."""
+    given = os.environ.get("CUPYLOSSES_HOST_SANITIZE")
+    names = chosen if given is None else tuple(x for x in given.split(",") if x)
     unknown = set(names) - {"thread", "address", "undefined"}
     if unknown or {"thread", "address"} <= set(names):
         raise ValueError(
@@ -135,13 +137,14 @@ def runtime() -> Path:
     return _build("runtime", _own("runtime.cpp"), ("-O2",), parts)
 
 
-def kernel(entry: str, source: str, debug: bool = False) -> Path:
+def kernel(entry: str, source: str, sanitize: tuple[str, ...] = Settings.sanitize, debug: bool = False) -> Path:
     """The shared object of a kernel, from source as NVRTC takes it. With ``debug`` it knows its lines."""
+    sanitize = sanitizers(sanitize)
     text = f'#include "shim.hpp"\n{source}\n{_dynamic_shared(source)}HOST_ENTRY({entry})\n'
     text = re.sub(r"\bextern\s+__shared__", "extern __dynamic_shared__", text)
-    checks = [f"-fsanitize={','.join(sanitizers())}"] if sanitizers() else []
+    checks = [f"-fsanitize={','.join(sanitize)}"] if sanitize else []
     libraries = ["-lm", "-lc", "-lgcc"]
-    if "address" in sanitizers():
+    if "address" in sanitize:
         libraries.insert(0, str(sanitizer_library()))
     options = (*_KERNEL, *checks, *(["-gdwarf-4"] if debug else []), str(runtime()), *libraries)
     return _build(entry, text, options, _SHIM)

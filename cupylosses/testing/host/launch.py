@@ -54,9 +54,9 @@ def _runtime() -> ctypes.CDLL:
 class Kernel:
     """A compiled kernel, loaded for the life of the process."""
 
-    def __init__(self, entry: str, text: str, flush: bool) -> None:
-        self.entry, self._text, self._flush = entry, text, flush
-        self._library = ctypes.CDLL(str(build.kernel(entry, text)))
+    def __init__(self, entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> None:
+        self.entry, self._flush, self._inputs = entry, flush, (entry, text, sanitize)
+        self._library = ctypes.CDLL(str(build.kernel(*self._inputs)))
         self._address = ctypes.cast(self._library.host_entry, ctypes.c_void_p).value
         self._shared = self._bound("host_shared_begin")
         self._shared_bytes = self._bound("host_shared_end") - self._shared
@@ -88,14 +88,14 @@ class Kernel:
         if _runtime().host_launch(ctypes.byref(wanted)):
             message = _runtime().host_message().decode()
             if "{code:" in message:
-                message = symbols.with_lines(message, build.kernel(self.entry, self._text, debug=True))
+                message = symbols.with_lines(message, build.kernel(*self._inputs, debug=True))
             raise KernelFault(message)
 
 
 @cache
-def load(entry: str, text: str, flush: bool) -> Kernel:
+def load(entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> Kernel:
     """The kernel of a source, compiled on first use."""
-    return Kernel(entry, text, flush)
+    return Kernel(entry, text, flush, sanitize)
 
 
 class Launcher(compiler.Launcher):
@@ -103,7 +103,7 @@ class Launcher(compiler.Launcher):
 
     def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
-        return _launch, load(variant.entry, source(variant), flush=variant.compute == "float32")
+        return _launch, load(variant.entry, source(variant), variant.compute == "float32", settings().sanitize)
 
     def _enter(self) -> None:
         pass
@@ -130,7 +130,9 @@ def run_source(
     """
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
-    load(entry, text, flush).launch(_three(grid), _three(block), ctypes.addressof(table), Settings(**chosen))
+    how = Settings(**chosen)
+    kernel = load(entry, text, flush, how.sanitize)
+    kernel.launch(_three(grid), _three(block), ctypes.addressof(table), how)
 
 
 def obstacle() -> str | None:
