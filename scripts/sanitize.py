@@ -1,6 +1,6 @@
-"""Runs every kernel of every loss under NVIDIA's compute-sanitizer, on a GPU.
+"""Runs kernels under NVIDIA's compute-sanitizer, on a GPU: every one of the losses that stand for all.
 
-    python scripts/sanitize.py                                all tools, all losses
+    python scripts/sanitize.py                                all tools
     python scripts/sanitize.py --tool racecheck --loss kl_div
 
     memcheck    accesses beside an allocation, and misaligned ones
@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from cupylosses.codegen import KINDS
 from cupylosses.definition import registry
+from cupylosses.testing.representatives import representatives
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -79,9 +80,11 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = list(registry())
+    some = [x.name for x in representatives()]
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="these tools only")
-    parser.add_argument("--loss", nargs="+", choices=names, default=names, metavar="NAME", help="these losses only")
+    parser.add_argument(
+        "--loss", nargs="+", choices=list(registry()), default=some, metavar="NAME", help=f"usually {' '.join(some)}"
+    )
     parser.add_argument("--sanitizer", type=Path, help="the program, where it is not found")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitize", help="directory for the reports")
     return parser.parse_args()

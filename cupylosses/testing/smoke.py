@@ -1,4 +1,4 @@
-"""Every kernel of every loss, launched where it is likeliest to reach beside its operands, for tools that watch memory.
+"""Every kernel of a loss, launched where it is likeliest to reach beside its operands, for tools that watch memory.
 
     python -m cupylosses.testing.smoke --loss mse_loss
 
@@ -108,7 +108,7 @@ def run(losses: Sequence[Loss], device: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loss", nargs="+", choices=list(registry()), default=list(registry()), metavar="NAME")
+    parser.add_argument("--loss", nargs="+", choices=list(registry()), required=True, metavar="NAME")
     losses = [registry()[x] for x in parser.parse_args().loss]
 
     import cupy
