@@ -1,6 +1,7 @@
 """Compiles every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
 
     python scripts/compile_kernels.py --fast                      what each run of the tests compiles
+    python scripts/compile_kernels.py --fast --loss kl_div        more of one loss than that
     python scripts/compile_kernels.py --arch sm_75 --loss kl_div  every kernel of one loss for one architecture
     python scripts/compile_kernels.py --matrix --out kernels.csv  every kernel, architecture and NVRTC that is supported
 
@@ -40,7 +41,8 @@ def main() -> int:
         console.print(f"NVRTC {version} ({compiler.path}), for {', '.join(architectures)}")
 
     losses = [registry()[name] for name in arguments.loss or registry()]
-    jobs = gate.jobs(losses, compilers, arguments.fast)
+    # Whoever names a loss gets of it what otherwise only the representatives of all losses are compiled for.
+    jobs = gate.jobs(losses, compilers, arguments.fast, losses if arguments.loss else None)
     done = gate.run(jobs, arguments.jobs)
     results = list(track(done, "compiling", len(jobs), console=console))
     console.print(table(results))
@@ -59,7 +61,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true", help="every supported NVRTC and its architectures")
     parser.add_argument(
-        "--fast", action="store_true", help="each kernel, layout and choice of dtypes, but not all of each"
+        "--fast",
+        action="store_true",
+        help="each kernel, layout and choice of dtypes, but not all of each, and of most losses the training kernels",
     )
     parser.add_argument(
         "--arch", nargs="+", metavar="sm_XX", help=f"these architectures; usually {' '.join(gate.FAST)}"

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -21,12 +22,15 @@ from cupylosses.definition import Loss, registry
 from cupylosses.testing import cache, gate
 from cupylosses.testing import nvrtc as nvrtc_module
 from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
-from cupylosses.testing.variants import complaints, variants, wide_accesses
+from cupylosses.testing.representatives import representatives
+from cupylosses.testing.variants import complaints, flag_settings, variants, wide_accesses
 
 # Elsewhere a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
 
 FIRST = next(iter(registry().values()))
+
+OTHERS = [x for x in registry().values() if x not in representatives()]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,10 @@ def training(loss: Loss, dtype: str) -> Variant:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", gate.FAST)
+@pytest.mark.parametrize(
+    ("loss", "architecture"),
+    [pytest.param(x, a, id=f"{x.name}-{a}") for x in registry().values() for a in gate.architectures(x)],
+)
 def test_kernels_pass_the_gate(loss: Loss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]) -> None:
     if architecture not in nvrtc.architectures:
         pytest.skip(f"NVRTC {nvrtc.version} does not know {architecture}")
@@ -78,25 +85,56 @@ def test_matrix_is_what_is_supported() -> None:
     assert gate.FAST == ("sm_75", "sm_90", "sm_120")
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("architecture", gate.FAST)
 def test_fast_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture: str) -> None:
     everything, fast = variants(loss), gate.chosen(loss, architecture, fast=True)
     assert set(fast) < set(everything) and len(fast) == len(set(fast)) < len(everything) / 10
     assert {x.kind for x in fast} == set(KINDS)
     assert {x.layout for x in fast} >= {"flat", "matrix"}
-    assert {x.storage for x in fast} == {x.storage for x in everything}
     assert set(checks.FLOATING) <= {x.result for x in fast}
     if architecture == gate.BROADEST:
+        own, all_own = ({x.storage for x in some if x.loss is loss} for some in (fast, everything))
+        assert own == all_own
         assert {(x.kind, x.layout) for x in fast} == {(x.kind, x.layout) for x in everything}
         assert {x.flags for x in fast} == {x.flags for x in everything}
 
 
+@pytest.mark.parametrize("loss", OTHERS, ids=lambda x: x.name)
+def test_fast_subset_of_other_losses_is_what_training_takes(loss: Loss) -> None:
+    found = {x: gate.chosen(loss, x, fast=True, whole=False) for x in gate.FAST}
+    broadest, other = found.pop(gate.BROADEST), [x for some in found.values() for x in some]
+    forward = {(x.storage[0], x.flags) for x in broadest if x.kind == "value_and_gradient" and all(x.gradients)}
+    assert forward == set(product(("float32", "bfloat16"), flag_settings(loss)))
+    assert {x.kind for x in broadest} == {"value_and_gradient", "elements", "elements_gradient"}
+    assert set(other) < set(broadest)
+    assert (gate.BROADEST, *(x for x, some in found.items() if some)) == gate.architectures(loss)
+    assert len(gate.architectures(loss)) == 2
+    assert {(x.kind, x.storage[0]) for x in other} == set(product(["value_and_gradient"], ("float32", "bfloat16")))
+
+
+def test_fast_subset_reaches_every_architecture() -> None:
+    compiler = object()
+    work = gate.jobs(list(registry().values()), {compiler: gate.FAST}, fast=True)
+    for loss in representatives():
+        assert {x.architecture for x in work if x.variant.loss is loss} == set(gate.FAST)
+    assert {x.architecture for x in work if x.variant.loss in OTHERS} == set(gate.FAST)
+
+
+def test_more_is_compiled_of_a_loss_that_is_named() -> None:
+    compiler, some = object(), OTHERS[:1]
+    few, many = (gate.jobs(some, {compiler: gate.FAST}, fast=True, whole=x) for x in (None, some))
+    assert len(many) > 10 * len(few)
+
+
+@pytest.mark.representatives
 def test_whole_matrix_is_every_variant(loss: Loss) -> None:
     compiler = object()
     work = gate.jobs([loss], {compiler: ["sm_80", "sm_90"]})
     assert [(x.variant, x.architecture) for x in work] == [(v, a) for a in ("sm_80", "sm_90") for v in variants(loss)]
 
 
+@pytest.mark.representatives
 def test_contiguous_kernels_are_expected_to_move_16_bytes(loss: Loss) -> None:
     """The condition that the gate rests on is not vacuous."""
     for variant in variants(loss, fast=True):

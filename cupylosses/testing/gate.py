@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from cupylosses.codegen import Variant, source
-from cupylosses.definition import Loss
+from cupylosses.definition import Loss, registry
 from cupylosses.testing import cache, nvrtc
 from cupylosses.testing.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
+from cupylosses.testing.representatives import representatives
 from cupylosses.testing.variants import complaints, variants
 
 #: The supported architectures, by the major version of the CUDA that compiles for them.
@@ -64,24 +65,52 @@ class Result:
     cached: bool = False
 
 
-def chosen(loss: Loss, architecture: str, fast: bool = False) -> list[Variant]:
-    """The kernels of a loss; with ``fast`` some of them, in which each kernel and layout occurs and each choice of
-    dtypes; for :data:`BROADEST` also each with each, and each setting of the flags and each broadcast operand.
+def chosen(loss: Loss, architecture: str, fast: bool = False, whole: bool = True) -> list[Variant]:
+    """The kernels of a loss; with ``fast`` some of them.
+
+    In these each kernel and layout occurs, and each dtype; for :data:`BROADEST` also each choice of dtypes, setting of
+    the flags and broadcast operand. Without ``whole`` they are those of training: for BROADEST, and fewer for another
+    architecture of :data:`FAST`, which takes turns.
     """
-    everything = variants(loss)
     if not fast:
-        return everything
+        return variants(loss)
     usual = variants(loss, fast=True)
+    if not whole:
+        return _of_training(loss, usual, architecture)
+    everything = variants(loss)
     training = [x for x in everything if (x.kind, x.layout) == ("value_and_gradient", "flat") and x.lanes > 1]
     if architecture == BROADEST:
         found = [
-            *_one_of_each(usual, "kind", "layout", "storage", "access", "columns"),
+            *_one_of_each(usual, "kind", "layout", "access", "columns"),
+            *_one_of_each(usual, "kind", "storage"),
             *_one_of_each(usual, "kind", "flags"),
             *_one_of_each(everything, "kind", "layout"),
+            *_one_of_each(training, "storage"),
         ]
     else:
-        found = _one_of_each(usual, "kind", "layout")
-    return list(dict.fromkeys((*found, *_one_of_each(training, "storage"))))
+        same = [x for x in training if len(set(x.storage)) == 1]
+        found = [*_one_of_each(usual, "kind", "layout"), *_one_of_each(same, "storage")]
+    return list(dict.fromkeys(found))
+
+
+def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> list[Variant]:
+    """Forward with gradients in two dtypes and, for BROADEST, with each setting of the flags; there the kernels of
+    elements, too.
+    """
+    plain = [x for x in usual if x.layout == "flat" and x.loss is loss]
+    forward = [x for x in plain if x.kind == "value_and_gradient"]
+    if architecture == BROADEST:
+        elements = [x for x in plain if x.kind in ("elements", "elements_gradient")]
+        return [*_one_of_each(forward, "storage", "flags"), *_one_of_each(elements, "kind")]
+    return _one_of_each(forward, "storage") if architecture in architectures(loss) else []
+
+
+def architectures(loss: Loss) -> tuple[str, ...]:
+    """Those that the fast subset has kernels of a loss for."""
+    if loss in representatives():
+        return FAST
+    others = [x for x in FAST if x != BROADEST]
+    return BROADEST, others[list(registry()).index(loss.name) % len(others)]
 
 
 def _one_of_each(among: Sequence[Variant], *fields: str) -> list[Variant]:
@@ -89,14 +118,20 @@ def _one_of_each(among: Sequence[Variant], *fields: str) -> list[Variant]:
     return list({attrgetter(*fields)(x): x for x in among}.values())
 
 
-def jobs(losses: Sequence[Loss], compilers: Mapping[Nvrtc, Sequence[str]], fast: bool = False) -> list[Job]:
-    """What there is to compile, by each compiler for its architectures."""
+def jobs(
+    losses: Sequence[Loss],
+    compilers: Mapping[Nvrtc, Sequence[str]],
+    fast: bool = False,
+    whole: Collection[Loss] | None = None,
+) -> list[Job]:
+    """What there is to compile, by each compiler for its architectures. By default the representatives are whole."""
+    whole = representatives() if whole is None else whole
     return [
         Job(variant, architecture, compiler)
         for loss in losses
         for compiler, architectures in compilers.items()
         for architecture in architectures
-        for variant in chosen(loss, architecture, fast)
+        for variant in chosen(loss, architecture, fast, loss in whole)
     ]
 
 
