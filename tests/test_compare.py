@@ -15,8 +15,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from cupylosses import checks
 from cupylosses.definition import registry
 from cupylosses.testing import host
+from cupylosses.testing.representatives import representatives
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
@@ -174,7 +176,7 @@ def test_a_wrong_kernel_fails_the_run(right: str, wrong: str, words: str) -> Non
 
 @pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
 def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss, dtype, reduction and gradient, with a part of the kernels."""
+    """Every loss, dtype and reduction, with a part of the kernels; of the representatives each with each."""
     matrix = importlib.import_module("comparing.matrix")
     hosted = importlib.import_module("comparing.hosted")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -191,11 +193,15 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
 
     for loss in registry().values():
         of_loss = [x for x in some if x.loss is loss]
+        assert {repr(x.case) for x in of_loss} == {repr(x) for x in loss.cases}
+        assert {x.reduction for x in of_loss} == set(loss.reductions)
+        assert {(x,) for x in checks.FLOATING} <= {x.dtypes for x in of_loss}
+    for loss in representatives():
+        of_loss = [x for x in some if x.loss is loss]
         for dtypes in matrix.DTYPES:
             assert {x.reduction for x in of_loss if x.dtypes == dtypes} == set(loss.reductions)
         for reduction in matrix.WANTED_REDUCTIONS:
             assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(matrix.combinations(loss))
-        assert {repr(x.case) for x in of_loss} == {repr(x) for x in loss.cases}
     # Whoever asks for something gets all of it.
     assert len(planned("--dtype", "float64")[0]) == sum(x.dtypes == ("float64",) for x in everything)
 

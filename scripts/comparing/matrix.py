@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from cupylosses.definition import Loss
+from cupylosses.testing import covering
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.layouts import LAYOUTS, Shape
+from cupylosses.testing.representatives import representatives
 
 Dtypes = tuple[str, ...]
 
@@ -59,7 +61,8 @@ class Selection:
 
     def takes(self, check: Check) -> bool:
         """Whether a check is possible and wanted."""
-        return check.possible and (not self.few or among_few(check))
+        whole = not self.few or (among_few(check) and (check.loss in representatives() or covering.contains(check)))
+        return check.possible and whole
 
 
 def checks(selection: Selection) -> list[Check]:
