@@ -3,6 +3,12 @@
 ``kernels``  runs kernels: on the GPU or, where there is none, on the host; skipped where no C++ compiler is either.
 ``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
 ``large``    needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
+
+A test with the argument ``loss`` runs for every loss, on the host for the representatives only, and marked
+
+``representatives``  for these only, on any device: it is about what all losses share, and not about a formula;
+``covering``         on the host too for every loss, so far as ``cupylosses.testing.covering`` contains it: it is about
+                     the formula. The marker's arguments are those fields of its check that are no parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +29,15 @@ from hypothesis import HealthCheck, settings
 
 import cupylosses
 from cupylosses.definition import Loss, registry
-from cupylosses.testing import host
+from cupylosses.testing import covering, host
+from cupylosses.testing.check import Check
+from cupylosses.testing.representatives import representatives
 
 #: Free memory that a test marked ``large`` may count on.
 LARGE_BYTES = 24 << 30
 
+
+REPRESENTATIVES = representatives()
 
 #: What a run did that the number of its tests does not say, printed at its end.
 COUNTS = pytest.StashKey[Counter[str]]()
@@ -45,11 +55,48 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
+    config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
+    config.addinivalue_line("markers", "covering(**fields): on the host for every loss, with a part of the settings")
     # torch says so of its own kl_div, wherever it is called.
     config.addinivalue_line("filterwarnings", "ignore:reduction. 'mean' divides the total loss:UserWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every definition: a loss that is added is tested without a new line."""
+    given = any("loss" in x.args[0] for x in metafunc.definition.iter_markers("parametrize"))
+    if "loss" in metafunc.fixturenames and not given:
+        some = metafunc.definition.get_closest_marker("representatives")
+        losses = REPRESENTATIVES if some else tuple(registry().values())
+        metafunc.parametrize("loss", losses, ids=[x.name for x in losses], indirect=True)
+
+
+def stays(item: pytest.Item) -> bool:
+    """Whether a test is for its loss, if it has one."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    loss = parameters.get("loss")
+    if loss is None or loss in REPRESENTATIVES:
+        return True
+    if item.get_closest_marker("representatives"):
+        return False
+    if GPU or not item.get_closest_marker("kernels"):
+        return True
+    covered = item.get_closest_marker("covering")
+    return covered is not None and covering.contains(check_of(parameters | covered.kwargs))
+
+
+def check_of(fields: Mapping[str, Any]) -> Check:
+    """The check that a test makes with these parameters."""
+    known = {name: x for name, x in fields.items() if name in {"loss", "case", "dtypes", "reduction", "layout"}}
+    if "dtype" in fields:
+        known["dtypes"] = (fields["dtype"],)
+    if "reductions" in fields:
+        known["reduction"] = fields["reductions"][0]
+    return Check(**known, wanted=None if fields.get("gradients", True) else (False,) * len(fields["loss"].operands))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[x for x in items if not stays(x)])
+    items[:] = filter(stays, items)
     free = torch.cuda.mem_get_info()[0] if GPU else 0
     for item in items:
         if item.get_closest_marker("gpu") and not GPU:
@@ -87,11 +134,16 @@ def counts(request: pytest.FixtureRequest) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders."""
+    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders.
+
+    Undefined behaviour is a matter of indices and addresses: what is looked for in the representatives alone.
+    """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
         return
-    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4):
+    loss = request.node.callspec.params.get("loss") if hasattr(request.node, "callspec") else None
+    chosen = {} if loss is None or loss in REPRESENTATIVES else {"sanitize": ("thread",)}
+    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
         yield
 
 
@@ -106,9 +158,9 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=list(registry().values()), ids=list(registry()))
+@pytest.fixture
 def loss(request: pytest.FixtureRequest) -> Loss:
-    """Every definition: a loss that is added is tested without a new line."""
+    """One of the definitions."""
     return request.param
 
 

@@ -1,16 +1,21 @@
 """What tests are parametrised over, cut so that a GPU compiles each kernel of interest once.
 
 Parameters meet dtypes and reductions on contiguous operands, layouts meet losses in float32, and dtypes meet layouts in
-one loss, because the loads do not know the loss.
+one loss each, because the loads do not know the loss. What of it runs on the host: ``cupylosses.testing.covering``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import cycle, product
+from typing import Any
+
 import pytest
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition import registry
+from cupylosses.definition import REDUCTIONS, registry
 from cupylosses.testing.layouts import WIDEST
+from cupylosses.testing.representatives import representatives
 
 #: Every loss with every set of parameters that its definition names.
 CASES = [
@@ -19,8 +24,21 @@ CASES = [
     for case in loss.cases
 ]
 
-#: Layouts in which the width of an element decides how it is loaded.
-LOADS = ("misaligned", "sliced", "row_aligned", "column_aligned", "scalar")
+#: Elements, and what has one kernel for all: a test goes through the reductions of either.
+BY_KERNEL = pytest.mark.parametrize("reductions", [REDUCTIONS[:1], REDUCTIONS[1:]], ids=["none", "reduced"])
+
+
+#: Beside float32, which losses meet layouts in.
+OTHERS = tuple(x for x in FLOATING if x != "float32")
+
+
+def in_turn(*values: Iterable[str]) -> list[Any]:
+    """Each combination of values with one of the representatives: for what a loss has little to do with."""
+    return [
+        pytest.param(loss, *combination, id="-".join((loss.name, *combination)))
+        for loss, combination in zip(cycle(representatives()), product(*values))
+    ]
+
 
 #: Dtypes of the operands, and what torch promotes them to.
 MIXED = {
@@ -36,12 +54,15 @@ MIXED = {
     ("int16", "float32"): "float32",
 }
 
-#: Every mixture in one loss that takes integers, and a few in the others: the loads do not know the loss.
+#: A loss that takes integers for every operand, or nearly so.
+INTEGER = next(x for x in representatives() if x.operands[0].integer)
+
+#: Every mixture in one loss, and a few in the others.
 MIXTURES = [
     pytest.param(loss, dtypes, id=f"{loss.name}-{'-'.join(dtypes)}")
-    for position, loss in enumerate(sorted(registry().values(), key=lambda x: not x.operands[0].integer))
+    for loss in registry().values()
     for dtypes in MIXED
-    if position == 0 or dtypes in [("float32", "bfloat16"), ("float16", "bfloat16"), ("float32", "int64")]
+    if loss is INTEGER or dtypes in [("float32", "bfloat16"), ("float16", "bfloat16"), ("float32", "int64")]
     if all(x.integer or name in FLOATING for x, name in zip(loss.operands, (*dtypes, *dtypes[-1:] * 2)))
 ]
 

@@ -126,6 +126,7 @@ def test_what_the_figures_need_is_measured_first() -> None:
     assert {x.elements for x in chosen if x.compiled and x.title == figures.SWEEP} == {1 << 28}
 
 
+@pytest.mark.representatives
 def test_inputs_rotate_and_are_not_alike(on_cpu: None, loss: Loss) -> None:
     inputs = Inputs(sweep(loss, "float32", 6), 3)
     assert inputs[0] is inputs[3]

@@ -15,6 +15,8 @@ from cupylosses.definition import Loss, Operand, Parameter
 from cupylosses.launch import UNROLL
 from cupylosses.testing.variants import variants as all_variants
 
+pytestmark = pytest.mark.representatives
+
 
 @cache
 def variants(loss: Loss) -> list[Variant]:

@@ -14,6 +14,8 @@ import cupylosses.functional as F
 from cupylosses import interop
 from cupylosses.definition import Loss
 
+pytestmark = pytest.mark.representatives
+
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int64, torch.bool]
 
 

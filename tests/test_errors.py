@@ -40,6 +40,7 @@ def each_operand(loss: Loss) -> list[tuple[int, Operand]]:
 # For every loss
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("value", [1.0, 2, None, [1.0, 2.0], "x", numpy.float32(1)], ids=lambda x: type(x).__name__)
 def test_operand_that_is_no_array(loss: Loss, value: Any) -> None:
     for i, operand in each_operand(loss):
@@ -51,6 +52,7 @@ def test_operand_that_is_no_array(loss: Loss, value: Any) -> None:
             call(loss, *with_operand(loss, i, value))
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn], ids=str)
 def test_operand_of_an_unsupported_dtype(loss: Loss, dtype: torch.dtype, device: str) -> None:
     for i, operand in each_operand(loss):
@@ -61,6 +63,7 @@ def test_operand_of_an_unsupported_dtype(loss: Loss, dtype: torch.dtype, device:
             call(loss, *operands)
 
 
+@pytest.mark.representatives
 def test_sparse_operand(loss: Loss, device: str) -> None:
     for i, operand in each_operand(loss):
         operands = [x.to(device) for x in with_operand(loss, i, X.to_sparse())]
@@ -87,6 +90,7 @@ def test_integers_alone(loss: Loss, device: str) -> None:
             call(loss, *operands)
 
 
+@pytest.mark.representatives
 def test_shapes_that_do_not_broadcast(loss: Loss, device: str) -> None:
     shapes = [(4, 3)] * (len(loss.operands) - 1) + [(4, 2)]
     got = " and ".join(re.escape(f"`{x.name}` of shape {s}") for x, s in zip(loss.operands, shapes, strict=True))
@@ -94,6 +98,7 @@ def test_shapes_that_do_not_broadcast(loss: Loss, device: str) -> None:
         call(loss, *(torch.rand(s, device=device) for s in shapes))
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize(("shape", "index"), [((4, 3), "[:, None]"), ((4, 2, 3), "[:, None, None]")])
 def test_one_value_per_row_is_told_how(loss: Loss, shape: tuple[int, ...], index: str) -> None:
     """A 1-d target belongs to the last dimension; whoever meant the first learns how to say so, and it works."""
@@ -110,6 +115,7 @@ class _quiet:
     def __exit__(self, *_: Any) -> None: ...
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("value", ["avg", "", None, 1, True, ["mean"]], ids=repr)
 def test_unknown_reduction(loss: Loss, value: Any) -> None:
     choices = ", ".join(repr(x) for x in loss.reductions)
@@ -158,6 +164,7 @@ def test_flags_are_bools(loss: Loss, value: Any) -> None:
             call(loss, **{flag.name: value})
 
 
+@pytest.mark.representatives
 def test_mixed_libraries(loss: Loss) -> None:
     for i, operand in each_operand(loss):
         expected = (
@@ -167,6 +174,7 @@ def test_mixed_libraries(loss: Loss) -> None:
             call(loss, *with_operand(loss, i, X.numpy()))
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 def test_mixed_devices(loss: Loss) -> None:
     for i, operand in each_operand(loss):
@@ -278,6 +286,7 @@ def broken_cupy(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return arrange
 
 
+@pytest.mark.representatives
 def test_compile_error_says_what_and_where(broken_cupy: Callable[..., None], loss: Loss, kernel_cache: Path) -> None:
     from cupy.cuda.compiler import CompileException
 

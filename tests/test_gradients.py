@@ -6,20 +6,21 @@ already, and one for which it must be computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from devices import KERNELS, on_gpu
-from grids import CASES, LOADS, MIXTURES, SIZES
+from grids import BY_KERNEL, CASES, MIXTURES, OTHERS, SIZES, in_turn
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES
+from cupylosses.testing.covering import OWN
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 
@@ -31,13 +32,18 @@ def agrees(loss: Loss, **setting: Any) -> None:
     properties.agrees_with_truth(getattr(F, loss.name), loss, **setting)
 
 
+@pytest.mark.covering
+@BY_KERNEL
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("loss", "case"), CASES)
-def test_parameters_and_dtypes(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
-    for reduction in loss.reductions:
+def test_parameters_and_dtypes(
+    loss: Loss, case: Mapping[str, Any], dtype: str, reductions: Sequence[str], device: str
+) -> None:
+    for reduction in reductions:
         agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, device=device)
 
 
+@pytest.mark.covering(layout=EDGES)
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("loss", "case"), CASES)
@@ -46,29 +52,30 @@ def test_edges_of_the_domain(loss: Loss, case: Mapping[str, Any], dtype: str, re
     agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, layout=EDGES, device=device)
 
 
+@pytest.mark.covering(reduction="sum")
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_kinks_are_as_declared(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
     properties.follows_declared_kinks(getattr(F, loss.name), loss, case, dtype, device)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(loss: Loss, layout: str, reduction: str, device: str) -> None:
     agrees(loss, layout=layout, reduction=reduction, device=device)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("layout", LOADS)
-def test_layouts_of_other_widths(layout: str, dtype: str, device: str) -> None:
+@pytest.mark.parametrize(("loss", "layout", "dtype"), in_turn(OWN, OTHERS))
+def test_layouts_of_other_dtypes(loss: Loss, layout: str, dtype: str, device: str) -> None:
     for reduction in ("none", "mean"):
-        agrees(F.mse_loss.loss, dtypes=(dtype,), layout=layout, reduction=reduction, device=device)
+        agrees(loss, dtypes=(dtype,), layout=layout, reduction=reduction, device=device)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize(("loss", "dtypes"), MIXTURES)
-def test_mixed_dtypes(loss: Loss, dtypes: tuple[str, ...], device: str) -> None:
-    for reduction in ("none", "mean"):
-        agrees(loss, dtypes=dtypes, reduction=reduction, device=device)
+def test_mixed_dtypes(loss: Loss, dtypes: tuple[str, ...], reduction: str, device: str) -> None:
+    agrees(loss, dtypes=dtypes, reduction=reduction, device=device)
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "scalar", "outer"])
@@ -77,6 +84,7 @@ def test_mixed_dtypes_with_broadcasting(layout: str, device: str) -> None:
         agrees(F.mse_loss.loss, dtypes=("bfloat16", "float32"), layout=layout, reduction=reduction, device=device)
 
 
+@pytest.mark.representatives
 def test_sizes_around_vectors_and_warps(loss: Loss, device: str) -> None:
     for size, reduction in product(SIZES, ("none", "sum")):
         agrees(loss, shape=(size,), reduction=reduction, device=device)
@@ -87,12 +95,13 @@ def test_sizes_around_vectors_and_warps(loss: Loss, device: str) -> None:
     "shape",
     [(300, 1001), (7, 30_001), (30_001, 7), *on_gpu(((1 << 21) + 1,), (12_345_678,), (3000, 1001), (7, 300_001))],
 )
-def test_large_operands(loss: Loss, shape: tuple[int, ...]) -> None:
-    for layout in ("contiguous", "row", "column", "scalar"):
-        if len(shape) >= LAYOUTS[layout].rank:
-            agrees(loss, shape=shape, layout=layout, reduction="sum", device=KERNELS)
+@pytest.mark.parametrize(("loss", "layout"), in_turn(["contiguous", "row", "column", "scalar"]))
+def test_large_operands(loss: Loss, layout: str, shape: tuple[int, ...]) -> None:
+    if len(shape) >= LAYOUTS[layout].rank:
+        agrees(loss, shape=shape, layout=layout, reduction="sum", device=KERNELS)
 
 
+@pytest.mark.representatives
 def test_twelve_dimensions(loss: Loss, device: str) -> None:
     """In an order in which no two dimensions merge, with one of them broadcast."""
     order = (5, 0, 7, 2, 9, 4, 11, 6, 1, 8, 3, 10)
@@ -113,6 +122,7 @@ def test_twelve_dimensions(loss: Loss, device: str) -> None:
 # Which operands require grad
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("layout", ["contiguous", "row", "column", "scalar", "outer"])
 def test_each_operand_alone_and_together(loss: Loss, layout: str, reduction: str, device: str) -> None:
@@ -121,6 +131,7 @@ def test_each_operand_alone_and_together(loss: Loss, layout: str, reduction: str
     )
 
 
+@pytest.mark.representatives
 def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> None:
     for position in range(len(loss.operands)):
         operands = [torch.rand(9, device=device) for _ in loss.operands]
@@ -129,6 +140,7 @@ def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> N
         assert [x.grad is not None for x in operands] == [i == position for i in range(len(operands))]
 
 
+@pytest.mark.representatives
 def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
     """As torch's accumulation into `.grad` wants them: the operand's own, dense, order of dimensions."""
     for reduction in ("none", "sum"):
@@ -141,6 +153,7 @@ def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
 # Upstream gradients
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("layout", ["contiguous", "row", "column", "scalar", "outer"])
 def test_upstream_gradients_in_any_storage(loss: Loss, layout: str, device: str) -> None:
     properties.reads_any_upstream_gradient(getattr(F, loss.name), loss, layout=layout, device=device)
@@ -151,6 +164,7 @@ def test_upstream_gradients_of_other_widths(dtype: str, device: str) -> None:
     properties.reads_any_upstream_gradient(F.mse_loss, F.mse_loss.loss, dtype=dtype, device=device)
 
 
+@pytest.mark.representatives
 def test_reduced_backward_through_later_operations(loss: Loss, device: str) -> None:
     """The upstream gradient arrives from arithmetic behind the loss, not from ``backward(gradient)``."""
     function = getattr(F, loss.name)

@@ -27,6 +27,7 @@ from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [
+    pytest.mark.representatives,
     pytest.mark.skipif(sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"),
     pytest.mark.filterwarnings("ignore:.*broadcast"),
 ]

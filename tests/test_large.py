@@ -12,7 +12,7 @@ import cupylosses.functional as F
 from cupylosses.definition import Loss
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
+pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: Beyond 2^31, and a multiple of nothing.
 COUNT = (1 << 31) + (1 << 20) + 3

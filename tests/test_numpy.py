@@ -53,6 +53,7 @@ def test_gradients_are_those_of_tensors(loss: Loss, case: Any) -> None:
             numpy.testing.assert_array_equal(g, exact.numpy())
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtypes", [x for x in MIXED if "bfloat16" not in x], ids="-".join)
 def test_promotion(loss: Loss, dtypes: tuple[str, ...]) -> None:
     count = len(loss.operands)
@@ -63,6 +64,7 @@ def test_promotion(loss: Loss, dtypes: tuple[str, ...]) -> None:
     assert getattr(F, loss.name)(*operands).dtype == MIXED[dtypes]
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize(
     "view",
     [
@@ -82,6 +84,7 @@ def test_any_storage(loss: Loss, view: Any) -> None:
     numpy.testing.assert_array_equal(function(*operands, reduction="none"), function(*native, reduction="none"))
 
 
+@pytest.mark.representatives
 def test_gradients_of_reversed_arrays(loss: Loss) -> None:
     operands = [x[::-1] for x in draw(loss)]
     _, found = cupylosses.value_and_grad(loss.name, *operands)
@@ -89,12 +92,14 @@ def test_gradients_of_reversed_arrays(loss: Loss) -> None:
     numpy.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.representatives
 def test_operands_without_dimensions(loss: Loss) -> None:
     operands = [numpy.array(0.25) for _ in loss.operands]
     for reduction in loss.reductions:
         assert numpy.shape(getattr(F, loss.name)(*operands, reduction=reduction)) == ()
 
 
+@pytest.mark.representatives
 def test_operands_are_left_alone(loss: Loss) -> None:
     operands = draw(loss)
     for x in operands:
@@ -106,6 +111,7 @@ def test_operands_are_left_alone(loss: Loss) -> None:
         numpy.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.representatives
 def test_gradients_share_no_memory_with_operands(loss: Loss) -> None:
     operands = draw(loss)
     _, gradient = cupylosses.value_and_grad(loss.name, *operands)
@@ -119,6 +125,7 @@ def test_ordinary_operands_do_not_warn(loss: Loss) -> None:
             getattr(F, loss.name)(*draw(loss, case), **case)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (1, 0), (-1, 0)], ids=str)
 def test_argnums(loss: Loss, argnums: Any) -> None:
     """A position gives a gradient, a sequence as many, in its order."""
@@ -144,6 +151,7 @@ def test_hand_computed() -> None:
     assert F.kl_div(half, numpy.array([[1.0, 0.0]]), log_input=False, reduction="batchmean") == numpy.log(2)
 
 
+@pytest.mark.representatives
 @pytest.mark.filterwarnings("error")
 def test_gradients_of_read_only_arrays(loss: Loss) -> None:
     arrays = [numpy.full((3, 5), 0.25 * (i + 1), dtype=numpy.float32) for i in range(len(loss.operands))]

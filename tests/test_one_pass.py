@@ -24,7 +24,7 @@ from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import compare, same_bits
 from cupylosses.testing.truth import flushes, truth
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+pytestmark = [pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: What users see as a loss scale: the usual, halves, negative, beyond float16.
 GRAD_OUTPUTS = (1.0, 0.5, -3.0, 1.0, 1.0, 1024.0, 1024.0, 1.0)

@@ -48,6 +48,7 @@ def planned(loss: Loss) -> dict[Variant, set[int]]:
     return found
 
 
+@pytest.mark.representatives
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_smoke_test_reaches_every_entry_point_layout_and_dtype(loss: Loss) -> None:
     found, everything = planned(loss), variants(loss)
@@ -59,6 +60,7 @@ def test_smoke_test_reaches_every_entry_point_layout_and_dtype(loss: Loss) -> No
         assert min(grids) == 1 and max(grids) > 1, kind
 
 
+@pytest.mark.representatives
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_smoke_test_runs(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smoke, "BATCHES", (1025,))

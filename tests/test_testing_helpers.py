@@ -251,6 +251,7 @@ def by_autograd(
     return value.detach(), torch.autograd.grad(value, leaves, upstream)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("limit", [1 << 24, 100])
 @pytest.mark.parametrize("layout", ["contiguous", "row", "column", "outer", "scalar", "zero_d", "eight_d"])
 def test_truth_is_the_derivative_of_the_formula(loss: Loss, layout: str, limit: int) -> None:
@@ -521,6 +522,7 @@ def test_gradients_of_a_check() -> None:
     assert not Check(loss, layout="row", shape=(9,)).possible
 
 
+@pytest.mark.representatives
 def test_ids_tell_checks_apart(loss: Loss) -> None:
     found = [
         Check(loss, case=case, dtypes=(dtype,), reduction=reduction, layout=layout, wanted=wanted)

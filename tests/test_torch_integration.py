@@ -46,6 +46,7 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
 # Streams and devices
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_current_stream_is_waited_for(loss: Loss, reduction: str) -> None:
@@ -65,6 +66,7 @@ def test_current_stream_is_waited_for(loss: Loss, reduction: str) -> None:
     assert_same(found, expected)
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 def test_stream_is_read_at_every_call(loss: Loss) -> None:
     """Not remembered from the first call with these shapes."""
@@ -84,6 +86,7 @@ def test_stream_is_read_at_every_call(loss: Loss) -> None:
         assert_same(found, expected)
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("reduction", ["none", "mean"])
@@ -98,6 +101,7 @@ def test_device_that_is_not_the_current_one(loss: Loss, reduction: str) -> None:
     assert_same([x.to("cuda:0") for x in found], expected)
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_devices_in_turn(loss: Loss) -> None:
@@ -107,6 +111,7 @@ def test_two_devices_in_turn(loss: Loss) -> None:
         assert_same([x.to("cuda:0") for x in evaluate(loss, there)], evaluate(loss, here))
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_operands_on_two_devices(loss: Loss) -> None:
@@ -119,6 +124,7 @@ def test_operands_on_two_devices(loss: Loss) -> None:
 # CUDA graphs
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
@@ -160,6 +166,7 @@ def test_graph_capture_after_one_warm_up(loss: Loss, reduction: str, layout: str
             assert_same([x.detach() for x in captured], expected)
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
     """A graph owns its workspace: calls on other streams while it runs share nothing with it."""
@@ -184,6 +191,7 @@ def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
 # Autocast
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("inside", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
@@ -204,6 +212,7 @@ def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
     assert same_bits(elements, cast), "autocast is the cast, without its copy"
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 def test_gradient_scaler(loss: Loss) -> None:
     """Mixed-precision training that begins with a scale whose gradients overflow, and recovers from it."""
@@ -235,6 +244,7 @@ def test_gradient_scaler(loss: Loss) -> None:
 # Threads, synchronisation, memory
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("compiled", [True, False], ids=["warm", "cold"])
 @pytest.mark.parametrize("shared", [True, False], ids=["one stream", "own streams"])
 def test_threads(
@@ -269,6 +279,7 @@ def test_threads(
         assert_same(a, b)
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("broadcast", [False, True])
@@ -285,6 +296,7 @@ def test_nothing_waits_for_the_device(loss: Loss, reduction: str, broadcast: boo
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.representatives
 @pytest.mark.gpu
 @pytest.mark.parametrize("gradients", [0, 1, 2])
 @pytest.mark.parametrize("broadcast", [False, True])
@@ -394,6 +406,7 @@ class Tagged(torch.Tensor):
     """A subclass that keeps its type through torch's functions, as every subclass does by default."""
 
 
+@pytest.mark.representatives
 def test_tensor_subclasses(loss: Loss, device: str) -> None:
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
     value = getattr(F, loss.name)(first.as_subclass(Tagged), *rest)
@@ -401,6 +414,7 @@ def test_tensor_subclasses(loss: Loss, device: str) -> None:
     torch.testing.assert_close(value.as_subclass(torch.Tensor), getattr(F, loss.name)(first, *rest))
 
 
+@pytest.mark.representatives
 def test_parameters(loss: Loss, device: str) -> None:
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
     weight = torch.nn.Parameter(first)
@@ -408,6 +422,7 @@ def test_parameters(loss: Loss, device: str) -> None:
     assert type(weight.grad) is torch.Tensor
 
 
+@pytest.mark.representatives
 def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
     """A view with the negative bit holds other numbers than its memory."""
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
@@ -425,6 +440,7 @@ def test_meta_tensors(loss: Loss) -> None:
         assert value.shape == shape and value.device.type == "meta"
 
 
+@pytest.mark.representatives
 def test_operand_used_twice(loss: Loss, device: str) -> None:
     """The same tensor as two operands: its gradient is the sum of both."""
     function = getattr(F, loss.name)
@@ -435,6 +451,7 @@ def test_operand_used_twice(loss: Loss, device: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.representatives
 def test_overlapping_views(loss: Loss, device: str) -> None:
     """Operands that share memory."""
     function = getattr(F, loss.name)
@@ -444,6 +461,7 @@ def test_overlapping_views(loss: Loss, device: str) -> None:
     assert torch.equal(found, function(*(x.clone() for x in operands), reduction="none"))
 
 
+@pytest.mark.representatives
 def test_frozen_operands_save_nothing(loss: Loss, device: str) -> None:
     operands = [x.detach() for x in draw(loss, device)]
     saved: list[Tensor] = []

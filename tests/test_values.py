@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from devices import KERNELS, on_gpu
-from grids import CASES, LOADS, MIXED, MIXTURES, SIZES
+from grids import BY_KERNEL, CASES, MIXED, MIXTURES, OTHERS, SIZES, in_turn
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES
+from cupylosses.testing.covering import OWN
 from cupylosses.testing.layouts import LAYOUTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
@@ -27,13 +28,18 @@ def agrees(loss: Loss, **setting: Any) -> None:
     properties.agrees_with_truth(getattr(F, loss.name), loss, **setting)
 
 
+@pytest.mark.covering(gradients=False)
+@BY_KERNEL
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("loss", "case"), CASES)
-def test_parameters_and_dtypes(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
-    for reduction in loss.reductions:
+def test_parameters_and_dtypes(
+    loss: Loss, case: Mapping[str, Any], dtype: str, reductions: Sequence[str], device: str
+) -> None:
+    for reduction in reductions:
         agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, device=device)
 
 
+@pytest.mark.covering(gradients=False, reduction="none", layout=EDGES)
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_edges_of_the_domain(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
@@ -41,26 +47,27 @@ def test_edges_of_the_domain(loss: Loss, case: Mapping[str, Any], dtype: str, de
     agrees(loss, case=case, dtypes=(dtype,), reduction="none", layout=EDGES, device=device)
 
 
+@pytest.mark.covering(gradients=False)
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(loss: Loss, layout: str, reduction: str, device: str) -> None:
     agrees(loss, layout=layout, reduction=reduction, device=device)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("layout", LOADS)
-def test_layouts_of_other_widths(layout: str, dtype: str, device: str) -> None:
-    agrees(F.mse_loss.loss, dtypes=(dtype,), layout=layout, reduction="mean", device=device)
+@pytest.mark.parametrize(("loss", "layout", "dtype"), in_turn(OWN, OTHERS))
+def test_layouts_of_other_dtypes(loss: Loss, layout: str, dtype: str, device: str) -> None:
+    agrees(loss, dtypes=(dtype,), layout=layout, reduction="mean", device=device)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize(("loss", "dtypes"), MIXTURES)
-def test_mixed_dtypes(loss: Loss, dtypes: tuple[str, ...], device: str) -> None:
-    check = properties.Trial(loss, dtypes=dtypes, reduction="none", device=device)
-    for reduction in ("none", "mean"):
-        agrees(loss, dtypes=dtypes, reduction=reduction, device=device)
-    assert getattr(F, loss.name)(*check.operands()).dtype == getattr(torch, MIXED[dtypes])
+def test_mixed_dtypes(loss: Loss, dtypes: tuple[str, ...], reduction: str, device: str) -> None:
+    check = properties.Trial(loss, dtypes=dtypes, reduction=reduction, device=device)
+    agrees(loss, dtypes=dtypes, reduction=reduction, device=device)
+    assert check.ours()(*check.operands()).dtype == getattr(torch, MIXED[dtypes])
 
 
+@pytest.mark.representatives
 def test_a_number_does_not_widen_a_tensor(loss: Loss, device: str) -> None:
     """torch's promotion: a tensor without dimensions gives way to one with dimensions."""
     first = torch.rand(5, dtype=torch.bfloat16, device=device)
@@ -68,6 +75,7 @@ def test_a_number_does_not_widen_a_tensor(loss: Loss, device: str) -> None:
     assert getattr(F, loss.name)(first, *others, reduction="none").dtype == torch.bfloat16
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> None:
     for size, reduction in product(SIZES, ("none", "sum")):
@@ -75,12 +83,13 @@ def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> 
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize(("loss", "dtype"), in_turn(["float32", "bfloat16"]))
 @pytest.mark.parametrize("size", [(1 << 21) - 1, (1 << 21) + 1, *on_gpu((1 << 22) + 513, 12_345_678)])
-def test_sizes_where_groups_take_many_batches(loss: Loss, size: int) -> None:
-    for dtype in ("float32", "bfloat16"):
-        agrees(loss, dtypes=(dtype,), shape=(size,), reduction="sum", device=KERNELS)
+def test_sizes_where_groups_take_many_batches(loss: Loss, size: int, dtype: str) -> None:
+    agrees(loss, dtypes=(dtype,), shape=(size,), reduction="sum", device=KERNELS)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 2)])
 def test_empty_operands(loss: Loss, shape: tuple[int, ...], device: str) -> None:
     """The mean of nothing is NaN and its sum 0, as in torch."""
@@ -95,6 +104,7 @@ def test_empty_operands(loss: Loss, shape: tuple[int, ...], device: str) -> None
             assert gradient.shape == shape
 
 
+@pytest.mark.representatives
 def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
     """A row against no rows: its gradient is a sum of nothing."""
     operands = [torch.rand(0, 3, device=device, requires_grad=True)]
@@ -104,6 +114,7 @@ def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
     assert [x.grad.tolist() for x in operands[1:]] == [[0.0, 0.0, 0.0]] * (len(operands) - 1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_torch_agrees(loss: Loss, case: Mapping[str, Any], reduction: str, device: str) -> None:
@@ -121,6 +132,7 @@ def test_nan_is_never_swallowed(loss: Loss, dtype: str, device: str) -> None:
     properties.propagates_nan(getattr(F, loss.name), loss, dtype=dtype, device=device)
 
 
+@pytest.mark.representatives
 def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
     """The sum of 2^16 halves of about 1 exceeds float16, but not its mean: the division comes before the rounding."""
     if any(x.domain_for(loss.values()) in ("probability", "log_probability") for x in loss.operands):
