@@ -4,6 +4,7 @@
     python scripts/compare.py --full                                   everything with everything
     python scripts/compare.py --loss mse_loss --shape 16384x16384      one loss, where the time means something
     python scripts/compare.py --layout row column --json rows.json     some layouts, and a file for machines
+    python scripts/compare.py --accuracy --loss kl_div                 the whole domain, in digits; see below
 
 The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
 executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
@@ -12,6 +13,9 @@ Executed on the CPU, each kernel is compiled once, and kept (in ~/.cache/cupylos
 the run without arguments has fewer rows there: every loss, dtype, reduction and gradient, but few layouts. With
 --device host it has all, which takes minutes the first time. With --device cpu it has all and takes some ten seconds,
 but sees no kernel. Neither takes times.
+
+With --accuracy, instead of that, value and gradient of every loss, case and dtype are held against a truth of at least
+64 digits, at some thousand points all over the domain; more than 4 units in the last place fail.
 
 Exits with 0 if all is well, 1 if a row failed, 2 if it could not begin. Needs the extras `torch` and `scripts`, and on
 a GPU CuPy.
@@ -38,11 +42,11 @@ try:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from comparing import bits, hosted, matrix, report
+    from comparing import accuracy, bits, hosted, matrix, report
     from comparing.rows import Row, accuracy_and_time, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
-          "from a checkout `pip install numpy array-api-compat torch rich`.", file=sys.stderr)  # fmt: skip
+          "from a checkout `pip install numpy array-api-compat torch rich mpmath`.", file=sys.stderr)  # fmt: skip
     sys.exit(2)
 
 from cupylosses import checks, interop
@@ -70,6 +74,8 @@ def main() -> int:
     place, why = find_place(arguments.device, arguments.shape or SHAPE, parser)
     if arguments.compile and place != "cuda":
         parser.error("--compile times torch.compile on a GPU, and there is none here")
+    if arguments.accuracy:
+        return accurate(arguments, place, why, parser)
     sections = planned(arguments, place)
     names = [(check.loss.name, *check.words) for section in sections for check in section.checks]
     if not names:
@@ -98,6 +104,18 @@ def main() -> int:
         report.write_json(arguments.json, lines.rows, where, vars(arguments))
         console.print(f"written to {arguments.json}", highlight=False)
     return 0 if alive and not report.failures(lines.rows) else 1
+
+
+def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argparse.ArgumentParser) -> int:
+    """The run with --accuracy."""
+    obstacle = accuracy.obstacle(arguments)
+    if obstacle:
+        parser.error(obstacle)
+    console = Console(soft_wrap=True)
+    where = report.environment(place)
+    console.print(first_line(place, why, where), style="bold", highlight=False)
+    console.print(accuracy.LEGEND, style="dim", highlight=False)
+    return 0 if accuracy.run(arguments, place, where, console) else 1
 
 
 def warm_up(check: Check) -> None:
@@ -158,8 +176,8 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         full=arguments.full,
         few=few(arguments, place),
     )
-    accuracy = partial(accuracy_and_time, compile=arguments.compile)
-    sections = [Section("losses", matrix.checks(selection), accuracy, rehearse)]
+    measure = partial(accuracy_and_time, compile=arguments.compile)
+    sections = [Section("losses", matrix.checks(selection), measure, rehearse)]
     if not arguments.layout:
         repeated = list(bits.repeated_checks(selection, bool(arguments.shape)))
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
@@ -217,6 +235,7 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
         "--layout", nargs="+", choices=[*LAYOUTS, EDGES], metavar="NAME", help=f"of {', '.join([*LAYOUTS, EDGES])}"
     )
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
+    parser.add_argument("--accuracy", action="store_true", help="the accuracy over the whole domain instead; see above")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too; seconds per row")
     parser.add_argument(
         "--full",

@@ -1,0 +1,184 @@
+"""How far a loss is from the truth over its whole domain, in units in the last place.
+
+Every point is a result of its own (``reduction="none"``, upstream gradient 1), held against the truth of ``exact.py``.
+Its error is divided by two units:
+
+- *plain*: the unit in the last place of the result's dtype at the truth;
+- *conditioned*, which the bar is for: the same, or the unit of the arithmetic's dtype at the size of the result where
+  that is larger. The size is that of ``truth.py``: how far a result moves, relative to the movement, when the operands
+  do. It is much larger than the result only where something cancels that had to be rounded.
+
+What lies beyond the range of the dtype counts as infinity, and below the smallest normal number of the arithmetic as
+0: float32 is flushed there on a GPU, and others have few digits left. So does an exponential on the way: a result is
+right, too, if it is right with 0 for those that underflow. Where a result jumps, as a gradient does at a kink, rounding
+may decide on which side of the jump a point lies; there a result is right, too, if it is that of operands one unit in
+the last place away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from cupylosses.definition import Loss
+from cupylosses.testing import exact, tolerance
+from cupylosses.testing.check import bind, run
+from cupylosses.testing.exact import Figure
+from cupylosses.testing.sweep import points
+from cupylosses.testing.tolerance import arithmetic, dtype_name, ulp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor, dtype
+
+    #: The truth at points, with exponentials below a number taken as 0.
+    Truth = Callable[[NDArray[Any], float], Figure]
+
+#: Conditioned units in the last place that a result may be off.
+BAR = 4.0
+
+#: Points to draw for each case and dtype.
+COUNT = 2000
+
+#: So many points over the bar, the worst, are looked at for a jump beside them or an underflow.
+LOOKED_AT = 400
+
+
+class Worst(NamedTuple):
+    """The point where a result is farthest from the truth, in conditioned units."""
+
+    ulps: float
+    operands: tuple[float, ...]
+    got: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of one result, ``value`` or an operand whose gradient it is: the worst point, and the largest plain error."""
+
+    result: str
+    points: int
+    over: int
+    plain: float
+    worst: Worst
+
+    @property
+    def ok(self) -> bool:
+        """Whether no point is over the bar."""
+        return not self.over
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A loss, by its function, with parameters and dtypes, and how many points to try where.
+
+    ``dtypes`` has one entry for all operands, or one for each, the last of which serves the rest.
+    """
+
+    function: Callable[..., Tensor]
+    case: Mapping[str, Any]
+    dtypes: tuple[str, ...]
+    device: str = "cpu"
+    count: int = COUNT
+    seed: int = 0
+
+    @property
+    def loss(self) -> Loss:
+        """The definition."""
+        return self.function.loss  # type: ignore[attr-defined]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every parameter and flag by name."""
+        return self.loss.values(self.case)
+
+    def operands(self) -> list[Tensor]:
+        """The points, on the device, each a row of its own: of some losses an element of the result is a row's."""
+        names = [self.dtypes[min(i, len(self.dtypes) - 1)] for i in range(len(self.loss.operands))]
+        return [x.to(self.device) for x in points(self.loss, self.values, names, self.count, self.seed)]
+
+    def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The value and the gradient of each operand at each point, on the CPU."""
+        call = bind(self.function, self.loss, self.values, "none")
+        found = run(call, operands, (True,) * len(operands), 1.0)
+        return [x.flatten().cpu() for x in (found.value, *found.gradients) if x is not None]
+
+
+def measure(sweep: Sweep) -> list[Accuracy]:
+    """The accuracy of the value, and of the gradient of each operand."""
+    import torch
+
+    operands = sweep.operands()
+    computed = max((arithmetic(dtype_name(x.dtype)) for x in operands), key=exact.DIGITS.__getitem__)
+
+    def truth(at: NDArray[Any], smallest: float = 0.0) -> list[Figure]:
+        found = exact.evaluate(sweep.loss, list(at.T), sweep.values, exact.DIGITS[computed], smallest)
+        return [Figure(*map(torch.from_numpy, x)) for x in (found.value, *found.gradients)]
+
+    at = numpy.stack([x.flatten().double().cpu().numpy() for x in operands], axis=1)
+    names = ["value", *(x.name for x in sweep.loss.operands)]
+    return [
+        _accuracy(name, at, result, figure, computed, lambda *at, k=k: truth(*at)[k])
+        for k, (name, result, figure) in enumerate(zip(names, sweep.results(operands), truth(at), strict=True))
+    ]
+
+
+def _accuracy(name: str, at: NDArray[Any], result: Tensor, figure: Figure, computed: str, truth: Truth) -> Accuracy:
+    conditioned, plain = errors(result, figure, computed)
+    expected = figure.high.clone()
+    over = conditioned.argsort(descending=True)[: min(LOOKED_AT, int((conditioned > BAR).sum()))]
+    if len(over):
+        part = Figure(*(x[over] for x in figure))
+        found = _excused(at[over.numpy()], result[over], part, computed, truth)
+        conditioned[over], plain[over], expected[over] = found
+    i = int(conditioned.argmax())
+    worst = Worst(float(conditioned[i]), tuple(at[i].tolist()), float(result[i]), float(expected[i]))
+    return Accuracy(name, len(at), int((conditioned > BAR).sum()), float(plain.max()), worst)
+
+
+def _excused(
+    at: NDArray[Any], result: Tensor, figure: Figure, computed: str, truth: Truth
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The errors and the truth, where a result is right beside a jump or by an underflow those that it is right by."""
+    import torch
+
+    best = (*errors(result, figure, computed), figure.high)
+    step = numpy.spacing(abs(at).astype(computed)).astype(numpy.float64)
+    for move in product((-1, 0, 1), repeat=at.shape[1]):
+        for smallest in (0.0, float(numpy.finfo(computed).tiny)):
+            other = truth(at + step * move, smallest)
+            found = errors(result, other, computed)
+            jumps = ~((other.high - figure.high).abs() <= BAR * _unit(figure, result.dtype, computed))
+            excused = jumps & (found[0] <= BAR)
+            best = tuple(torch.where(excused, x, y) for x, y in zip((*found, other.high), best, strict=True))
+    return best
+
+
+def errors(result: Tensor, figure: Figure, computed: str) -> tuple[Tensor, Tensor]:
+    """The conditioned and the plain error of each result; infinite where a NaN or an infinity is misplaced.
+
+    ``computed`` is the dtype of the arithmetic.
+    """
+    import torch
+
+    value, info = result.double(), torch.finfo(getattr(torch, computed))
+    within = (figure.high.abs() <= torch.finfo(result.dtype).max) & result.isfinite()
+    error = torch.where(within, ((value - figure.high) - figure.low).abs(), tolerance.errors(result, figure.high))
+    # What is rounded to less than the smallest normal number is flushed, though it may be as large.
+    lost = (figure.high.abs() < info.tiny * (1 + BAR * info.eps)) & (value.abs() <= info.tiny)
+    error = torch.where(lost, 0.0, error)
+    return error / _unit(figure, result.dtype, computed), error / ulp(figure.high, result.dtype)
+
+
+def _unit(figure: Figure, kind: dtype, computed: str) -> Tensor:
+    """The unit of the conditioned error of a result of dtype ``kind``."""
+    import torch
+
+    arithmetic = getattr(torch, computed)
+    size = figure.size.clamp(max=torch.finfo(arithmetic).max)
+    return torch.maximum(ulp(figure.high, kind), ulp(size, arithmetic))

@@ -1,0 +1,185 @@
+"""The sweep of ``--accuracy``: each loss, case and dtype over the whole domain, in ulp of a high-precision truth."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from comparing import hosted, report
+from comparing.report import Column, number
+from cupylosses import checks, functional
+from cupylosses.definition import registry
+from cupylosses.testing.accuracy import BAR, Accuracy, Sweep, measure
+
+#: What of the command line means nothing here.
+OTHERS = ("shape", "reduction", "layout", "compile", "full")
+
+LEGEND = (
+    "Errors are in units in the last place (ulp) of the result or, where something had to cancel, of the arithmetic\n"
+    "at the size of what cancelled; `plain` is always the former. The truth has 64 digits and more.\n"
+    f"Allowed: {BAR:g} ulp, for the value and for each gradient."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result of a sweep, as printed and written: ``value``, or ``grad`` and the operand."""
+
+    loss: str
+    case: str
+    dtype: str
+    result: str
+    points: int | None = None
+    over: int | None = None
+    ulp: float | None = None
+    plain_ulp: float | None = None
+    operands: tuple[float, ...] = ()
+    got: float | None = None
+    expected: float | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the result is within the bar everywhere."""
+        return not self.problems
+
+    def record(self) -> dict[str, Any]:
+        """The row as the JSON file has it."""
+        return {**asdict(self), "operands": [_shown(x, self.dtype) for x in self.operands], "ok": self.ok}
+
+
+def obstacle(arguments: Namespace) -> str | None:
+    """Why the sweep cannot be what was asked for, if so."""
+    for name in OTHERS:
+        if getattr(arguments, name):
+            return f"--accuracy has no --{name}: it takes every point by itself"
+    if any(name not in checks.FLOATING for dtypes in arguments.dtype or () for name in dtypes):
+        return f"--accuracy takes the dtypes {', '.join(checks.FLOATING)}"
+    return None
+
+
+def sweeps(arguments: Namespace, place: str) -> list[Sweep]:
+    """What to measure."""
+    losses = [registry()[name] for name in arguments.loss or registry()]
+    dtypes = arguments.dtype or [(name,) for name in checks.FLOATING]
+    device = "cuda" if place == "cuda" else "cpu"
+    return [
+        Sweep(getattr(functional, loss.name), case, names, device, seed=arguments.seed)
+        for loss in losses
+        for case, names in product(loss.cases, dtypes)
+    ]
+
+
+def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Console) -> bool:
+    """Measures, prints and writes everything; whether all is within the bar."""
+    begin = perf_counter()
+    planned = sweeps(arguments, place)
+    measured: Callable[[Sweep], Sequence[Row]] = rows
+    if place == "host":
+        hosted.compile_all(hosted.needed((x, _rehearse) for x in planned), console)
+        measured = hosted.executed(rows)
+    lines = report.Report(console, columns(planned))
+    lines.section(f"accuracy: {len(planned)} sweeps")
+    bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        for sweep in progress.track(planned, description="measuring"):
+            for row in measured(sweep):
+                lines.add(row)
+    summary(console, lines.rows, perf_counter() - begin)
+    if arguments.json:
+        report.write_json(arguments.json, lines.rows, where, vars(arguments))
+        console.print(f"written to {arguments.json}", highlight=False)
+    return not report.failures(lines.rows)
+
+
+def _rehearse(sweep: Sweep) -> object:
+    return sweep.results(sweep.operands())
+
+
+def rows(sweep: Sweep) -> list[Row]:
+    """The rows of a sweep; an exception is a failed one."""
+    try:
+        found = measure(sweep)
+    except Exception as error:
+        text = (str(error).strip().splitlines() or ["no message"])[0]
+        return [Row(*_words(sweep), "-", problems=(f"{type(error).__name__}: {text}",))]
+    return [_row(x, sweep) for x in found]
+
+
+def _row(x: Accuracy, sweep: Sweep) -> Row:
+    worst = x.worst
+    named = zip((o.name for o in sweep.loss.operands), worst.operands, strict=True)
+    at = ", ".join(f"{name} = {value!r}" for name, value in named)
+    wrong = f"{x.over} of {x.points} points; at {at}: got {worst.got!r}, expected {worst.expected!r}"
+    return Row(
+        *_words(sweep),
+        result=x.result if x.result == "value" else f"grad {x.result}",
+        points=x.points,
+        over=x.over,
+        ulp=worst.ulps,
+        plain_ulp=x.plain,
+        operands=worst.operands,
+        got=worst.got,
+        expected=worst.expected,
+        problems=() if x.ok else (wrong,),
+    )
+
+
+def _words(sweep: Sweep) -> tuple[str, str, str]:
+    case = " ".join(f"{k}={v}" for k, v in sweep.case.items()) or "defaults"
+    return sweep.loss.name, case, "+".join(sweep.dtypes)
+
+
+def columns(planned: Sequence[Sweep]) -> list[Column]:
+    """The columns, wide enough for these sweeps."""
+    names = [(*_words(x), max((f"grad {o.name}" for o in x.loss.operands), key=len)) for x in planned]
+    titles = ("loss", "case", "dtype", "result")
+    widths = [max(map(len, (title, *words))) for title, words in zip(titles, zip(*names, strict=True), strict=True)]
+    named = [
+        Column(title, width, lambda r, title=title: getattr(r, title), right=False)  # type: ignore[misc]
+        for title, width in zip(titles, widths, strict=True)
+    ]
+    return [
+        *named,
+        Column("points", 6, lambda r: "-" if r.points is None else str(r.points)),
+        Column("ulp", 7, lambda r: number(r.ulp)),
+        Column("plain", 7, lambda r: number(r.plain_ulp)),
+        Column("", 4, lambda r: "ok" if r.ok else "OVER", right=False),
+        Column("worst at", 8, _at, right=False),
+    ]
+
+
+def _at(row: Row) -> str:
+    return "" if not row.ulp else f"({', '.join(_shown(x, row.dtype) for x in row.operands)})"
+
+
+def _shown(x: float, dtype: str) -> str:
+    """A number with as many digits as tell it from others of the dtype."""
+    return f"{x:.17g}" if "float64" in dtype else f"{x:.9g}"
+
+
+def summary(console: Console, found: Sequence[Row], seconds: float) -> None:
+    """One line per loss, and the verdict."""
+    table = Table("loss", title="Summary", title_justify="left", box=None, pad_edge=False)
+    for title in ("results", "over", "worst value ulp", "worst grad ulp"):
+        table.add_column(title, justify="right")
+    for loss in dict.fromkeys(r.loss for r in found):
+        own = [r for r in found if r.loss == loss]
+        worst = [
+            max((r.ulp for r in own if r.ulp is not None and (r.result == "value") is value), default=None)
+            for value in (True, False)
+        ]
+        table.add_row(loss, str(len(own)), str(report.failures(own)), *map(number, worst))
+    console.print()
+    console.print(table)
+    failed = report.failures(found)
+    verdict = f"all within {BAR:g} ulp" if not failed else f"{failed} are not within {BAR:g} ulp"
+    console.print(f"{len(found)} results in {seconds:.1f} s: {verdict}", style="bold red" if failed else "bold green")
