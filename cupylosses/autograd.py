@@ -7,7 +7,6 @@ itself.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,10 +94,10 @@ def pointer(x: torch.Tensor) -> int:
     return interop.capsule_pointer(capsule)
 
 
-def evaluate(call: Call) -> torch.Tensor:
-    """The loss of torch tensors."""
+def evaluate(call: Call, warn: bool = True) -> torch.Tensor:
+    """The loss of torch tensors; ``warn`` of operands that are broadcast, where the loss has it so."""
     if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
-        return _evaluate_reference(call)
+        return _evaluate_reference(call, warn)
     loss, operands, reduction, parameters, flags, normalizer = call
     pointers: list[int] = []
     key: tuple[Any, ...] = (loss, reduction, flags, torch.is_autocast_enabled())
@@ -106,10 +105,10 @@ def evaluate(call: Call) -> torch.Tensor:
     for x in operands:
         if not x.is_cuda:
             if _host is None or not x.is_cpu:
-                return _evaluate_reference(call)
+                return _evaluate_reference(call, warn)
             key += (_is_autocast_cpu_enabled(),)
         if type(x) not in _PLAIN or x.dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
-            return _evaluate_reference(call)
+            return _evaluate_reference(call, warn)
         if x.requires_grad:
             differentiable = True
         address = pointer(x)
@@ -119,13 +118,13 @@ def evaluate(call: Call) -> torch.Tensor:
     if found is None:
         found = _make_plan(key, call, pointers)
     plan, device = found
-    if plan.warning:
-        warnings.warn(plan.warning, UserWarning, stacklevel=5)
+    if plan.warning and warn:
+        checks.warn(plan.warning)
     if plan.elements == 0:
         return _evaluate_reference(call, warn=False)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
-            return evaluate(call)
+            return evaluate(call, warn=False)
     differentiable = differentiable and torch.is_grad_enabled()
     divisor = plan.divisor
     if normalizer is not None or plan.resolved.found:
@@ -157,7 +156,7 @@ def _divided(call: Call, plan: engine.Plan) -> torch.Tensor:
     """A mean whose divisor has dimensions, or a gradient: two sums, which torch divides and differentiates."""
     total, divisor, factor = split(call, plan.resolved, plan.shape)
     below = _on_device(call, call.normalizer) if divisor is None else evaluate(divisor)
-    return reference.divide(torch, evaluate(total), (below * factor).expand(plan.resolved.shape)).to(
+    return reference.divide(torch, evaluate(total, warn=False), (below * factor).expand(plan.resolved.shape)).to(
         _DTYPES[plan.result]
     )
 
@@ -202,7 +201,7 @@ def _autocast(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and _is_autocast_cpu_enabled()
 
 
-def _evaluate_reference(call: Call, warn: bool = True) -> torch.Tensor:
+def _evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
     """The loss by its formula, which torch differentiates."""
     loss, operands, normalizer = call.loss, call.operands, call.normalizer
     for operand, x in zip(loss.operands, operands, strict=True):
@@ -213,7 +212,7 @@ def _evaluate_reference(call: Call, warn: bool = True) -> torch.Tensor:
     shapes = [tuple(x.shape) for x in operands]
     warning = checks.broadcast_warning(loss, shapes)
     if warning and warn:
-        warnings.warn(warning, UserWarning, stacklevel=6)
+        checks.warn(warning)
     if normalizer is not None and type(normalizer) is not float:
         normalizer = _on_device(call, normalizer)
     return reference.evaluate(call._replace(normalizer=normalizer), compute)

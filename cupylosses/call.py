@@ -6,8 +6,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from cupylosses import checks
-from cupylosses.definition import Loss
-from cupylosses.forms import MASK, WEIGHT, counting
+from cupylosses.definition import MASK, WEIGHT, Loss
+from cupylosses.forms import counting
 from cupylosses.reduction import Reduction, Resolved
 
 

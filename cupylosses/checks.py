@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from cupylosses import interop
-from cupylosses.definition import Flag, Loss, Parameter
-from cupylosses.forms import MASK
+from cupylosses.definition import MASK, Flag, Loss, Parameter
 
 #: What an operand may hold, beside integers where the definition accepts them.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
+
+
+def warn(message: str) -> None:
+    """Warns at the line that called the library, whichever way through it, and through a Module, the call took."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+#: Modules between the user's line and a warning.
+_INSIDE = ("cupylosses.", "torch.nn.modules.module")
 
 
 def reduction(loss: Loss, value: Any) -> str:
@@ -99,9 +111,7 @@ def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None)
     """The reduction that torch's old arguments mean, with one warning that names it."""
     average = True if size_average is None else size_average
     result = "none" if reduce is not None and not reduce else "mean" if average else "sum"
-    warnings.warn(
-        f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={result!r}.", UserWarning, stacklevel=4
-    )
+    warn(f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={result!r}.")
     return result
 
 
@@ -210,9 +220,10 @@ def _broadcast_message(loss: Loss, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def broadcast_warning(loss: Loss, shapes: Sequence[Sequence[int]]) -> str | None:
-    """torch's warning for operands of different shapes, for the losses where torch gives it."""
+    """torch's warning for operands of different shapes, for the losses where torch gives it, if they broadcast."""
     if not loss.warn_broadcast or tuple(shapes[0]) == tuple(shapes[1]):
         return None
+    broadcast(loss, shapes)
     first, second = (x.name for x in loss.operands[:2])
     return (
         f"{loss.name}: `{second}` of shape {tuple(shapes[1])} is broadcast against `{first}` of shape "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from cupylosses import checks, engine, interop, reference
 from cupylosses.call import Call, split
-from cupylosses.forms import WEIGHT
+from cupylosses.definition import WEIGHT
 
 cupy = interop.cupy()
 
@@ -74,7 +73,7 @@ def evaluate(call: Call) -> Any:
     return value_and_gradients(call, None)[0]
 
 
-def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None) -> tuple[Any, list[Any]]:
+def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool = True) -> tuple[Any, list[Any]]:
     """The loss of CuPy arrays and, in the same pass, the gradients that are wanted (of its sum, if not one number)."""
     loss, operands = call.loss, call.operands
     index = operands[0].device.id
@@ -85,8 +84,8 @@ def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None) -> tuple[An
         if device is None:
             device = _devices[index] = CupyDevice(index)
         plan = _plan(call, device)
-        if plan.warning:
-            warnings.warn(plan.warning, UserWarning, stacklevel=6)
+        if plan.warning and warn:
+            checks.warn(plan.warning)
         if call.normalizer is not None and type(call.normalizer) is not float:
             call = call._replace(normalizer=_on_device(call.normalizer, device))
         if plan.elements == 0:
@@ -133,7 +132,7 @@ def _divided(
 ) -> tuple[Any, list[Any]]:
     """A mean whose divisor has dimensions, or a gradient: two sums, and by the quotient rule the gradients."""
     sum_call, divisor_call, factor = split(call, plan.resolved, plan.shape)
-    total, _ = value_and_gradients(sum_call, None)
+    total, _ = value_and_gradients(sum_call, None, warn=False)
     below = call.normalizer if divisor_call is None else value_and_gradients(divisor_call, None)[0]
     divisor = cupy.broadcast_to(below * factor, plan.resolved.shape)
     value = reference.divide(cupy, total, divisor).astype(_dtype(plan.result))

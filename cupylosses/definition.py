@@ -75,6 +75,11 @@ class Operand:
         return choices[parameters[flag]]
 
 
+#: The operands that a call may add to any loss.
+WEIGHT = Operand("weight", "What each element is multiplied by.", domain="nonnegative")
+MASK = Operand("mask", "True where an element counts.", domain="binary", integer=True)
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A number that a kernel takes at run time. ``minimum`` and ``maximum`` are allowed unless ``exclusive``."""
@@ -163,7 +168,7 @@ class Loss:
             if name.endswith("_") or "__" in name:
                 raise ValueError(f"{self.name}: {name!r} must not end in an underscore, nor have two of them in a row")
         for name in (
-            *(x.name for x in self.operands if x.name not in COMMON),
+            *(x.name for x in self.operands if x is not WEIGHT and x is not MASK),
             *(x.name for x in self.options),
             *self.let,
         ):

@@ -7,7 +7,6 @@ library offers on one GPU: allocation, the current stream, addresses. The functi
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,8 +17,8 @@ from typing import Any
 
 from cupylosses import checks, compiler, interop, launch
 from cupylosses.codegen import KINDS, Variant, title
-from cupylosses.definition import Loss
-from cupylosses.forms import MASK, WEIGHT, counting
+from cupylosses.definition import MASK, WEIGHT, Loss
+from cupylosses.forms import counting
 from cupylosses.reduction import Reduction, resolve
 
 #: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
@@ -218,7 +217,8 @@ class Divisor:
     def __init__(self, number: float, array: Any = None, address: int = 0) -> None:
         self.counted = array is not None
         self.array = array
-        self.arguments = (number, address) if self.counted else (number, 1.0 / number if number else math.inf)
+        # A mean of nothing has no gradient: 0, because 0 * inf would be NaN.
+        self.arguments = (number, address) if self.counted else (number, 1.0 / number if number else 0.0)
 
 
 class Plan:

@@ -11,10 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from cupylosses.definition import Loss, Operand, Parameter
-
-WEIGHT = Operand("weight", "What each element is multiplied by.", domain="nonnegative")
-MASK = Operand("mask", "True where an element counts.", domain="binary", integer=True)
+from cupylosses.definition import MASK, WEIGHT, Loss, Operand, Parameter
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy
@@ -18,7 +17,7 @@ def evaluate(call: Call) -> Any:
     checks.dtypes(loss, names)
     warning = checks.broadcast_warning(loss, [x.shape for x in operands])
     if warning:
-        warnings.warn(warning, UserWarning, stacklevel=5)
+        checks.warn(warning)
     if normalizer is not None and type(normalizer) is not float:
         call = call._replace(normalizer=numpy.asarray(normalizer, dtype=numpy.float64).reshape(()))
     # Empty sums and infinities have their results without NumPy's remarks.

@@ -13,8 +13,7 @@ from array_api_compat import array_namespace, is_torch_array
 
 from cupylosses import checks
 from cupylosses.call import Call
-from cupylosses.definition import Loss
-from cupylosses.forms import MASK, WEIGHT
+from cupylosses.definition import MASK, WEIGHT, Loss
 from cupylosses.reduction import resolve
 
 

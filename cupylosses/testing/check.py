@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupylosses import checks, functional
 from cupylosses.codegen import title
-from cupylosses.definition import Loss
-from cupylosses.forms import MASK
+from cupylosses.definition import MASK, Loss
 from cupylosses.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
