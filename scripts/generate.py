@@ -86,7 +86,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 def nn_stub() -> str:
     """``nn.pyi``: a class for each loss; a subclass of torch's has torch's constructor."""
     head = NN_HEAD.replace("REDUCTIONS", ", ".join(map(quoted, REDUCTIONS)))
-    return head + "\n".join(stub_class(x) for x in registry().values())
+    return head + "".join(f"\n{stub_class(x)}" for x in registry().values())
 
 
 def stub_class(loss: Loss) -> str:

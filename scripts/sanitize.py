@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from cupylosses.codegen import KINDS
 from cupylosses.definition import registry
+from cupylosses.forms import counting
 from cupylosses.testing.representatives import representatives
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -126,7 +127,8 @@ def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -
 
 def kernels(losses: Sequence[str]) -> list[str]:
     """How the names of our kernels begin; those of others contain no such thing."""
-    return [f"{loss}_{kind}_" for loss, kind in product(losses, KINDS)]
+    counts = [counting(weighted, masked).name for weighted, masked in ((True, False), (False, True), (True, True))]
+    return [f"{loss}_{kind}_" for loss, kind in product([*losses, *counts], KINDS)]
 
 
 def execute(command: Sequence[str], log: Path) -> int:
