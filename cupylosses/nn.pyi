@@ -10,6 +10,7 @@ _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 __all__: list[str]
 
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
+
 class KLDivLoss(torch.nn.KLDivLoss):
     """Kullback-Leibler divergence of the prediction from the target, element by element."""
 

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cupylosses import checks, codegen, functional
+from cupylosses import checks, codegen, engine, functional, kernel_sources
 from cupylosses.codegen import KINDS, SUMS, Variant, glue, source
-from cupylosses.definition import Loss, Operand, Parameter
+from cupylosses.definition import MAX_OPERANDS, Loss, Operand, Parameter
+from cupylosses.expressions import cuda
+from cupylosses.forms import form
 from cupylosses.launch import UNROLL
+from cupylosses.reduction import Reduction
 from cupylosses.testing.variants import variants as all_variants
 
 pytestmark = pytest.mark.representatives
@@ -62,7 +65,7 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     files = codegen.SUMMING if kind in SUMS else codegen.POINTWISE
     expected = [f"kernels/{name}" for name in files]
     expected += [f"<{variant.title}>"]
-    expected += [f"{loss.name}.{name}" for name in (*loss.let, "value")]
+    expected += [f"{loss.name}.{x}" for x in (*loss.let, "value", *(f"derivatives.{x}" for x in loss.derivatives))]
     expected += [f"<{variant.title}>.entries"]
     assert labels == expected
 
@@ -72,7 +75,7 @@ def test_labels_point_at_the_expression(loss: Loss) -> None:
     lines = glue(variants(loss)[0]).splitlines()
     for name, expression in (*loss.let.items(), ("value", loss.value)):
         where = lines.index(f'#line 1 "{loss.name}.{name}"')
-        assert expression in lines[where + 1]
+        assert cuda(expression) in lines[where + 1]
 
 
 def test_skeleton_is_the_kernel_files(loss: Loss) -> None:
@@ -97,26 +100,33 @@ def test_gradients_that_are_not_wanted_have_no_pointer(loss: Loss, kind: str) ->
     for variant in variants(loss):
         if variant.kind == kind:
             signature = re.search(rf"{variant.entry}\((.*)\) {{", glue(variant)).group(1)
-            found = [x.name for x in loss.operands if f"* {x.name}_gradient" in signature]
-            assert found == [x.name for x, w in zip(loss.operands, variant.gradients, strict=True) if w]
+            operands = variant.loss.operands
+            found = [x.name for x in operands if f"* {x.name}_gradient_" in signature]
+            assert found == [x.name for x, w in zip(operands, variant.gradients, strict=True) if w]
 
 
 def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
     """A new parameter value must not compile anything; a flag may."""
     for variant in variants(loss):
         text = glue(variant)
-        for parameter in loss.parameters:
-            assert f"double {parameter.name}," in text
+        for parameter in variant.loss.parameters:
+            assert f"double {parameter.name}_," in text
             assert f"{parameter.name} = {parameter.default!r}" not in text
-        for flag, on in zip(loss.flags, variant.flags, strict=True):
-            assert f"constexpr bool {flag.name} = {str(on).lower()};" in text
+        for flag, choice in zip(variant.loss.flags, variant.flags, strict=True):
+            value = f"bool {flag.name} = {str(bool(choice)).lower()}" if len(flag.choices) == 2 else None
+            assert f"constexpr {value or f'int {flag.name} = {choice}'};" in text
 
 
-@pytest.mark.parametrize(("result", "compute"), [("float16", "float"), ("bfloat16", "float"), ("float64", "double")])
-def test_arithmetic_type_follows_the_result(loss: Loss, result: str, compute: str) -> None:
-    variant = dataclasses.replace(variants(loss)[0], result=result)
-    assert variant.compute == compute
-    assert f"using Compute = {compute};" in glue(variant)
+@pytest.mark.parametrize("out_dtype", [None, *checks.FLOATING])
+@pytest.mark.parametrize("promoted", checks.FLOATING)
+def test_arithmetic_type_follows_the_operands(promoted: str, out_dtype: str | None) -> None:
+    """Not the result, whose dtype may be chosen."""
+    x = engine.Tensor(promoted, (100,), (1,), 0)
+    plan = engine.Plan(functional.mse_loss.loss, (), Reduction("mean", None, out_dtype), (x, x), promoted, 1)
+    variant = plan.part.variant("value", plan.no_gradients)
+    text = glue(variant)
+    assert f"using Compute = {'double' if promoted == 'float64' else 'float'};" in text
+    assert f"using Result = {codegen.STORAGE[out_dtype or promoted][0]};" in text
 
 
 def test_every_dtype_has_a_storage_type() -> None:
@@ -127,8 +137,9 @@ def test_every_vector_width_has_an_unroll() -> None:
     assert sorted(UNROLL) == [1, 2, 4, 8]
 
 
-def test_four_operands_fit() -> None:
-    """The glue is generic in the number of operands, of which the registry has only twos."""
+def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
+    """The glue is generic in the number of operands; four of a loss's own, a weight and a mask are the most."""
+    assert f"kMaxOperands = {MAX_OPERANDS};" in (codegen.kernel_directory() / "dual.cuh").read_text(encoding="utf-8")
     loss = Loss(
         name="four",
         summary="",
@@ -140,21 +151,21 @@ def test_four_operands_fit() -> None:
     )
     text = glue(
         Variant(
-            loss,
+            form(loss, weight="array", mask=True),
             flags=(),
             kind="value_and_gradient",
-            storage=("float32",) * 4,
+            storage=(*("float32",) * 5, "bool"),
             result="float32",
             layout="rows",
             lanes=4,
-            access=("stream", "stream", "reused", "splat", "none"),
-            gradients=(True, False, False, True),
+            access=("stream", "stream", "reused", "splat", "stream", "stream", "none"),
+            gradients=(True, False, False, True, True, False),
         )
     )
-    assert "Rows<4, 9, " in text
-    assert "const float* d" in text
-    assert "Tuple<Sink<float>, Absent, Absent, Sink<float>>" in text
-    assert "Loss{p, q}" in text
+    assert "Rows<4, 13, " in text
+    assert "const float* d_" in text
+    assert "Tuple<Sink<float>, Absent, Absent, Sink<float>, Sink<float>, Absent>" in text
+    assert "Loss{p_, q_}" in text
 
 
 def test_kernels_are_found_in_a_checkout() -> None:
@@ -165,11 +176,11 @@ def test_kernels_are_found_inside_an_installed_package(tmp_path: Path, monkeypat
     installed = tmp_path / "cupylosses" / "kernels"
     installed.mkdir(parents=True)
     (installed / "pointwise.cuh").write_text("")
-    monkeypatch.setattr(codegen, "__file__", str(tmp_path / "cupylosses" / "codegen.py"))
-    assert codegen.kernel_directory() == installed
+    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "kernel_sources.py"))
+    assert kernel_sources.kernel_directory() == installed
 
 
 def test_missing_kernels_are_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codegen, "__file__", str(tmp_path / "cupylosses" / "codegen.py"))
+    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "kernel_sources.py"))
     with pytest.raises(RuntimeError, match=r"kernel sources are missing; looked in .*pip install"):
-        codegen.kernel_directory()
+        kernel_sources.kernel_directory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,19 @@ import torch
 
 import cupylosses.functional as F
 from cupylosses import definition
-from cupylosses.definition import DOMAINS, MAX_OPERANDS, RESERVED, Flag, Kink, Loss, Operand, Parameter, registry
+from cupylosses.definition import (
+    COMMON,
+    DOMAINS,
+    MAX_OWN_OPERANDS,
+    RESERVED,
+    Flag,
+    Kink,
+    Loss,
+    Operand,
+    Parameter,
+    registry,
+)
+from cupylosses.documentation import docstring
 
 A, B = Operand("a", "First."), Operand("b", "Second.")
 
@@ -29,33 +42,45 @@ def make(**changes: Any) -> Loss:
 
 
 def test_example_is_valid() -> None:
-    assert make().arguments == (("a", ...), ("b", ...), ("reduction", "mean"))
+    common = [x for x in COMMON.items() if x[0] != "reduction"]
+    assert make().arguments == (("a", ...), ("b", ...), ("reduction", "mean"), ("*", ...), *common)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "no-dash"}, "'no-dash' must be a Python identifier"),
-        ({"name": "lambda"}, "'lambda' must be a Python identifier"),
-        ({"operands": (Operand("1st", ""), B)}, "'1st' must be a Python identifier"),
-        ({"let": {"in": "a"}}, "'in' must be a Python identifier"),
+        ({"name": "no-dash"}, "'no-dash' must be an identifier of Python and of C"),
+        ({"name": "lambda"}, "'lambda' must be an identifier of Python and of C"),
+        ({"name": "größe"}, "'größe' must be an identifier of Python and of C"),
+        ({"operands": (Operand("1st", ""), B)}, "'1st' must be an identifier of Python and of C"),
+        ({"let": {"in": "a"}}, "'in' must be an identifier of Python and of C"),
+        ({"let": {"double": "a"}}, "'double' must be an identifier of Python and of C"),
+        ({"let": {"a_": "a"}}, "'a_' must not end in an underscore"),
+        ({"let": {"a__b": "a"}}, "'a__b' must not .*, nor have two of them in a row"),
+        ({"let": {"exp": "a"}}, "the name 'exp' is that of a primitive"),
         *[({"operands": (Operand(name, ""), B)}, f"the name '{name}' is taken") for name in sorted(RESERVED)],
         ({"parameters": (Parameter("reduction", 1.0, ""),)}, "the name 'reduction' is taken"),
         ({"operands": (A, A)}, "must differ"),
         ({"parameters": (Parameter("a", 1.0, ""),)}, "must differ"),
         ({"flags": (Flag("b", True, ""),)}, "must differ"),
         ({"let": {"a": "b"}}, "must differ"),
-        ({"operands": ()}, f"1 to {MAX_OPERANDS} operands, got 0"),
+        ({"operands": ()}, f"1 to {MAX_OWN_OPERANDS} operands, got 0"),
         (
-            {"operands": tuple(Operand(f"x{i}", "") for i in range(MAX_OPERANDS + 1))},
-            f"1 to {MAX_OPERANDS} operands, got {MAX_OPERANDS + 1}",
+            {"operands": tuple(Operand(f"x{i}", "") for i in range(MAX_OWN_OPERANDS + 1))},
+            f"1 to {MAX_OWN_OPERANDS} operands, got {MAX_OWN_OPERANDS + 1}",
         ),
+        ({"operands": (Operand("a", "", default=1.0), B)}, "the first operand, `a`, must not have a default"),
         ({"parameters": (Parameter("p", -1.0, "", minimum=0.0),)}, "default of `p` must be a number >= 0, got -1.0"),
         (
             {"parameters": (Parameter("p", 0.0, "", minimum=0.0, exclusive=True),)},
             "default of `p` must be a number > 0, got 0.0",
         ),
         ({"parameters": (Parameter("p", float("nan"), ""),)}, "default of `p` must be a number, not NaN, got nan"),
+        (
+            {"parameters": (Parameter("p", 2.0, "", minimum=0.0, maximum=1.0),)},
+            "default of `p` must be a number >= 0 and <= 1, got 2.0",
+        ),
+        ({"flags": (Flag("f", "full", "", (False, True)),)}, r"default of `f` must be one of \(False, True\)"),
         ({"operands": (Operand("a", "", domain="reals"), B)}, "domain of `a` must be one of .*, got 'reals'"),
         (
             {
@@ -65,6 +90,8 @@ def test_example_is_valid() -> None:
             "domain of `a` must be one of .*, got 'odd'",
         ),
         ({"cases": ({"beta": 1.0},)}, "a case names the unknown parameter 'beta'"),
+        ({"derivatives": {"c": "1"}}, "a derivative for 'c', which is no operand"),
+        ({"positional": "a b c"}, "`positional` names the unknown argument 'c'"),
     ],
     ids=lambda x: "" if isinstance(x, dict) else x[:40],
 )
@@ -103,8 +130,10 @@ def test_the_founding_losses_are_there() -> None:
         (Parameter("p", 1.0, ""), [-1e300, 0.0, float("inf"), -float("inf")], [float("nan")]),
         (Parameter("p", 1.0, "", minimum=0.0), [0.0, -0.0, 1e-300, float("inf")], [-1e-300, float("nan")]),
         (Parameter("p", 1.0, "", minimum=0.0, exclusive=True), [1e-300, float("inf")], [0.0, -1.0, float("nan")]),
+        (Parameter("p", 1.0, "", maximum=1.0), [-float("inf"), 1.0], [1.0 + 1e-15, float("inf"), float("nan")]),
+        (Parameter("p", 0.5, "", 0.0, 1.0, exclusive=True), [1e-300, 0.999], [0.0, 1.0, float("nan")]),
     ],
-    ids=["any", "at least", "more than"],
+    ids=["any", "at least", "more than", "at most", "between"],
 )
 def test_parameter_ranges(parameter: Parameter, accepted: list[float], refused: list[float]) -> None:
     assert all(parameter.accepts(x) for x in accepted)
@@ -147,22 +176,27 @@ def test_definitions_explain_themselves(loss: Loss) -> None:
 
 
 def test_signature_is_the_definitions(loss: Loss) -> None:
-    found = inspect.signature(getattr(F, loss.name)).parameters.values()
-    empty = inspect.Parameter.empty
-    assert [(x.name, ... if x.default is empty else x.default) for x in found] == list(loss.arguments)
+    found = list(inspect.signature(getattr(F, loss.name)).parameters.values())
+    empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    names = [x for x, _ in loss.arguments]
+    assert [(x.name, ... if x.default is empty else x.default) for x in found] == [
+        x for x in loss.arguments if x[0] != "*"
+    ]
+    assert [x.name for x in found if x.kind is keyword] == names[names.index("*") + 1 :]
+    assert set(COMMON) <= set(names)
 
 
 def test_signature_is_torchs_for_twins(loss: Loss) -> None:
-    """Names, order and defaults; torch may have more (`weight`), and what we add comes after what both have."""
+    """Names, order and defaults. Older releases of torch lack some weights; what we add is by keyword only."""
     if not loss.torch:
         assert not hasattr(torch.nn.functional, loss.name), "torch has it: name the twin in the definition"
         return
     ours = inspect.signature(getattr(F, loss.name)).parameters
     torchs = inspect.signature(getattr(torch.nn.functional, loss.torch)).parameters
-    shared = [name for name in torchs if name in ours]
-    assert set(torchs) - set(ours) <= {"weight"}
-    assert list(ours)[: len(shared)] == shared
-    for name in shared:
+    positional = [x.name for x in ours.values() if x.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert [name for name in positional if name in torchs] == list(torchs)
+    assert set(positional) - set(torchs) <= {"weight"}
+    for name in torchs:
         assert ours[name].default == torchs[name].default, name
         assert ours[name].kind == torchs[name].kind, name
 
@@ -170,13 +204,14 @@ def test_signature_is_torchs_for_twins(loss: Loss) -> None:
 def test_docstring_says_everything(loss: Loss) -> None:
     function = getattr(F, loss.name)
     text = inspect.getdoc(function)
-    assert text == inspect.cleandoc(F.docstring(loss))
+    assert text == inspect.cleandoc(docstring(loss))
     assert text.startswith(loss.summary)
     sections = [line.rstrip(":") for line in text.splitlines() if line in ("Args:", "Returns:", "Gradient:", "Raises:")]
     assert sections == ["Args", "Returns", "Gradient", "Raises"]
+    words = " ".join(text.split())
     for part in (loss.formula, loss.convention, loss.notes, loss.source, *(repr(r) for r in loss.reductions)):
-        assert part in text
-    for name, _ in loss.arguments:
-        assert name in text
+        assert " ".join(part.split()) in words
+    for name in (x for x, _ in loss.arguments if x != "*"):
+        assert re.search(rf"^    (\w+, )?{name}[:,]", text, re.MULTILINE), name
     assert function.__module__ == "cupylosses.functional"
     assert function.__name__ == function.__qualname__ == loss.name

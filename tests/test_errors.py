@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 
 import cupylosses
 import cupylosses.functional as F
+import cupylosses.nn
 from cupylosses import checks, codegen, compiler, interop
 from cupylosses.codegen import Variant
 from cupylosses.definition import Loss, Operand
@@ -158,9 +161,10 @@ def test_parameters_may_be_any_real_number(loss: Loss, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes", numpy.True_, torch.tensor(True)], ids=repr)
-def test_flags_are_bools(loss: Loss, value: Any) -> None:
+def test_flags_are_their_choices(loss: Loss, value: Any) -> None:
     for flag in loss.flags:
-        with pytest.raises(TypeError, match=rf"^{loss.name}: `{flag.name}` must be True or False, got .*\.$"):
+        choices = " or ".join(map(repr, flag.choices))
+        with pytest.raises(TypeError, match=rf"^{loss.name}: `{flag.name}` must be {re.escape(choices)}, got .*\.$"):
             call(loss, **{flag.name: value})
 
 
@@ -198,11 +202,36 @@ def test_legacy_arguments_warn_and_work(loss: Loss, size_average: bool | None, r
         return
     meant = torch.nn._reduction.legacy_get_string(size_average, reduce, emit_warning=False)
     expected = f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={meant!r}."
-    with pytest.warns(UserWarning, match=re.escape(expected)) as caught:
-        found = call(loss, size_average=size_average, reduce=reduce)
-    assert torch.equal(found, call(loss, reduction=meant))
-    assert len(caught) == 1
-    assert Path(caught[0].filename) == Path(__file__), "the warning points at the caller"
+    expected_value = call(loss, reduction=meant)
+    for name, function in ways(loss).items():
+        with pytest.warns(UserWarning, match=re.escape(expected)) as caught:
+            found = function(*[X] * len(loss.operands), size_average=size_average, reduce=reduce)
+        assert torch.equal(found, expected_value)
+        assert len(caught) == 1
+        assert Path(caught[0].filename) == Path(__file__), f"the warning points at the caller, {name}"
+
+
+def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
+    """The ways to call a loss from a line of one's own."""
+    function = getattr(F, loss.name)
+    return {
+        "function": lambda *operands, **options: function(*operands, **options),
+        "value_and_grad": lambda *operands, **options: cupylosses.value_and_grad(function, *operands, **options)[0],
+    }
+
+
+def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None:
+    """Once for each call, also where the call takes two sums."""
+    operands = [torch.rand(4, 3, device=device), torch.rand(3, device=device)]
+    mask = torch.rand(4, 3, device=device) < 0.5
+    module = getattr(cupylosses.nn, loss.class_name)()
+    calls = ways(loss) | {"module": lambda *operands, **options: module(*operands, **options)}
+    for (name, function), options in product(calls.items(), ({}, {"mask": mask, "dim": 0})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            function(*operands, **options)
+        assert len(caught) == loss.warn_broadcast
+        assert all(Path(w.filename) == Path(__file__) for w in caught), f"{name}, {options.keys()}"
 
 
 def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.WarningsRecorder) -> None:
@@ -219,7 +248,6 @@ def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.Wa
         assert re.match(
             rf"{loss.name}: `\w+` of shape \(3,\) is broadcast against `\w+` of shape \(4, 3\)", str(w.message)
         )
-        assert Path(w.filename) == Path(__file__), "the warning points at the caller"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -235,8 +263,13 @@ def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.Wa
             r"^value_and_grad: `loss` must be a function of cupylosses.functional or its name, got <function",
         ),
         (lambda: cupylosses.value_and_grad("mse", X, Y), TypeError, r"got 'mse'; there are .*mse_loss"),
-        (lambda: cupylosses.value_and_grad(F.mse_loss, X), TypeError, "operands input, target by position, got 1"),
-        (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, Y), TypeError, "by position, got 3"),
+        (lambda: cupylosses.value_and_grad(F.mse_loss, X), TypeError, r"^mse_loss\(\) missing .* argument: 'target'$"),
+        (
+            lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, Y),
+            TypeError,
+            "operands input, target, got 3 by position",
+        ),
+        (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, argnums="weight"), TypeError, "`weight` is no array in"),
         (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, argnums=2), ValueError, "within 0 to 1, got 2"),
         (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, argnums=(0, -3)), ValueError, "within 0 to 1, got -3"),
         (
@@ -244,7 +277,11 @@ def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.Wa
             TypeError,
             "`target` of int32 has no gra",
         ),
-        (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, beta=1.0), TypeError, "unexpected .*argument .?beta"),
+        (
+            lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, beta=1.0),
+            TypeError,
+            r"^mse_loss\(\) got .*argument 'beta'",
+        ),
         (lambda: cupylosses.value_and_grad(F.mse_loss, X, 3), TypeError, "`target` must be a torch.Tensor.*, got int"),
         (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y.numpy()), TypeError, "must come from one array library"),
         (lambda: cupylosses.value_and_grad(F.mse_loss, X, Y, reduction="max"), ValueError, "one of .*, got 'max'"),

@@ -6,9 +6,11 @@ import ast
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from checkout import ROOT, load_script
@@ -75,14 +77,24 @@ def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch:
     assert {x.parent.name for x in generate.stale()} == {"golden"}
 
 
+def stub_signature(arguments: ast.arguments) -> list[tuple[str, Any, bool]]:
+    """Name, default and whether it is by keyword only, of each argument; all have types."""
+    empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
+    defaults = empty + [ast.literal_eval(x) for x in (*arguments.defaults, *arguments.kw_defaults)]
+    every = [*arguments.args, *arguments.kwonlyargs]
+    assert all(x.annotation is not None for x in every if x.arg != "self")
+    return [(x.arg, default, x in arguments.kwonlyargs) for x, default in zip(every, defaults, strict=True)]
+
+
+def signature(function: Callable[..., Any]) -> list[tuple[str, Any, bool]]:
+    """The same of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [(x.name, x.default, x.kind is inspect.Parameter.KEYWORD_ONLY) for x in parameters]
+
+
 def test_stub_has_the_signature_of_the_function(loss: Loss, stub: dict[str, ast.FunctionDef]) -> None:
     function = getattr(cupylosses.functional, loss.name)
-    arguments = stub[loss.name].args
-    defaults = [ast.literal_eval(x) for x in arguments.defaults]
-    parameters = list(inspect.signature(function).parameters.values())
-    assert [x.arg for x in arguments.args] == [x.name for x in parameters]
-    assert defaults == [x.default for x in parameters if x.default is not inspect.Parameter.empty]
-    assert all(x.annotation is not None for x in arguments.args)
+    assert stub_signature(stub[loss.name].args) == signature(function)
     assert inspect.cleandoc(ast.get_docstring(stub[loss.name], clean=False)) == inspect.cleandoc(function.__doc__)
 
 

@@ -146,12 +146,12 @@ def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]
 
 
 def test_mutants_are_undone() -> None:
-    text = codegen._skeleton(codegen.BROADCAST)
+    text = codegen._skeleton(codegen.SUMMING)
     modules = [dict(vars(x)) for x in (autograd, engine, launch)]
     for mutant in MUTANTS:
         with applied(mutant):
             pass
-    assert codegen._skeleton(codegen.BROADCAST) == text
+    assert codegen._skeleton(codegen.SUMMING) == text
     assert [dict(vars(x)) for x in (autograd, engine, launch)] == modules
 
 

@@ -278,7 +278,7 @@ def test_sizes_are_at_least_the_terms_and_add_up() -> None:
     loss = registry()["mse_loss"]
     operands = samples.operands(loss, {}, ("float32",) * 2, [(40, 30)] * 2)
     elements = truth(loss, operands, {}, "none").value
-    assert bool((elements.total >= elements.exact.abs()).all()) and elements.rms is elements.total
+    assert bool((elements.total >= elements.exact.abs()).all()) and torch.equal(elements.rms, elements.total)
     mean = truth(loss, operands, {}, "mean").value
     torch.testing.assert_close(mean.total, elements.total.mean())
     torch.testing.assert_close(mean.rms, (elements.total**2).sum().sqrt() / 1200)
@@ -506,7 +506,9 @@ def test_wrong_results_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_wrong_gradient_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = F.mse_loss
-    monkeypatch.setattr(F, "mse_loss", lambda x, y, **options: right(x, 2 * y.detach() - y, **options))
+    monkeypatch.setattr(
+        F, "mse_loss", lambda input, target, **options: right(input, 2 * target.detach() - target, **options)
+    )
     outcome = perform(Check(registry()["mse_loss"]))
     assert not outcome.ok and outcome.value is not None and outcome.value.ok
     assert all(problem.startswith("gradient of target") for problem in outcome.problems)

@@ -26,6 +26,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 Function = Callable[..., Tensor]
 
 
+def by_position(function: Function, loss: Loss) -> Function:
+    """The function with the operands of the loss as its positional arguments."""
+    names = [x.name for x in loss.operands]
+    return lambda *operands, **options: function(**dict(zip(names, operands, strict=True)), **options)
+
+
+def by_name(function: Function, loss: Loss) -> Function:
+    """The function with the operands of the loss as keywords, as properties call it."""
+    names = [x.name for x in loss.operands]
+    return lambda **given: function(*[given.pop(x) for x in names], **given)
+
+
 class _Tamper(torch.autograd.Function):
     """The identity, whose gradient is changed on its way back."""
 
@@ -82,7 +94,7 @@ class _Swap(torch.autograd.Function):
 
 
 def swapped_gradients(function: Function, loss: Loss) -> Function:
-    return lambda a, b, **options: function(*_Swap.apply(a, b), **options)
+    return lambda a, b, *rest, **options: function(*_Swap.apply(a, b), *rest, **options)
 
 
 def other_kinks(function: Function, loss: Loss) -> Function:
@@ -236,7 +248,12 @@ EDGE = truth(reduction="none", layout=EDGES)
 TRANSPOSED = truth(layout="transposed", reduction="none")
 ROW = truth(layout="row")
 SQUARE = truth(layout="row", shape=(16, 16))
-ALONE = truth(wanted=(True, False))
+
+
+def alone(function: Function, loss: Loss, device: str) -> None:
+    """Agreement with the truth where only the first operand requires grad."""
+    P.agrees_with_truth(function, loss, device=device, wanted=tuple(x is loss.operands[0] for x in loss.operands))
+
 
 WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., None]]]] = {
     "sign flipped": (
@@ -247,7 +264,7 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
     "off by 1e-3": (value(lambda y: y * 1.001), [TRUTH, ELEMENTS, P.agrees_with_torch]),
     "first gradient's sign flipped": (
         gradient(0, lambda g: -g),
-        [TRUTH, ELEMENTS, ROW, ALONE, P.agrees_with_torch, P.is_differentiable, P.reads_any_upstream_gradient],
+        [TRUTH, ELEMENTS, ROW, alone, P.agrees_with_torch, P.is_differentiable, P.reads_any_upstream_gradient],
     ),
     "second gradient's sign flipped": (
         gradient(1, lambda g: -g),
@@ -286,7 +303,7 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
     "broadcast gradient not summed": (sums_one_row, [ROW]),
     "right for all, wrong for one": (
         right_for_all_wrong_for_one,
-        [ALONE, P.differentiates_operands_alone_and_together],
+        [alone, P.differentiates_operands_alone_and_together],
     ),
     "other value with gradients": (
         other_value_with_gradients,
@@ -332,7 +349,7 @@ def test_wrong_function_is_caught(
     check(right, loss, device=device)
     # gradcheck has an exception of its own.
     with pytest.raises((AssertionError, GradcheckError)):
-        check(spoil(right, loss), loss, device=device)
+        check(by_name(spoil(by_position(right, loss), loss), loss), loss, device=device)
 
 
 def test_every_property_can_fail() -> None:
@@ -346,10 +363,10 @@ def test_lost_gradient_raises(loss: Loss) -> None:
     """A gradient that silently does not exist is an error of torch's in every check that asks for it."""
 
     def wrong(first: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        return getattr(F, loss.name)(first, *(x.detach() for x in rest), **options)
+        return by_position(getattr(F, loss.name), loss)(first, *(x.detach() for x in rest), **options)
 
     with pytest.raises(RuntimeError, match="not have been used in the graph"):
-        P.agrees_with_truth(wrong, loss)
+        P.agrees_with_truth(by_name(wrong, loss), loss)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -362,4 +379,4 @@ def test_lost_gradient_raises(loss: Loss) -> None:
 def test_wrong_expression_is_caught(loss: Loss, expression: str, reduction: str) -> None:
     wrong = dataclasses.replace(loss, value=expression.format(loss.value))
     with pytest.raises(AssertionError):
-        P.agrees_with_truth(F._function(wrong), loss, reduction=reduction, device=KERNELS)
+        P.agrees_with_truth(F.function_of(wrong), loss, reduction=reduction, device=KERNELS)

@@ -203,12 +203,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "tangent_or_zero(y, kSlot_)",
         ("NaN",),
     ),
-    Mutant("gradient of a mean not divided", ENGINE, "1.0 / self.plan.divisor", "1.0", ("truth",)),
+    Mutant("gradient of a mean not divided", ENGINE, "1.0 / number if number else 0.0", "1.0", ("truth",)),
     Mutant(
         "broadcast gradient of a mean not divided",
         BROADCAST,
-        "(*grad_output) / divisor",
-        "(*grad_output)",
+        "scale * widen<double>(*grad_output)",
+        "widen<double>(*grad_output)",
         ("truth, row",),
     ),
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("truth, row, elements",),
     ),
     # One pass
-    Mutant("recomputed without grad_output", POINTWISE, "(g * weight)}", "(weight)}", ("truth", "one pass or two")),
+    Mutant("recomputed without grad_output", POINTWISE, "(g * scale)}", "(scale)}", ("truth", "one pass or two")),
     Mutant("stale gradient accepted", EXPECTATION, "  return stale;", "  return false;", ("truth", "one pass or two")),
     Mutant("nothing learned from a surprise", EXPECTATION, "*expected = true_grad_output;", ";", ("notes",)),
     Mutant(
