@@ -22,4 +22,5 @@ def evaluate(call: Call) -> Any:
         call = call._replace(normalizer=numpy.asarray(normalizer, dtype=numpy.float64).reshape(()))
     # Empty sums and infinities have their results without NumPy's remarks.
     with numpy.errstate(divide="ignore", invalid="ignore"):
-        return reference.evaluate(call, checks.promote(names))
+        # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
+        return reference.evaluate(call, checks.promote(names))[()]

@@ -36,7 +36,8 @@ def test_wheel_has_every_module_kernel_and_type_once(wheel: Path) -> None:
     modules = {str(x.relative_to(ROOT)) for x in (ROOT / "cupylosses").rglob("*.py")}
     kernels = {f"cupylosses/kernels/{x.name}" for x in (ROOT / "kernels").glob("*.cuh")}
     host = {str(x.relative_to(ROOT)) for x in (ROOT / "cupylosses").rglob("*.[ch]pp")}
-    assert sorted(names) == sorted(modules | kernels | host | {"cupylosses/py.typed", "cupylosses/functional.pyi"})
+    typed = {"cupylosses/py.typed", "cupylosses/functional.pyi", "cupylosses/nn.pyi"}
+    assert sorted(names) == sorted(modules | kernels | host | typed)
 
 
 def test_wheel_runs_by_itself(wheel: Path, tmp_path: Path) -> None:

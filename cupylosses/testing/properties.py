@@ -172,13 +172,14 @@ def reads_beyond_32_bits(
     if position == 0:
         return
     step = (1 << 32) + COLUMNS
-    # The other operands full, and broadcast, whose gradients are sums.
-    for shape, reduction in (((2, COLUMNS), "none"), ((COLUMNS,), "sum")):
-        near = _draw(loss, case, "float32", device, [shape] * position + [(2, COLUMNS)])
+    # The other operands full, and broadcast, whose gradients are sums; one outer dimension, and two that do not merge.
+    layouts = (((2, COLUMNS), (step, 1)), ((2, 3, COLUMNS), (step, 2 * COLUMNS, 1)))
+    for (full, strides), (lead, reduction) in product(layouts, ((0, "none"), (1, "sum"))):
+        near = _draw(loss, case, "float32", device, [full[lead:]] * position + [full])
         near[position] = near[position].round().to(torch.int8)
-        memory = torch.empty(step + COLUMNS, dtype=torch.int8, device=device)
-        memory[: 2 * COLUMNS] = 0
-        far = [*near[:position], memory.as_strided((2, COLUMNS), (step, 1)).copy_(near[position])]
+        memory = torch.empty(step + 6 * COLUMNS, dtype=torch.int8, device=device)
+        memory[: 6 * COLUMNS] = 0
+        far = [*near[:position], memory.as_strided(full, strides).copy_(near[position])]
         wanted = tuple(i != position for i in range(len(near)))
         a, b = (run(_bind(function, loss, case, reduction), operands, wanted, 1.5) for operands in (near, far))
         require(same_bits(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")

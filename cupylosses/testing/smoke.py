@@ -53,6 +53,7 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield from (replace(some, shape=(x,), dtypes=(y,)) for x, y in product(TAILS, ("float32", "bfloat16")))
         yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
         yield replace(some, shape=BATCHES)
+    yield replace(base, loss=form(loss, mask=True))
     both = form(loss, weight="array", mask=True)
     for reduction, layout in product(("none", "mean", "weighted_mean"), ("contiguous", "row", "row_aligned", "column")):
         yield replace(base, loss=both, reduction=reduction, layout=layout)
