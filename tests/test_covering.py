@@ -97,8 +97,8 @@ def test_tests_on_the_host_are_those_that_are_contained() -> None:
                 tests[loss, f"{file}::{name}"].add(identity)
     for loss in OTHERS:
         of_loss = {test: found for (name, test), found in tests.items() if name == loss.name}
-        marked = ("parameters_and_dtypes", "edges_of_the_domain", "layouts", "torch_agrees", "kinks_are_as_declared")
-        assert {x.partition("::test_")[2] for x in of_loss} == set(marked)
+        marked = {"parameters_and_dtypes", "edges_of_the_domain", "kinks_are_as_declared", "layouts", "torch_agrees"}
+        assert {x.partition("::test_")[2] for x in of_loss} == {*marked, "nan_is_never_swallowed"}
         for file in ("test_values", "test_gradients"):
             for words, test in ((FLOATING, "parameters_and_dtypes"), (FLOATING, "edges_of_the_domain")):
                 identities = " ".join(of_loss[f"{file}::test_{test}"])

@@ -127,9 +127,14 @@ def test_reductions_are_consistent(loss: Loss, case: Mapping[str, Any], device: 
         properties.reduces_consistently(getattr(F, loss.name), loss, case, dtype, device)
 
 
+@pytest.mark.covering
+@BY_KERNEL
+@pytest.mark.parametrize("layout", ["contiguous", "row", "outer"])
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_nan_is_never_swallowed(loss: Loss, dtype: str, device: str) -> None:
-    properties.propagates_nan(getattr(F, loss.name), loss, dtype=dtype, device=device)
+def test_nan_is_never_swallowed(loss: Loss, dtype: str, layout: str, reductions: Sequence[str], device: str) -> None:
+    properties.propagates_nan(
+        getattr(F, loss.name), loss, dtype=dtype, device=device, layouts=[layout], reductions=reductions
+    )
 
 
 @pytest.mark.representatives

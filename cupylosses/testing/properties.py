@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from cupylosses import options
-from cupylosses.definition import Loss
+from cupylosses.definition import REDUCTIONS, Loss
 from cupylosses.testing import eager, samples
 from cupylosses.testing.check import Check, Result, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS
@@ -133,16 +133,23 @@ def follows_declared_kinks(
 
 
 def propagates_nan(
-    function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    layouts: Sequence[str] = ("contiguous", "row"),
+    reductions: Sequence[str] = REDUCTIONS,
 ) -> None:
     """A NaN in any operand makes its elements NaN, in value and all gradients, and no others; broadcast or not."""
     import torch
 
     case = case or {}
-    for layout, position, reduction in product(("contiguous", "row"), range(len(loss.operands)), loss.reductions):
+    for layout, position, reduction in product(layouts, range(len(loss.operands)), reductions):
         operands = _draw(loss, case, dtype, device, LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands)))
         spoiled = operands[position]
-        spoiled[(ROWS // 2, COLUMNS - 1)[-spoiled.dim() :]] = float("nan")
+        at = [min(i, n - 1) for i, n in zip((ROWS // 2, COLUMNS - 1)[-spoiled.dim() :], spoiled.shape, strict=True)]
+        spoiled[tuple(at)] = float("nan")
         only = spoiled.isnan().expand(ROWS, COLUMNS)
         found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
         where = f"with a NaN in {loss.operands[position].name}, {layout}, reduction {reduction}"
