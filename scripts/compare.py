@@ -10,9 +10,9 @@ The first line says what the losses run on. It is the GPU; without one, where a 
 executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
 
 Executed on the CPU, each kernel is compiled once, and kept (in ~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So
-the run without arguments has fewer rows there: every loss, dtype, reduction and gradient, but few layouts. With
---device host it has all, which takes minutes the first time. With --device cpu it has all and takes some ten seconds,
-but sees no kernel. Neither takes times.
+the run without arguments has fewer rows there: every loss, dtype and reduction, but of most losses few of them
+together, and few layouts. With --device host it has all, which takes minutes for each loss the first time. With
+--device cpu it has all and takes seconds, but sees no kernel. Neither takes times.
 
 With --accuracy, instead of that, value and gradient of every loss, case and dtype are held against a truth of at least
 64 digits, at some thousand points all over the domain; more than 4 units in the last place fail.
