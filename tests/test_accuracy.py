@@ -195,6 +195,11 @@ def test_the_size_is_what_cancels() -> None:
     assert of_one(lambda xp, x: x + 1, 0.0).value.size[0] == 1.0
 
 
+def test_what_is_detached_is_constant() -> None:
+    found = of_one(lambda xp, x: xp.where(x > 0, (x * x).detach() * x, x), 3.0)
+    assert (found.value.high[0], found.gradients[0].high[0]) == (27.0, 9.0)
+
+
 def test_nan_has_nan_gradients() -> None:
     found = of_one(lambda xp, x: xp.abs(x) + 0 * xp.log(x), -1.0)
     assert numpy.isnan([found.value.high[0], found.gradients[0].high[0]]).all()
@@ -305,7 +310,7 @@ def test_what_is_out_of_range_counts_as_infinity_or_0() -> None:
     assert errors(0.0, 1e-39, torch.float32) == errors(-1e-39, 1e-39, torch.float32) == (0.0, 0.0)
     assert errors(0.0, 1e-310, torch.float64) == (0.0, 0.0)
     assert errors(1e-37, 1e-39, torch.float32)[1] > 1e6
-    assert errors(0.0, 1.2e-38, torch.float32)[1] > 1e6
+    assert errors(0.0, 4e-38, torch.float32) == (0.0, 0.0) and errors(0.0, 5e-38, torch.float32)[1] > 1e6
     assert errors(0.0, 6e-8, torch.float16) == pytest.approx((1.0, 1.0), rel=0.01)
     assert errors(-inf, 1e39, torch.float32)[0] > 1e6
     for got, wanted in ((nan, 1.0), (1.0, nan), (inf, -inf), (1.0, inf)):
@@ -331,7 +336,7 @@ log_ratio = define_loss(
 @pytest.mark.kernels
 @dtype
 def test_losses_are_accurate(dtype: str) -> None:
-    for name in ("mse_loss", "smooth_l1_loss", "hinge_loss"):
+    for name in ("mse_loss", "hinge_loss"):
         found = results(getattr(F, name), dtype)
         assert list(found) == ["value", "input", "target"] and not names(found), found
         assert found["value"].points > 300 and 0.4 < found["value"].worst.ulps < 2

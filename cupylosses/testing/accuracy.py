@@ -8,11 +8,11 @@ Its error is divided by two units:
   that is larger. The size is that of ``truth.py``: how far a result moves, relative to the movement, when the operands
   do. It is much larger than the result only where something cancels that had to be rounded.
 
-What lies beyond the range of the dtype counts as infinity, and below the smallest normal number of the arithmetic as
-0: float32 is flushed there on a GPU, and others have few digits left. So does an exponential on the way: a result is
-right, too, if it is right with 0 for those that underflow. Where a result jumps, as a gradient does at a kink, rounding
-may decide on which side of the jump a point lies; there a result is right, too, if it is that of operands one unit in
-the last place away.
+What lies beyond the range of the dtype counts as infinity. Next to the smallest normal number of the arithmetic nothing
+is measured, since a float32 may be flushed there, at the end or on the way, and others have few digits left: an error
+of up to four such numbers is none, and a result is right, too, if it is with 0 for exponentials that underflow. Where a
+result jumps, as a gradient does at a kink, rounding may decide on which side of the jump a point lies; there a result
+is right, too, if it is that of operands one unit in the last place away.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 #: Conditioned units in the last place that a result may be off.
 BAR = 4.0
+
+#: The error, in smallest normal numbers of the arithmetic, that is none.
+FLUSHED = 4.0
 
 #: Points to draw for each case and dtype.
 COUNT = 2000
@@ -166,12 +169,10 @@ def errors(result: Tensor, figure: Figure, computed: str) -> tuple[Tensor, Tenso
     """
     import torch
 
-    value, info = result.double(), torch.finfo(getattr(torch, computed))
     within = (figure.high.abs() <= torch.finfo(result.dtype).max) & result.isfinite()
-    error = torch.where(within, ((value - figure.high) - figure.low).abs(), tolerance.errors(result, figure.high))
-    # What is rounded to less than the smallest normal number is flushed, though it may be as large.
-    lost = (figure.high.abs() < info.tiny * (1 + BAR * info.eps)) & (value.abs() <= info.tiny)
-    error = torch.where(lost, 0.0, error)
+    difference = (result.double() - figure.high) - figure.low
+    error = torch.where(within, difference.abs(), tolerance.errors(result, figure.high))
+    error = torch.where(error <= FLUSHED * torch.finfo(getattr(torch, computed)).tiny, 0.0, error)
     return error / _unit(figure, result.dtype, computed), error / ulp(figure.high, result.dtype)
 
 

@@ -11,7 +11,7 @@ what a reference itself rounds: a constant from ``math`` is good to 2^-53, relat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -68,7 +68,8 @@ def evaluate(
     """
     if loss.reference is None:
         raise checks.no_reference(loss)
-    with mp.workdps(digits), _underflow(mpf(smallest)):
+    # NumPy looks at the flags of the processor also where it only calls Python.
+    with mp.workdps(digits), _underflow(mpf(smallest)), numpy.errstate(all="ignore"):
         numbers = {x.name: Jet(mpf(values[x.name])) for x in loss.parameters}
         arrays = [_array(Jet(mpf(float(x)), {i: _ONE}) for x in operand) for i, operand in enumerate(operands)]
         found = _lifted(loss.reference(xp, *arrays, **{**values, **numbers}))
@@ -400,16 +401,24 @@ _FUNCTIONS: dict[str, Callable[[Jet], Jet]] = {
 # Arrays of them
 
 
-def _array(jets: Iterator[Jet]) -> NDArray[Any]:
+class Jets(numpy.ndarray):
+    """An array of jets."""
+
+    def detach(self) -> Jets:
+        """The same numbers as constants, as torch has it."""
+        return numpy.frompyfunc(lambda x: Jet(x.value), 1, 1)(self)
+
+
+def _array(jets: Iterable[Jet]) -> Jets:
     listed = list(jets)
     array = numpy.empty(len(listed), dtype=object)
     array[:] = listed
-    return array
+    return array.view(Jets)
 
 
-def _lifted(x: Any) -> Any:
+def _lifted(x: Any) -> Jets:
     """An array of jets from an array of jets and other numbers."""
-    return numpy.frompyfunc(_lift, 1, 1)(x)
+    return numpy.asarray(numpy.frompyfunc(_lift, 1, 1)(x)).view(Jets)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
