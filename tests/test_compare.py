@@ -181,16 +181,19 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
     hosted = importlib.import_module("comparing.hosted")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def planned(*arguments: str) -> tuple[list, int]:
+    def planned(*arguments: str) -> list:
         monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
         sections = script.planned(script.parse()[0], "host")
-        calls = [(check, x.calls) for x in sections if x.calls for check in x.checks]
-        return [check for check, _ in calls], len(hosted.needed(calls))
+        return [(check, x.calls) for x in sections if x.calls for check in x.checks]
 
-    (some, kernels), (everything, all_kernels) = planned(), planned("--device", "host")
-    assert {x.id for x in some} < {x.id for x in everything}
-    assert 0 < 2 * kernels < all_kernels
+    other = next(x for x in registry().values() if x not in representatives())
+    calls = planned()
+    for loss, share in ((representatives()[0], 2), (other, 4)):
+        few, every = [x for x in calls if x[0].loss is loss], planned("--device", "host", "--loss", loss.name)
+        assert {x.id for x, _ in few} < {x.id for x, _ in every}
+        assert 0 < share * len(hosted.needed(few)) < len(hosted.needed(every))
 
+    some = [check for check, _ in calls]
     for loss in registry().values():
         of_loss = [x for x in some if x.loss is loss]
         assert {repr(x.case) for x in of_loss} == {repr(x) for x in loss.cases}
@@ -203,7 +206,8 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
         for reduction in matrix.WANTED_REDUCTIONS:
             assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(matrix.combinations(loss))
     # Whoever asks for something gets all of it.
-    assert len(planned("--dtype", "float64")[0]) == sum(x.dtypes == ("float64",) for x in everything)
+    every = planned("--device", "host")
+    assert len(planned("--dtype", "float64")) == sum(x.dtypes == ("float64",) for x, _ in every)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
