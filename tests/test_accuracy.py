@@ -169,6 +169,17 @@ def test_the_truth_is_that_of_torch_where_float64_will_do(loss: Loss) -> None:
             numpy.testing.assert_allclose(ours.size, size, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.1])
+def test_parameters_are_exact_and_may_be_asked(scale: float) -> None:
+    def reference(xp: Any, x: Any, scale: Any) -> Any:
+        return x * (scale / 3 if scale else 2.0) * (scale or 1.0) if scale != inf else x
+
+    loss = define_loss("scaled", "x * scale", ["x"], {"scale": scale}, reference=reference).loss
+    found = exact.evaluate(loss, [numpy.array([1.0])], loss.values(), 64)
+    wanted = mpf(scale) ** 2 / 3 if scale else mpf(2)
+    assert abs(mpf(found.value.high[0]) + mpf(found.value.low[0]) - wanted) < 1e-30
+
+
 def of_one(formula: Callable[..., Any], *operands: float, digits: int = 64, **options: Any) -> exact.Exact:
     names = [Operand(f"x{i}", "A number.") for i in range(len(operands))]
     made = define_loss("formula", "x0", names, reference=formula).loss

@@ -124,6 +124,9 @@ class Jet:
         moved = mp.fsum(abs(x[i] * d) for i, d in self.first.items() if mp.isfinite(d))
         return max(moved, size) if mp.isfinite(size) else _ZERO
 
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
     def __float__(self) -> float:
         return float(self.value)
 
