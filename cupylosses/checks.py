@@ -10,6 +10,7 @@ import numbers
 import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from cupylosses import interop
@@ -20,10 +21,15 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
 
 
+def _is_inside(frame: FrameType) -> bool:
+    # Functions made from text have no module: with one, torch.compile would look for their globals there.
+    return frame.f_globals.get("__name__", frame.f_code.co_filename.lstrip("<")).startswith(_INSIDE)
+
+
 def warn(message: str) -> None:
     """Warns at the line that called the library, whichever way through it, and through a Module, the call took."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+    while frame.f_back and _is_inside(frame):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, UserWarning, stacklevel=level)
 

@@ -147,8 +147,8 @@ def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
         f"({names(loss.flags)}), {added}{', size_average, reduce' if loss.legacy else ''})\n"
         for name, step in ((loss.name, "evaluate"), ("prepare", "prepare"))
     )
-    scope: dict[str, Any] = {"__name__": __name__, "_evaluate": _evaluate, "_prepare": prepare, "_loss": loss}
-    exec(compile(text, f"<{module}.{loss.name}>", "exec"), scope)
+    scope: dict[str, Any] = {"_evaluate": _evaluate, "_prepare": prepare, "_loss": loss}
+    exec(compile(text, f"<cupylosses.functional.{loss.name}>", "exec"), scope)
     function = scope[loss.name]
     function.__module__ = module
     function.__doc__ = docstring(loss)

@@ -53,7 +53,7 @@ def _forward(function: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
         found = {n: getattr(self, n) for n in names if hasattr(self, n)}
         return found | {n: x for n in PER_MODULE if (x := getattr(self, n, None)) is not None}
 
-    scope: dict[str, Any] = {"__name__": __name__, "_options": options, "_function": function}
+    scope: dict[str, Any] = {"_options": options, "_function": function}
     exec(compile(text, f"<{__name__}.{loss.class_name}.forward>", "exec"), scope)
     return scope["forward"]
 
