@@ -125,12 +125,13 @@ _OWN_ARGUMENTS = {
 
 def _varying_arguments(variant: Variant) -> list[str]:
     """The declarations of the arguments that differ from call to call. They stand first in every entry point; what a
-    plan fixes stands last, and is packed once. Names from a definition end in an underscore, as none in it does.
+    plan fixes stands last, and is packed once. Names from a definition end in an underscore, as no other name does, or
+    in `_gradients`, as none of the kernels' names does.
     """
     tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
-        *(f"{STORAGE[dtype][0]}* {operand.name}_gradient_" for operand, dtype, wanted in tensors if wanted),
+        *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
         *(["Result* sums"] if variant.kind in SUMS_OF_VALUES else []),
         *_OWN_ARGUMENTS[variant.kind],
         *(f"double {x.name}_" for x in variant.loss.parameters),
@@ -172,33 +173,39 @@ def glue(variant: Variant) -> str:
 
 
 def _functor(variant: Variant) -> str:
-    """The loss as a functor on dual numbers."""
+    """The loss as a functor on dual numbers.
+
+    Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
+    underscore where the definition's names have none.
+    """
     loss = variant.loss
+    compute = STORAGE[variant.compute][0]
     operands = [x.name for x in loss.operands]
-    lines = ["struct Loss {", f"  using Compute = {STORAGE[variant.compute][0]};"]
+    lines = ["struct Loss {", f"  using Compute = {compute};"]
     lines += [f"  double {x.name}_;" for x in loss.parameters]
     lines += [
         "",
-        f"  template <{', '.join(f'class {_title(x)}' for x in operands)}>",
+        f"  template <{', '.join(f'class {x}_' for x in operands)}>",
         "  __device__ __forceinline__ auto",
-        f"  operator()({', '.join(f'const {_title(x)}& {x}' for x in operands)}) const {{",
+        f"  operator()({', '.join(f'const {x}_& {x}' for x in operands)}) const {{",
     ]
     lines += [f"    constexpr {_choice(x, i)};" for x, i in zip(loss.flags, variant.flags, strict=True)]
-    lines += [f"    const auto {x.name} = constant<Compute>({x.name}_);" for x in loss.parameters]
+    lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
     for name, expression in loss.let.items():
         lines += [*_written_at(loss, name), f"    const auto {name} = {cuda(expression)};"]
     form = loss if isinstance(loss, Form) else None
     if form is None and not loss.derivatives:
-        lines += [*_written_at(loss, "value"), f"    return {cuda(loss.value)};"]
+        lines += [*_written_at(loss, "value"), f"    return ::lift<{compute}>({cuda(loss.value)});"]
     else:
-        lines += [*_written_at(loss, "value"), f"    auto unweighted = {cuda(loss.value)};"]
+        result = "unweighted"
+        lines += [*_written_at(loss, "value"), f"    const auto unweighted = ::lift<{compute}>({cuda(loss.value)});"]
         for name, expression in loss.derivatives.items():
-            if name in operands:
-                slot = operands.index(name)
-                lines += [*_written_at(loss, f"derivatives.{name}")]
-                lines += [f"    set_tangent<{slot}>(unweighted, {cuda(expression)});"]
-        result = "weighted(weight, unweighted)" if form and form.weight else "unweighted"
-        lines += [f"    return {f'where(mask != 0, {result}, 0)' if form and form.mask else result};"]
+            lines += [*_written_at(loss, f"derivatives.{name}")]
+            lines += [f"    const auto _{name}_slope = ::lift<{compute}>({cuda(expression)});"]
+            result = f"::with_derivative({result}, {name}, _{name}_slope)"
+        if form and form.weight:
+            result = f"::weighted(weight, {result})"
+        lines += [f"    return {f'::where(mask != 0, {result}, 0)' if form and form.mask else result};"]
     lines += [f'#line 1 "<{variant.title}>.entries"', "  }", "};"]
     return "\n".join(lines) + "\n"
 
@@ -213,10 +220,6 @@ def _choice(flag: Flag, index: int) -> str:
     if len(flag.choices) == 2:
         return f"bool {flag.name} = {str(bool(index)).lower()}"
     return f"int {flag.name} = {int(index)}"
-
-
-def _title(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_")) + "T"
 
 
 def _source_types(variant: Variant) -> list[str]:
@@ -273,7 +276,7 @@ def _rank(variant: Variant) -> int:
 def _pointwise_entry(variant: Variant) -> str:
     operands = variant.loss.operands
     wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
-    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradient_}}" if w else "Absent{}" for name, storage, w in wanted)
+    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradients}}" if w else "Absent{}" for name, storage, w in wanted)
     if variant.layout == "flat":
         layout_type, layout_parameter = f"Flat<{variant.lanes}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
@@ -317,7 +320,7 @@ def _sum_entry(variant: Variant) -> str:
     of_values = variant.kind in SUMS_OF_VALUES
     slot = None if of_values else variant.gradients.index(True)
     storage = "Result" if slot is None else STORAGE[variant.storage[slot]][0]
-    sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradient_"
+    sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradients"
     per_element = variant.access[-1] != "none"
     rank = _rank(variant)
     dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {rank}>"

@@ -29,22 +29,25 @@ PER_MODULE = ("weight", "dim", "out_dtype")
 PER_CALL = ("mask", "normalizer")
 LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
-#: Names that operands, parameters, flags and `let` must not have: the common arguments, and the loss before its weight.
-RESERVED = frozenset({*COMMON, *LEGACY, "unweighted"})
+#: Names that operands, parameters, flags and `let` must not have: the common arguments, the loss before its weight, and
+#: the first argument of a Module's methods.
+RESERVED = frozenset({*COMMON, *LEGACY, "unweighted", "self"})
 
 #: What operands hold: any number; [0, 1]; the logarithm of one of these; -1 or +1; 0 or 1; (0, inf); [0, inf).
 DOMAINS = ("real", "probability", "log_probability", "sign", "binary", "positive", "nonnegative")
 
 
-#: What C++ and the kernels use themselves.
-_WORDS_OF_CUDA = frozenset({
-    "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "constexpr",
-    "continue", "decltype", "default", "delete", "do", "double", "else", "enum", "explicit", "export", "extern",
-    "false", "float", "for", "friend", "goto", "if", "inline", "int", "int64", "long", "mutable", "namespace",
-    "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register", "return", "short",
-    "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef",
-    "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "Loss",
-    "Compute", "Sources", "Sinks", "Element", "Layout", "Result", "Tuple", "Dual",
+#: The words of C++ up to its newest, those of Python aside, and what is a macro where kernels are compiled.
+_KEYWORDS = frozenset({
+    "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
+    "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast", "consteval",
+    "constexpr", "constinit", "decltype", "default", "delete", "do", "double", "dynamic_cast", "enum", "explicit",
+    "export", "extern", "false", "float", "friend", "goto", "inline", "int", "long", "mutable", "namespace", "new",
+    "noexcept", "not_eq", "nullptr", "operator", "or_eq", "private", "protected", "public", "register",
+    "reinterpret_cast", "requires", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct",
+    "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid", "typename", "union", "unsigned",
+    "using", "virtual", "void", "volatile", "wchar_t", "xor", "xor_eq",
+    "NULL", "blockDim", "blockIdx", "gridDim", "threadIdx",
 })  # fmt: skip
 
 
@@ -163,10 +166,14 @@ class Loss:
     def __post_init__(self) -> None:
         names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
         for name in (self.name, *names, *self.let):
-            if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name in _WORDS_OF_CUDA:
-                raise ValueError(f"{self.name}: {name!r} must be an identifier of Python and of C++")
-            if name.endswith("_") or "__" in name:
-                raise ValueError(f"{self.name}: {name!r} must not end in an underscore, nor have two of them in a row")
+            identifier = isinstance(name, str) and name.isascii() and name.isidentifier()
+            if not identifier or keyword.iskeyword(name) or name in _KEYWORDS:
+                raise ValueError(f"{self.name}: the name {name!r} must be an identifier of Python and of C++")
+            # Generated code has names of its own with underscores there.
+            if name.startswith("_") or name.endswith("_") or "__" in name:
+                raise ValueError(
+                    f"{self.name}: the name {name!r} must not begin or end with an underscore, nor have two in a row"
+                )
         for name in (
             *(x.name for x in self.operands if x is not WEIGHT and x is not MASK),
             *(x.name for x in self.options),

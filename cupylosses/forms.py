@@ -70,7 +70,7 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
     formula = loss.reference
     assert formula is not None
 
-    def reference(xp: Any, *arrays: Any, **values: Any) -> Any:
+    def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
         given = dict(zip(names, arrays, strict=True))
         zero = 0 * sum(xp.where(xp.isfinite(x), x, xp.zeros_like(x)) for x in given.values())  # of the full shape
         for constant in [x.name for x in loss.operands if x.name not in given] + ["weight"] * (weighted == "number"):

@@ -98,7 +98,7 @@ def define_loss(
 
 def _operands(given: Sequence[str | Operand]) -> tuple[Operand, ...]:
     # Labels may be integers; the first operand is what is predicted.
-    named = [Operand(x, "A tensor.", integer=i > 0) if isinstance(x, str) else x for i, x in enumerate(given)]
+    named = [x if isinstance(x, Operand) else Operand(x, "A tensor.", integer=i > 0) for i, x in enumerate(given)]
     return tuple(named)
 
 

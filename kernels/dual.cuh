@@ -118,10 +118,22 @@ __device__ __forceinline__ T tangent_or_zero(const Dual<T, kMask>& x, int slot) 
   return has<kMask>(slot) ? x.tangent[slot] : T(0);
 }
 
-// Replaces the derivative with respect to the operand in `kSlot` by one that a definition gives by hand.
-template <int kSlot, class T, unsigned kMask, unsigned kOther>
-__device__ __forceinline__ void set_tangent(Dual<T, kMask>& y, const Dual<T, kOther>& derivative) {
-  if constexpr (has<kMask>(kSlot)) y.tangent[kSlot] = derivative.value;
+// y with a derivative with respect to the operand x that a definition gives by hand, in place of the chain rule's.
+// Where x is not differentiated there is none to replace.
+template <class T, unsigned kMask, unsigned kX, unsigned kOther>
+__device__ __forceinline__ Dual<T, kMask | kX> with_derivative(const Dual<T, kMask>& y, const Dual<T, kX>&,
+                                                               const Dual<T, kOther>& derivative) {
+  Dual<T, kMask | kX> z;
+  z.value = y.value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kX>(k)) {
+      z.tangent[k] = derivative.value;
+    } else if (has<kMask>(k)) {
+      z.tangent[k] = y.tangent[k];
+    }
+  }
+  return z;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -134,6 +134,11 @@ __device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
   return z;
 }
 
+// Of two literals, which take the arithmetic type of what they are used with.
+__device__ __forceinline__ double where(bool condition, double a, double b) {
+  return condition ? a : b;
+}
+
 // max(x, 0) whose derivative at 0 is 1 ("active"), as torch's clamp(min=0) has it.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> relu_active(const Dual<T, kMask>& x) {

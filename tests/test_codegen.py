@@ -101,7 +101,7 @@ def test_gradients_that_are_not_wanted_have_no_pointer(loss: Loss, kind: str) ->
         if variant.kind == kind:
             signature = re.search(rf"{variant.entry}\((.*)\) {{", glue(variant)).group(1)
             operands = variant.loss.operands
-            found = [x.name for x in operands if f"* {x.name}_gradient_" in signature]
+            found = [x.name for x in operands if f"* {x.name}_gradients" in signature]
             assert found == [x.name for x, w in zip(operands, variant.gradients, strict=True) if w]
 
 

@@ -1,9 +1,9 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT>
+  template <class input_, class target_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target) const {
+  operator()(const input_& input, const target_& target) const {
     constexpr bool log_target = true;
     constexpr bool log_input = false;
 #line 1 "kl_div.mass"
@@ -13,7 +13,7 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    return where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+    return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
 #line 1 "<kl_div_combine_slices_bf16-bf16_bf16_matrix_x8_stream-reused-splat_grad01_flags10_columns>.entries"
   }
 };
@@ -24,11 +24,11 @@ using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
 using Element = Source<bfloat16_t, Access::kSplat>;
 
 extern "C" __global__ void __launch_bounds__(256)
-kl_div_combine_slices_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+kl_div_combine_slices_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, 1, 1, 8> program{
       Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kReused>{target_}),
       Element{grad_output}, kept, reduced};
   const Deposit<bfloat16_t, Result> deposit{
-      target_gradient_, nullptr, 1.0, scale};
+      target_gradients, nullptr, 1.0, scale};
   combine_slices(program, deposit, outputs, slices, partials);
 }

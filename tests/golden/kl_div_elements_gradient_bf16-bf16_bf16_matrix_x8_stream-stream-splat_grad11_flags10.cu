@@ -1,9 +1,9 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT>
+  template <class input_, class target_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target) const {
+  operator()(const input_& input, const target_& target) const {
     constexpr bool log_target = true;
     constexpr bool log_input = false;
 #line 1 "kl_div.mass"
@@ -13,7 +13,7 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    return where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+    return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
 #line 1 "<kl_div_elements_gradient_bf16-bf16_bf16_matrix_x8_stream-stream-splat_grad11_flags10>.entries"
   }
 };
@@ -25,9 +25,9 @@ using Element = Source<bfloat16_t, Access::kSplat>;
 using Layout = Rows<8, 5, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_elements_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* input_gradient_, bfloat16_t* target_gradient_, const Result* grad_output, double divisor, double scale, int64 groups, const __grid_constant__ Layout layout) {
+kl_div_elements_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* input_gradients, bfloat16_t* target_gradients, const Result* grad_output, double divisor, double scale, int64 groups, const __grid_constant__ Layout layout) {
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
-      make_tuple(Sink<bfloat16_t>{input_gradient_}, Sink<bfloat16_t>{target_gradient_}), Element{grad_output}};
+      make_tuple(Sink<bfloat16_t>{input_gradients}, Sink<bfloat16_t>{target_gradients}), Element{grad_output}};
   map_elements<4>(program, groups, scale);
 }

@@ -1,9 +1,9 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT>
+  template <class input_, class target_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target) const {
+  operator()(const input_& input, const target_& target) const {
     constexpr bool log_target = true;
     constexpr bool log_input = false;
 #line 1 "kl_div.mass"
@@ -13,7 +13,7 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    return where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
+    return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
 #line 1 "<kl_div_sum_over_bf16-bf16_bf16_matrix_x8_stream-stream-none_grad00_flags10>.entries"
   }
 };

@@ -1,9 +1,9 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT, class WeightT, class MaskT>
+  template <class input_, class target_, class weight_, class mask_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target, const WeightT& weight, const MaskT& mask) const {
+  operator()(const input_& input, const target_& target, const weight_& weight, const mask_& mask) const {
     constexpr bool log_target = true;
     constexpr bool log_input = false;
 #line 1 "kl_div.mass"
@@ -13,8 +13,8 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    auto unweighted = where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
-    return where(mask != 0, weighted(weight, unweighted), 0);
+    const auto unweighted = ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
+    return ::where(mask != 0, ::weighted(weight, unweighted), 0);
 #line 1 "<kl_div_weight-array_mask_value_and_gradient_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-reused-stream-none_grad1100_flags10_counted>.entries"
   }
 };
@@ -26,11 +26,11 @@ using Element = Absent;
 using Layout = Rows<8, 9, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_value_and_gradient_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, bfloat16_t* input_gradient_, bfloat16_t* target_gradient_, double* memory, Result* value, const double* expected, double* used, double multiple, const double* count, int64 groups, const __grid_constant__ Layout layout) {
+kl_div_value_and_gradient_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, bfloat16_t* input_gradients, bfloat16_t* target_gradients, double* memory, Result* value, const double* expected, double* used, double multiple, const double* count, int64 groups, const __grid_constant__ Layout layout) {
   const double divisor = multiple * __ldcg(count);
   const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kReused>{weight_}, Source<bool, Access::kStream>{mask_}),
-      make_tuple(Sink<bfloat16_t>{input_gradient_}, Sink<bfloat16_t>{target_gradient_}, Absent{}, Absent{}), Absent{}};
+      make_tuple(Sink<bfloat16_t>{input_gradients}, Sink<bfloat16_t>{target_gradients}, Absent{}, Absent{}), Absent{}};
   reduce_value_and_gradient<4>(program, groups, memory, divisor, scale, value, expected, used);
 }

@@ -1,9 +1,9 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT, class WeightT, class MaskT>
+  template <class input_, class target_, class weight_, class mask_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target, const WeightT& weight, const MaskT& mask) const {
+  operator()(const input_& input, const target_& target, const weight_& weight, const mask_& mask) const {
     constexpr bool log_target = true;
     constexpr bool log_input = false;
 #line 1 "kl_div.mass"
@@ -13,8 +13,8 @@ struct Loss {
 #line 1 "kl_div.from_probability"
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
-    auto unweighted = where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability));
-    return where(mask != 0, weighted(weight, unweighted), 0);
+    const auto unweighted = ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
+    return ::where(mask != 0, ::weighted(weight, unweighted), 0);
 #line 1 "<kl_div_weight-array_mask_value_bf16-bf16-bf16-bool_bf16_matrix_x8_stream-stream-reused-stream-none_grad0000_flags10_counted>.entries"
   }
 };

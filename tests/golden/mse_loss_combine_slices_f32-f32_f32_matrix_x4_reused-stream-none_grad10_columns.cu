@@ -1,11 +1,11 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT>
+  template <class input_, class target_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target) const {
+  operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
-    return square(input - target);
+    return ::lift<float>(square(input - target));
 #line 1 "<mse_loss_combine_slices_f32-f32_f32_matrix_x4_reused-stream-none_grad10_columns>.entries"
   }
 };
@@ -16,11 +16,11 @@ using Sinks = Tuple<Sink<float>, Absent>;
 using Element = Absent;
 
 extern "C" __global__ void __launch_bounds__(256)
-mse_loss_combine_slices_f32(const float* input_, const float* target_, float* input_gradient_, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+mse_loss_combine_slices_f32(const float* input_, const float* target_, float* input_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, 0, 1, 4> program{
       Loss{}, make_tuple(Source<float, Access::kReused>{input_}, Source<float, Access::kStream>{target_}),
       Element{}, kept, reduced};
   const Deposit<float, Result> deposit{
-      input_gradient_, grad_output, 1.0, scale};
+      input_gradients, grad_output, 1.0, scale};
   combine_slices(program, deposit, outputs, slices, partials);
 }

@@ -1,11 +1,11 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT>
+  template <class input_, class target_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target) const {
+  operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
-    return square(input - target);
+    return ::lift<float>(square(input - target));
 #line 1 "<mse_loss_combine_sums_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns>.entries"
   }
 };

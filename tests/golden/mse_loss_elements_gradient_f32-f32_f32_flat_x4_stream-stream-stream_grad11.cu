@@ -1,11 +1,11 @@
 struct Loss {
   using Compute = float;
 
-  template <class InputT, class TargetT>
+  template <class input_, class target_>
   __device__ __forceinline__ auto
-  operator()(const InputT& input, const TargetT& target) const {
+  operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
-    return square(input - target);
+    return ::lift<float>(square(input - target));
 #line 1 "<mse_loss_elements_gradient_f32-f32_f32_flat_x4_stream-stream-stream_grad11>.entries"
   }
 };
@@ -17,10 +17,10 @@ using Element = Source<float, Access::kStream>;
 using Layout = Flat<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-mse_loss_elements_gradient_f32(const float* input_, const float* target_, float* input_gradient_, float* target_gradient_, const Result* grad_output, double divisor, double scale, int64 groups, int64 elements) {
+mse_loss_elements_gradient_f32(const float* input_, const float* target_, float* input_gradients, float* target_gradients, const Result* grad_output, double divisor, double scale, int64 groups, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
-      make_tuple(Sink<float>{input_gradient_}, Sink<float>{target_gradient_}), Element{grad_output}};
+      make_tuple(Sink<float>{input_gradients}, Sink<float>{target_gradients}), Element{grad_output}};
   map_elements<4>(program, groups, scale);
 }
