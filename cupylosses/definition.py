@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -188,14 +189,17 @@ class Loss:
         if self.operands[0].default is not None:
             raise ValueError(f"{self.name}: the first operand, `{self.operands[0].name}`, must not have a default")
         for parameter in self.parameters:
-            if not parameter.accepts(parameter.default):
+            number = isinstance(parameter.default, numbers.Real) and not isinstance(parameter.default, bool)
+            if not (number and parameter.accepts(parameter.default)):
                 raise ValueError(
                     f"{self.name}: the default of `{parameter.name}` must be {parameter.requirement}, "
                     f"got {parameter.default!r}"
                 )
         for flag in self.flags:
             if not any(flag.default is x for x in flag.choices):
-                raise ValueError(f"{self.name}: the default of `{flag.name}` must be one of {flag.choices}")
+                raise ValueError(
+                    f"{self.name}: the default of `{flag.name}` must be one of {flag.choices}, got {flag.default!r}"
+                )
         for operand in self.operands:
             for domain in [operand.domain] if isinstance(operand.domain, str) else operand.domain[1].values():
                 if domain not in DOMAINS:

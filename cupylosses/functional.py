@@ -15,6 +15,7 @@ from cupylosses.definition import Loss, registry
 from cupylosses.documentation import docstring
 from cupylosses.forms import form
 from cupylosses.reduction import Reduction
+from cupylosses.signatures import compiled
 
 #: What every loss takes besides, in the order in which the functions hand it on.
 _ADDED = ("weight", "mask", "normalizer", "dim", "out_dtype")
@@ -129,32 +130,22 @@ def backend(library: str) -> Any:
 
 
 def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
-    """The public function of a definition. Written as source, so that Python itself parses the arguments: binding a
-    signature object costs more than the launch. ``function.prepare`` checks the same arguments and returns the call.
-    """
-
-    def spell(name: str, default: Any) -> str:
-        return name if default is ... else f"{name}={default!r}"
+    """The public function of a definition; ``function.prepare`` checks the same arguments and returns the call."""
 
     def names(items: Any) -> str:
         return "".join(f"{x.name}, " for x in items)
 
-    signature = ", ".join(spell(name, default) for name, default in loss.arguments)
     added = f"None if {' is '.join(_ADDED)} is None else ({', '.join(_ADDED)})"
-    text = "".join(
-        f"def {name}({signature}):\n"
-        f"    return _{step}(_loss, ({names(loss.operands)}), reduction, ({names(loss.parameters)}), "
-        f"({names(loss.flags)}), {added}{', size_average, reduce' if loss.legacy else ''})\n"
-        for name, step in ((loss.name, "evaluate"), ("prepare", "prepare"))
+    body = (
+        f"return _then(_loss, ({names(loss.operands)}), reduction, ({names(loss.parameters)}), "
+        f"({names(loss.flags)}), {added}{', size_average, reduce' if loss.legacy else ''})"
     )
-    scope: dict[str, Any] = {"_evaluate": _evaluate, "_prepare": prepare, "_loss": loss}
-    exec(compile(text, f"<cupylosses.functional.{loss.name}>", "exec"), scope)
-    function = scope[loss.name]
-    function.__module__ = module
+    function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate, _loss=loss)
     function.__doc__ = docstring(loss)
+    # Found out here: torch.compile cannot look into the lock that a cached property takes the first time.
+    _ = loss.takes_numbers
     function.loss = loss
-    function.prepare = scope["prepare"]
-    function.prepare.__qualname__ = loss.name  # what Python says of missing and unknown arguments
+    function.prepare = compiled(loss.name, loss.arguments, body, module, _then=prepare, _loss=loss)
     return function
 
 

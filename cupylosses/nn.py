@@ -6,26 +6,42 @@ The modules are built from the definitions; ``nn.pyi`` spells them out for edito
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
 from cupylosses import functional
 from cupylosses.definition import COMMON, PER_CALL, PER_MODULE, Loss, registry
+from cupylosses.signatures import compiled
+
+#: What a call takes by keyword beside the operands.
+_KEYWORDS = tuple(x for x in COMMON if x in {*PER_MODULE, *PER_CALL})
 
 
+@cache
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
-    """The class of modules of a function of this library, or of ``define_loss``.
+    """The class of modules of a function of this library, or of ``define_loss``; the same for the same function.
 
     An instance of the latter can be pickled if the class is kept under its own name in the module that defined the
     loss: ``TukeyLoss = module_of(tukey_loss)``.
+
+    Raises:
+        TypeError: no function of a loss.
+        ValueError: an option whose name every Module has for something else, such as ``half`` or ``training``.
     """
-    loss: Loss = function.loss  # type: ignore[attr-defined]
+    loss = getattr(function, "loss", None)
+    if not isinstance(loss, Loss):
+        raise TypeError(f"module_of: expected a function of cupylosses.functional or define_loss, got {function!r}.")
+    taken = [x for x in loss.kept if hasattr(torch.nn.Module(), x)]
+    if taken:
+        raise ValueError(f"{loss.name}: every Module has a `{taken[0]}` already; a Module needs another name for it.")
     twin = getattr(torch.nn, loss.class_name, None) if loss.torch else None
     ours = function.__module__ == functional.__name__
     members = {
-        "__doc__": _docstring(loss, twin),
+        "__doc__": _docstring(loss, f"{function.__module__}.{loss.name}", twin),
         "__module__": __name__ if ours else function.__module__,
         "forward": _forward(function, loss),
     }
@@ -39,68 +55,59 @@ def _forward(function: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
     names, some of which it may lack.
     """
     operands = [x.name for x in loss.operands if x.default is None]
-    keywords = [*PER_MODULE[:1], *PER_CALL, *PER_MODULE[1:]]
-    names = [n for n in loss.kept if n not in PER_MODULE]
+    names = [x for x in loss.kept if x not in PER_MODULE]
 
-    text = (
-        f"def forward(self, {', '.join(operands)}, *, {', '.join(f'{x}=None' for x in keywords)}):\n"
-        f"    options = _options(self)\n"
-        + "".join(f"    if {x} is not None:\n        options[{x!r}] = {x}\n" for x in keywords)
-        + f"    return _function({', '.join(f'{x}={x}' for x in operands)}, **options)\n"
-    )
+    def call(self: torch.nn.Module, given: tuple[Any, ...], added: tuple[Any, ...]) -> Any:
+        options = {x: getattr(self, x) for x in names if hasattr(self, x)}
+        options |= {x: getattr(self, x, None) for x in PER_MODULE}
+        options |= {x: value for x, value in zip(_KEYWORDS, added, strict=True) if value is not None}
+        return function(**dict(zip(operands, given, strict=True)), **options)
 
-    def options(self: torch.nn.Module) -> dict[str, Any]:
-        found = {n: getattr(self, n) for n in names if hasattr(self, n)}
-        return found | {n: x for n in PER_MODULE if (x := getattr(self, n, None)) is not None}
-
-    scope: dict[str, Any] = {"_options": options, "_function": function}
-    exec(compile(text, f"<{__name__}.{loss.class_name}.forward>", "exec"), scope)
-    return scope["forward"]
+    signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in _KEYWORDS)]
+    body = f"return _call(self, ({', '.join(operands)},), ({', '.join(_KEYWORDS)}))"
+    return compiled("forward", signature, body, function.__module__, _call=call)
 
 
 def _constructor(loss: Loss) -> Callable[..., None]:
-    defaults = loss.kept
-    first = [n for n in defaults if n not in COMMON or n == "reduction"]
-    rest = [n for n in defaults if n not in first]
-    signature = [f"{n}={defaults[n]!r}" for n in first] + ["*"] + [f"{n}={defaults[n]!r}" for n in rest]
-    values = ", ".join(f"{n!r}: {n}" for n in defaults)
-    text = f"def __init__(self, {', '.join(signature)}):\n    _initialise(self, {{{values}}})\n"
+    """``__init__`` with the options as its arguments; what every loss takes besides, by keyword."""
 
-    def initialise(self: torch.nn.Module, values: dict[str, Any]) -> None:
+    def initialise(self: torch.nn.Module, values: tuple[Any, ...]) -> None:
         torch.nn.Module.__init__(self)
-        for name, value in values.items():
+        for name, value in zip(loss.kept, values, strict=True):
             if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                 self.register_buffer(name, value)  # moved and saved with the module, as torch's losses do
             else:
                 setattr(self, name, value)
 
-    scope: dict[str, Any] = {"_initialise": initialise}
-    exec(compile(text, f"<{__name__}.{loss.class_name}>", "exec"), scope)
-    return scope["__init__"]
+    first = [(n, x) for n, x in loss.kept.items() if n not in PER_MODULE]
+    rest = [(n, x) for n, x in loss.kept.items() if n in PER_MODULE]
+    body = f"_initialise(self, ({', '.join(loss.kept)},))"
+    return compiled("__init__", [("self", ...), *first, ("*", ...), *rest], body, __name__, _initialise=initialise)
 
 
 def _extra_repr(loss: Loss) -> Callable[[Any], str]:
-    defaults = loss.kept
+    """The options of the loss, and what every loss takes where it is not the default."""
     own = {x.name for x in loss.options}
 
     def extra_repr(self: Any) -> str:
-        shown = {n: getattr(self, n) for n in defaults}
-        parts = [
-            f"{n}={x!r}" if not isinstance(x, torch.Tensor) else f"{n}=Tensor{tuple(x.shape)}"
-            for n, x in shown.items()
-            if n in own or (x is not defaults[n] and x != defaults[n])
-        ]
+        parts = []
+        for name, default in loss.kept.items():
+            value = getattr(self, name)
+            if hasattr(value, "shape") and not isinstance(value, numbers.Number):
+                parts.append(f"{name}={type(value).__name__}{tuple(value.shape)}")
+            elif name in own or value != default:
+                parts.append(f"{name}={value!r}")
         return ", ".join(parts)
 
     return extra_repr
 
 
-def _docstring(loss: Loss, twin: Any) -> str:
+def _docstring(loss: Loss, function: str, twin: Any) -> str:
     like = f" A ``torch.nn.{twin.__name__}``." if twin else ""
     return (
         f"{loss.summary}{like}\n\n    {loss.formula}\n\n"
-        f"Keeps the options of ``cupylosses.functional.{loss.name}``, which describes them. A call takes the operands\n"
-        f"and, by keyword, {', '.join((*PER_MODULE[:1], *PER_CALL, *PER_MODULE[1:]))}.\n"
+        f"Keeps the options of ``{function}``, which describes them. A call takes the operands\n"
+        f"and, by keyword, {', '.join(_KEYWORDS)}.\n"
     )
 
 

@@ -13,9 +13,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from checkout import ROOT, load_script
 
 import cupylosses.functional
+import cupylosses.nn
 from cupylosses import codegen
 from cupylosses.codegen import KINDS
 from cupylosses.definition import Loss, registry
@@ -77,6 +79,11 @@ def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch:
     assert {x.parent.name for x in generate.stale()} == {"golden"}
 
 
+@pytest.fixture(scope="module")
+def nn_stub(generate: ModuleType) -> dict[str, ast.ClassDef]:
+    return {x.name: x for x in ast.parse(generate.nn_stub()).body if isinstance(x, ast.ClassDef)}
+
+
 def stub_signature(arguments: ast.arguments) -> list[tuple[str, Any, bool]]:
     """Name, default and whether it is by keyword only, of each argument; all have types."""
     empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
@@ -102,6 +109,52 @@ def test_stub_declares_all_public_functions(stub: dict[str, ast.FunctionDef]) ->
     public = {n for n, x in vars(cupylosses.functional).items() if inspect.isfunction(x) and not n.startswith("_")}
     own = {n for n in public if getattr(cupylosses.functional, n).__module__ == "cupylosses.functional"}
     assert own == set(stub)
+
+
+def test_stub_has_the_modules(nn_stub: dict[str, ast.ClassDef]) -> None:
+    assert [*nn_stub, "module_of"] == cupylosses.nn.__all__
+
+
+def test_stub_has_the_signatures_of_the_module(loss: Loss, nn_stub: dict[str, ast.ClassDef]) -> None:
+    module, stub = getattr(cupylosses.nn, loss.class_name), nn_stub[loss.class_name]
+    (base,) = module.__bases__
+    assert [ast.unparse(x) for x in stub.bases] == [f"torch.nn.{base.__name__}"]
+    methods = {x.name: x for x in stub.body if isinstance(x, ast.FunctionDef)}
+    assert set(methods) == {"forward"} | ({"__init__"} if base is torch.nn.Module else set())
+    for name, method in methods.items():
+        assert stub_signature(method.args) == signature(getattr(module, name))
+
+
+PROGRAM = """
+import torch
+
+from cupylosses import define_loss, nn
+
+loss = nn.HingeLoss(2.0, "sum", weight=torch.ones(3), dim=(0, 1), out_dtype=torch.float32)
+value: torch.Tensor = loss(torch.ones(3), torch.ones(3), mask=torch.ones(3) > 0, normalizer=8)
+nn.MSELoss(reduction="sum").forward(torch.ones(3), torch.ones(3), weight=2.0, dim=-1)
+module: type[torch.nn.Module] = nn.module_of(define_loss("mine", "input"))
+nn.HingeLoss(margin="wide")  # error
+nn.HingeLoss(reduction="avg")  # error
+nn.HingeLoss(1.0, "sum", 2.0)  # error
+nn.HingeLoss(marign=1.0)  # error
+nn.HingeLoss().forward(torch.ones(3))  # error
+nn.HingeLoss().forward(torch.ones(3), torch.ones(3), dim="last")  # error
+nn.MSELoss().forward(torch.ones(3), torch.ones(3), maks=None)  # error
+nn.HingLoss()  # error
+"""
+
+
+def test_a_type_checker_understands_the_stub(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    # torch itself is not followed, as in setup.cfg: what it says of its types takes a minute.
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {ROOT}\n[mypy-torch.*]\nfollow_imports = skip\n")
+    options = ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path / "cache")]
+    output, problems, _ = api.run([*options, str(tmp_path / "program.py")])
+    assert not problems
+    found = {int(line.split("program.py:")[1].split(":")[0]) for line in output.splitlines() if ": error:" in line}
+    assert found == {i for i, line in enumerate(PROGRAM.splitlines(), 1) if "# error" in line}, output
 
 
 def test_readme_lists_every_loss(generate: ModuleType) -> None:
