@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cupylosses import checks, functional
 from cupylosses.codegen import title
-from cupylosses.definition import MASK, Loss
+from cupylosses.definition import MASK, Loss, registry
+from cupylosses.forms import Form
 from cupylosses.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
@@ -129,7 +130,7 @@ class Check:
 
     def ours(self) -> Callable[..., Tensor]:
         """The library's function with these parameters and this reduction."""
-        return bind(getattr(functional, self.loss.name), self.loss, self.values, self.reduction, self.dim)
+        return bind(function_for(self.loss), self.loss, self.values, self.reduction, self.dim)
 
     def torch(self) -> list[Callable[..., Tensor]]:
         """Torch's ways to compute the same, the preferred one first."""
@@ -157,6 +158,13 @@ class Check:
     def resolved(self, operands: Sequence[Tensor]) -> Resolved:
         """What the reduction means for these operands."""
         return resolve(self.loss, Reduction(self.reduction, self.dim), common_shape(operands))
+
+
+def function_for(loss: Loss) -> Callable[..., Any]:
+    """The function of a loss, or of the loss that it is a form of: the public one, or for losses of users their own."""
+    own = loss.base or loss if isinstance(loss, Form) else loss
+    public = registry().get(own.name) is own
+    return getattr(functional, own.name) if public else functional.function_of(own)
 
 
 def bind(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from cupylosses import checks, compiler, functional, gradients
+from cupylosses import checks, compiler, gradients
 from cupylosses.codegen import KINDS
 from cupylosses.definition import Loss, registry
 from cupylosses.forms import Form, form
@@ -86,7 +86,7 @@ def launch_cupy(check: Check) -> None:
     wanted = [x for x, w in zip(names, check.gradients_of, strict=True) if w]
     arrays = dict(zip(names, [cupy.from_dlpack(x) for x in check.operands()], strict=True))
     options = dict(reduction=check.reduction, dim=check.dim, **check.values)
-    gradients.value_and_grad(getattr(functional, check.loss.name), argnums=wanted, **arrays, **options)
+    gradients.value_and_grad(checking.function_for(check.loss), argnums=wanted, **arrays, **options)
 
 
 def run(losses: Sequence[Loss], device: str) -> int:
