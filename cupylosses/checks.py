@@ -94,7 +94,7 @@ def normalizer(loss: Loss, value: Any, reduction: str) -> Any:
             "reduction='mean', or divide the result."
         )
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        return _float(loss, "normalizer", value)
     if interop.kind(value) == "unknown":
         raise TypeError(
             f"{loss.name}: `normalizer` must be a number or an array without dimensions, got {type(value).__name__}."
@@ -110,7 +110,14 @@ def number(loss: Loss, name: str, value: Any) -> float:
     """A number in place of an operand."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise not_an_array(loss, name, value)
-    return float(value)
+    return _float(loss, name, value)
+
+
+def _float(loss: Loss, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{loss.name}: `{name}` must be a number up to 1.8e308, got a larger integer.") from None
 
 
 def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None) -> str:
@@ -127,7 +134,7 @@ def parameter(loss: Loss, spec: Parameter, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             hint = " Take it off the device with `.item()` first." if hasattr(value, "item") else ""
             raise TypeError(f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {type(value).__name__}.{hint}")
-        value = float(value)
+        value = _float(loss, spec.name, value)
     if not spec.accepts(value):
         raise ValueError(f"{loss.name}: `{spec.name}` must be {spec.requirement}, got {value!r}.")
     return value

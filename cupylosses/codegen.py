@@ -213,7 +213,9 @@ def _functor(variant: Variant) -> str:
 def _written_at(loss: Loss, part: str) -> list[str]:
     """What makes the compiler report an error in an expression where the expression was written."""
     file, line = loss.places.get(part, (f"{loss.name}.{part}", 1))
-    return [f'#line {line} "{file}"']
+    # Nothing in a file's name ends the string or the line.
+    name = "".join(x if x.isprintable() and x not in '"?' else "_" for x in file.replace("\\", "/"))
+    return [f'#line {max(1, line)} "{name}"']
 
 
 def _choice(flag: Flag, index: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cupylosses.expressions import check, primitives
+from cupylosses.expressions import Part, check, primitives
 
 REDUCTIONS = ("none", "mean", "sum", "batchmean", "weighted_mean")
 
@@ -226,16 +226,12 @@ class Loss:
             if name in taken:
                 raise ValueError(f"{self.name}: the name {name!r} is that of a primitive; choose another")
         for name, expression in self.let.items():
-            check(expression, names, self._written_at(name))
+            check(expression, names, Part(self.name, name, self.places.get(name)))
             names.append(name)
-        check(self.value, names, self._written_at("value"))
+        check(self.value, names, Part(self.name, "value", self.places.get("value")))
         for name, expression in self.derivatives.items():
-            check(expression, names, self._written_at(f"derivatives.{name}"))
-
-    def _written_at(self, part: str) -> str:
-        """The part and, where it is known, its place, for messages."""
-        file, line = self.places.get(part, ("", 0))
-        return f"{self.name}: {part}" + (f", in {file}:{line}" if file else "")
+            part = f"derivatives.{name}"
+            check(expression, names, Part(self.name, part, self.places.get(part)))
 
     @property
     def reductions(self) -> tuple[str, ...]:

@@ -8,40 +8,49 @@ what is wrong is reported at the line where it was written.
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from cupylosses.kernel_sources import kernel_directory
 
 _TOKEN = re.compile(
-    r"(?P<space>\s+)"
+    r"(?P<space>[ \t\r\n]+)"
     r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<operator>\*\*|<=|>=|==|!=|&&|\|\||[-+*/<>!(),])"
-    r"|(?P<other>.)"
+    r"|(?P<other>.)",
+    re.ASCII | re.DOTALL,
 )
 
 #: What people write who think of Python or C, and what to write instead.
 _INSTEAD = {
-    "**": "square(x) or pow(x, y)",
-    "^": "square(x) or pow(x, y)",
+    "**": "square(x), or a product",
+    "^": "square(x), or a product",
     "?": "where(condition, a, b)",
     ":": "where(condition, a, b)",
-    "&": "&&",
-    "|": "||",
-    "=": "==, or a name in `let`",
-    "and": "&&",
-    "or": "||",
-    "not": "!",
     "if": "where(condition, a, b)",
     "else": "where(condition, a, b)",
     "max": "where(a > b, a, b)",
     "min": "where(a < b, a, b)",
+    "&": "&&",
+    "|": "||",
+    "and": "&&",
+    "or": "||",
+    "not": "!",
+    "=": "==, or a name in `let`",
+    "True": "true",
+    "False": "false",
 }
 
 _CONSTANTS = ("true", "false")
+_COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
+
+#: Operators that end the reach of a comparison before them.
+_LOOSER = frozenset({"&&", "||", ","})
 
 
 class Primitive(NamedTuple):
@@ -50,6 +59,11 @@ class Primitive(NamedTuple):
     name: str
     parameters: tuple[str, ...]
     comment: str
+
+    @property
+    def call(self) -> str:
+        """How it is called."""
+        return f"{self.name}({', '.join(self.parameters)})"
 
 
 class ExpressionError(ValueError):
@@ -74,81 +88,146 @@ def primitives() -> Mapping[str, Primitive]:
     return found
 
 
+class Part(NamedTuple):
+    """Whose an expression is: the loss, the part of it, and the place where its first line was written, if known."""
+
+    loss: str
+    name: str
+    place: tuple[str, int] | None = None
+
+    def line(self, number: int) -> str:
+        """A line of the expression, counted from 0, in words."""
+        if self.place:
+            file, first = self.place
+            return f"{self.loss}: {self.name}, {file}:{first + number}"
+        return f"{self.loss}: {self.name}, line {number + 1}" if number else f"{self.loss}: {self.name}"
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
     position: int
 
 
-def _tokens(expression: str) -> Iterator[_Token]:
-    for match in _TOKEN.finditer(expression):
-        if match.lastgroup != "space":
-            yield _Token(str(match.lastgroup), match[0], match.start())
-
-
-def check(expression: str, names: Collection[str], where: str) -> None:
-    """Raises :class:`ExpressionError` if an expression contains anything but these names, numbers, operators and
-    primitives; ``where`` says whose it is.
+@dataclass
+class _Level:
+    """Within a parenthesis, or outside of all: the token that opened it and, of a call, the primitive; how many
+    arguments there have been, and whether a comparison.
     """
-    tokens = list(_tokens(expression))
-    if not tokens:
-        raise ExpressionError(f"{where} is empty; an expression of {', '.join(names)} is needed.")
-    known = {*names, *primitives()}
-    for token, after in zip(tokens, [*tokens[1:], _Token("end", "", len(expression))], strict=True):
-        line = expression[: token.position].count("\n")
-        at = f"{where}" if not line else f"{where}, line {line + 1}"
-        called = after.text == "("
-        if token.kind == "other" or token.text == "**" or (token.text in _INSTEAD and token.text not in known):
-            hint = f"; write {_INSTEAD[token.text]}" if token.text in _INSTEAD else ""
-            raise ExpressionError(f"{at}: `{token.text}` cannot stand in an expression{hint}.")
-        if token.kind != "name" or (not called and (token.text in names or token.text in _CONSTANTS)):
-            continue
-        if called and token.text in primitives():
-            _check_call(tokens, tokens.index(token), at)
-            continue
-        raise ExpressionError(f"{at}: {_unknown(token.text, called, names)}")
-    _check_parentheses(tokens, where)
+
+    opened: _Token | None = None
+    function: Primitive | None = None
+    arguments: int = 1
+    compared: bool = False
 
 
-def _unknown(name: str, called: bool, names: Collection[str]) -> str:
-    known = list(primitives()) if called else [*names, *_CONSTANTS]
-    kind = "function" if called else "name"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if called and name in names:
-        return f"`{name}` is no function; there is an operator missing before the parenthesis."
-    if not called and name in primitives():
-        return f"`{name}` is a function: `{name}({', '.join(primitives()[name].parameters)})`."
-    hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
-    return f"the {kind} `{name}` is unknown; {hint}"
+def check(expression: str, names: Collection[str], part: Part) -> None:
+    """Raises :class:`ExpressionError` unless this is an expression of names, numbers, operators and primitives."""
+    if not isinstance(expression, str):
+        raise TypeError(f"{part.line(0)}: an expression is a string, got {type(expression).__name__}.")
+    _Checker(expression, names, part).run()
 
 
-def _check_call(tokens: list[_Token], at: int, where: str) -> None:
-    depth, arguments = 0, 1
-    for token in tokens[at + 1 :]:
-        depth += (token.text == "(") - (token.text == ")")
-        if depth == 0:
-            break
-        arguments += token.text == "," and depth == 1
-    if tokens[at + 2 : at + 3] and tokens[at + 2].text == ")":
-        arguments = 0
-    wanted = primitives()[tokens[at].text]
-    if arguments != len(wanted.parameters):
-        call = f"{wanted.name}({', '.join(wanted.parameters)})"
-        raise ExpressionError(f"{where}: `{call}` takes {len(wanted.parameters)} arguments, got {arguments}.")
+class _Checker:
+    """Goes through the tokens, knowing whether a term (a number, a name, a call) or an operator has to follow."""
 
+    def __init__(self, expression: str, names: Collection[str], part: Part) -> None:
+        self.expression, self.names, self.part = expression, names, part
+        self.levels = [_Level()]
 
-def _check_parentheses(tokens: list[_Token], where: str) -> None:
-    depth = 0
-    for token in tokens:
-        depth += (token.text == "(") - (token.text == ")")
-        if depth < 0:
-            break
-    if depth:
-        raise ExpressionError(f"{where}: the parentheses do not match.")
+    def run(self) -> None:
+        found = [x for x in _TOKEN.finditer(self.expression) if x.lastgroup != "space"]
+        tokens = [_Token(str(x.lastgroup), x[0], x.start()) for x in found]
+        if not tokens:
+            raise ExpressionError(f"{self.part.line(0)}: the expression is empty; there are {', '.join(self.names)}.")
+        before, complete = None, False
+        for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+            self.check_token(token, following is not None and following.text == "(")
+            complete = self.go_on(token) if complete else self.begin(token, before)
+            before = token
+        if not complete:
+            self.fail(tokens[-1], f"something is missing behind `{tokens[-1].text}`.")
+        if self.levels[-1].opened:
+            self.fail(self.levels[-1].opened, "the parentheses do not match: this one is not closed.")
+
+    def check_token(self, token: _Token, called: bool) -> None:
+        """Whether it may stand in an expression at all."""
+        text = token.text
+        if token.kind == "other" or text == "**" or (text in _INSTEAD and text not in {*self.names, *primitives()}):
+            hint = f"; write {_INSTEAD[text]}" if text in _INSTEAD else ""
+            shown = text if text.isprintable() else ascii(text)[1:-1]
+            self.fail(token, f"`{shown}` cannot stand in an expression{hint}.")
+        if token.kind == "number" and math.isinf(float(text)):
+            self.fail(token, f"`{text}` is beyond the largest number, 1.8e308.")
+        if token.kind == "name" and text not in (primitives() if called else (*self.names, *_CONSTANTS)):
+            self.fail(token, self.unknown(text, called))
+
+    def begin(self, token: _Token, before: _Token | None) -> bool:
+        """Takes a token where a term has to begin; whether one is complete with it."""
+        if token.text == "(":
+            function = primitives().get(before.text) if before else None
+            self.levels.append(_Level(before if function else token, function))
+            return False
+        if token.text == ")" and self.levels[-1].function and before and before.text == "(":
+            self.levels[-1].arguments = 0
+            self.close(token)
+            return True
+        if token.kind == "operator" and token.text not in ("-", "!"):
+            side = f"between `{before.text}` and `{token.text}`" if before else f"before `{token.text}`"
+            self.fail(token, f"something is missing {side}.")
+        return token.kind != "operator" and token.text not in primitives()
+
+    def go_on(self, token: _Token) -> bool:
+        """Takes a token behind a complete term; whether one is complete with it still."""
+        level = self.levels[-1]
+        if token.kind != "operator" or token.text in ("(", "!"):
+            self.fail(token, f"an operator is missing before `{token.text}`.")
+        if token.text == ")":
+            self.close(token)
+            return True
+        if token.text == ",":
+            if not level.function:
+                self.fail(token, "a comma separates the arguments of a call, and stands nowhere else.")
+            level.arguments += 1
+        if token.text in _COMPARISONS:
+            if level.compared:
+                self.fail(token, "comparisons do not chain; write `a < b && b < c`.")
+            level.compared = True
+        elif token.text in _LOOSER:
+            level.compared = False
+        return False
+
+    def close(self, token: _Token) -> None:
+        """Takes the parenthesis that closes the innermost one, or a call."""
+        level = self.levels.pop()
+        if not level.opened:
+            self.fail(token, "the parentheses do not match: this one closes none.")
+        if level.function and level.arguments != (count := len(level.function.parameters)):
+            takes = f"takes {count} argument{'s' * (count != 1)}, got {level.arguments}"
+            self.fail(level.opened, f"`{level.function.call}` {takes}.")
+
+    def unknown(self, name: str, called: bool) -> str:
+        """What to say of a name that there is not, or not in this place."""
+        if called and name in self.names:
+            return f"`{name}` is no function; an operator is missing before the parenthesis."
+        if not called and name in primitives():
+            return f"`{name}` is a function: `{primitives()[name].call}`."
+        known = list(primitives()) if called else [*self.names, *_CONSTANTS]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
+        return f"the {'function' if called else 'name'} `{name}` is unknown; {hint}"
+
+    def fail(self, token: _Token, message: str) -> NoReturn:
+        """Raises the error, at a token of the line that is shown."""
+        start = self.expression.rfind("\n", 0, token.position) + 1
+        line = self.expression[start:].partition("\n")[0].rstrip()
+        margin = len(line) - len(line.lstrip())
+        mark = " " * (token.position - start - margin) + "^" * len(token.text)
+        where = self.part.line(self.expression.count("\n", 0, token.position))
+        raise ExpressionError(f"{where}: {message}\n    {line.strip()}\n    {mark}")
 
 
 def cuda(expression: str) -> str:
-    """The expression as the compiler gets it: ``1`` is ``1.0``, so that ``1 / 2`` is a half."""
-    return "".join(
-        f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression)
-    )
+    """As the compiler gets it: ``1`` is ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` is ``a - -b``."""
+    pieces = (f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression))
+    return re.sub(r"-(?=-)", "- ", "".join(pieces)).replace("\r", " ")

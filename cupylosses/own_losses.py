@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from cupylosses.definition import Flag, Kink, Loss, Operand, Parameter
@@ -31,22 +33,23 @@ def define_loss(
 ) -> Callable[..., Any]:
     """Makes a loss of your own from one expression.
 
-        tukey = define_loss(
+        tukey_loss = define_loss(
             "tukey_loss",
             "where(abs(d) < c, c * c / 6 * (1 - cube), c * c / 6)",
             parameters={"c": 4.685},
             let={"d": "input - target", "inside": "1 - square(d / c)", "cube": "inside * square(inside)"},
         )
-        tukey(prediction, target, c=3.0).backward()
+        tukey_loss(prediction, target, c=3.0).backward()
 
     The function has what the library's have: gradients of every floating operand in one pass, reductions, weights,
-    masks, normalizers, dimensions, CuPy arrays, ``value_and_grad``, and a Module (``cupylosses.nn.module_of(tukey)``).
+    masks, normalizers, dimensions, CuPy arrays, ``value_and_grad``, and a Module
+    (``cupylosses.nn.module_of(tukey_loss)``). docs/own-losses.md is a tutorial.
 
     The expression is compiled and executed on the GPU: it is code, to be trusted like code. What may stand in it is
     checked, and parameters and tensors reach the kernel as numbers and addresses, never as text.
 
     Args:
-        name: The function's name, an identifier.
+        name: The function's name, an identifier. Several losses may have the same.
         value: The value of an element: an expression of the operands, the parameters, the flags and the names in
             ``let``, with numbers, ``+ - * /``, comparisons, ``&& || !`` and the primitives of docs/adding-a-loss.md.
             Nothing has to be differentiated.
@@ -56,7 +59,8 @@ def define_loss(
         derivatives: The derivative of the value with respect to an operand by hand, where the one of the expression
             loses digits.
         reference: The same loss by the array API, ``reference(xp, *operands, **parameters)``. What does not run kernels
-            takes it: CPU arrays, second derivatives, ``torch.func``, ``torch.compile``. Without it these raise.
+            takes it: CPU arrays, empty operands, second derivatives, ``torch.func``, ``torch.compile``. Without it
+            these raise.
         flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
         summary, formula, convention, notes, source: For the docstring.
         kinks, cases: For tests; see docs/adding-a-loss.md.
@@ -67,17 +71,17 @@ def define_loss(
     Raises:
         ExpressionError: an expression that contains something else, at its file and line. What only the compiler finds
             is reported there too, when the kernel is first needed.
+        TypeError: an expression that is no string.
         ValueError: names that collide or are none, defaults out of range.
     """
     frame = sys._getframe(1)
     let, derivatives = dict(let or {}), dict(derivatives or {})
     parts = {**let, "value": value, **{f"derivatives.{n}": x for n, x in derivatives.items()}}
-    where = frame.f_code.co_filename, frame.f_lineno
     given: dict[str, Any] = {} if kinks is None else {"kinks": kinks}
     loss = Loss(
         name=name,
         summary=summary or f"The loss {name}.",
-        formula=formula or " ".join(value.split()),
+        formula=formula or " ".join(str(value).split()),
         operands=_operands(operands),
         value=value,
         reference=reference,
@@ -88,7 +92,7 @@ def define_loss(
         cases=tuple(cases),
         notes=notes,
         source=source,
-        places={part: _place(expression, *where) for part, expression in parts.items()},
+        places=_places(parts, frame.f_code.co_filename, frame.f_lineno),
         convention=convention or "At kinks it is what the primitives have there.",
         **given,
     )
@@ -106,17 +110,42 @@ def _specified(given: Any, make: Callable[[str, Any], Any]) -> tuple[Any, ...]:
     return tuple(make(n, x) for n, x in given.items()) if isinstance(given, Mapping) else tuple(given)
 
 
-def _place(expression: str, file: str, line: int) -> tuple[str, int]:
-    """The file and line where an expression was written, near the call that passes it."""
-    lines = linecache.getlines(file)
-    first = next((x.strip() for x in expression.splitlines() if x.strip()), "")
-    # The call's own line is that of its name, or of an argument, by the version of Python.
-    near = sorted(range(max(0, line - 60), min(len(lines), line + 60)), key=lambda i: (abs(i + 1 - line), i))
-    at = next((i + 1 for i in near if first and first in lines[i]), line)
-    blank = len(expression) - len(expression.lstrip())
-    return _printable(file), at - expression[:blank].count("\n")
+def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[str, int]]:
+    """The file and line where each expression begins: that of the same string in the statement that calls, or else of
+    the nearest in the file. If there is none (it was computed, or typed into an interpreter), the line of the call.
+    """
+    linecache.checkcache(file)
+    nodes = _parsed("".join(linecache.getlines(file)))
+    around = [x for x in nodes if isinstance(x, ast.stmt) and x.lineno <= line <= (x.end_lineno or x.lineno)]
+    statement = min(around, key=lambda x: (x.end_lineno or x.lineno) - x.lineno, default=None)
+    inside = set(ast.walk(statement)) if statement else set()
+
+    def place(expression: str) -> tuple[str, int]:
+        same = [x for x in nodes if isinstance(x, ast.Constant) and _same(x.value, expression)]
+        found = min(same, key=lambda x: (x not in inside, abs(x.lineno - line)), default=None)
+        if found is None:
+            return file, line
+        text, first, last = str(found.value), found.lineno, found.end_lineno or found.lineno
+        if "\n" in text:  # It may begin behind a backslash, a line later.
+            first = max(first, last - text.count("\n"))
+        return file, first + _blank_lines(text) - _blank_lines(expression)
+
+    return {name: place(expression) for name, expression in parts.items() if isinstance(expression, str)}
 
 
-def _printable(file: str) -> str:
-    """A file name that a #line directive can hold."""
-    return "".join(x if x.isprintable() and x not in '"\\' else "/" if x == "\\" else "?" for x in file)
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):  # what an interpreter shows may be no file of Python
+        return []
+
+
+def _same(value: Any, expression: str) -> bool:
+    """Whether they have the same words: an expression may have been dedented."""
+    return isinstance(value, str) and value.split() == expression.split()
+
+
+def _blank_lines(text: str) -> int:
+    """Lines in front of the first that is not blank."""
+    return text[: len(text) - len(text.lstrip())].count("\n")
