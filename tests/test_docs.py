@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import os
 import re
 import shutil
@@ -14,10 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from devices import KERNELS
 
+import cupylosses
 from cupylosses import definition
+from cupylosses.codegen import source
 from cupylosses.definition import registry
-from cupylosses.testing.nvrtc import find_library
+from cupylosses.functional import function_of
+from cupylosses.testing.nvrtc import CompileError, Nvrtc, find_library
+from cupylosses.testing.variants import variants
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")
@@ -177,6 +183,100 @@ def test_the_readme_differentiates_without_torch() -> None:
     assert scope["value"] == pytest.approx((q * np.log(q / p)).sum() / 4096, rel=1e-5)
     np.testing.assert_allclose(scope["gradient_p"], -q / p / 4096, rtol=1e-5)
     np.testing.assert_allclose(scope["gradient_q"], (np.log(q / p) + 1) / 4096, rtol=1e-4, atol=1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# docs/own-losses.md, whose blocks are one program, but for the mistakes
+
+OWN = (ROOT / "docs" / "own-losses.md").read_text(encoding="utf-8")
+TUTORIAL, MISTAKES = OWN.split("## What is wrong, and where")
+
+
+def tutorial() -> dict[str, Any]:
+    """What the program of the tutorial has defined in the end."""
+    generator = torch.Generator().manual_seed(0)
+    prediction, target, score = torch.randn(3, 64, 16, generator=generator)
+    scope: dict[str, Any] = {
+        "__name__": "tutorial",
+        "prediction": prediction.to(KERNELS).requires_grad_(),
+        "target": target.to(KERNELS),
+        "score": score.to(KERNELS).requires_grad_(),
+        "label": torch.randint(-1, 2, (64, 16), generator=generator).to(KERNELS),
+        "class_weight": torch.rand(16, generator=generator).to(KERNELS),
+    }
+    for block in re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL):
+        exec(block.replace('"cuda"', repr(KERNELS)), scope)
+    return scope
+
+
+@pytest.mark.kernels
+def test_the_tutorials_losses_are_what_they_are_said_to_be() -> None:
+    scope = tutorial()
+    x, y = scope["prediction"].detach(), scope["target"]
+    torch.testing.assert_close(scope["asymmetric_loss"](x, y), (torch.where(x > y, 3, 1) * (x - y) ** 2).mean())
+    slope = torch.where(x > y, 6, 2) * (x - y) / x.numel()
+    torch.testing.assert_close(scope["prediction"].grad, slope)
+
+    score, label = scope["score"].detach(), scope["label"]
+    hinge = (0.5 - (2 * label - 1) * score).clamp(min=0) ** 2
+    counts = label >= 0
+    torch.testing.assert_close(scope["value"], (hinge * counts).sum() / counts.sum())
+    torch.testing.assert_close(scope["loss"].detach(), (hinge * counts * scope["class_weight"]).sum() / counts.sum())
+    assert bool((scope["gradient"][~counts] == 0).all() and (scope["score"].grad[counts & (hinge > 0)] != 0).all())
+    assert repr(scope["criterion"]) == "SquaredHingeLoss(margin=0.5, weight=Tensor(16,))"
+
+
+@pytest.mark.kernels
+def test_the_tutorials_check_holds_and_notices_what_it_is_said_to() -> None:
+    scope = tutorial()
+    scope["test_tukey_loss"]()
+    right = scope["tukey_loss"].loss
+    for wrong in (
+        {"derivatives": {}},
+        {"value": "c * c / 6 * where(s >= 1, 1, 1 - (1 - s) * square(1 - s))"},
+        {"value": "c * c / 6 * where(s < 1, s * (3 - s * (3 - s)), 1)"},
+    ):
+        scope["tukey_loss"] = function_of(dataclasses.replace(right, **wrong))
+        with pytest.raises(AssertionError):
+            scope["test_tukey_loss"]()
+
+
+def mistakes() -> list[tuple[str, str]]:
+    """Programs and what is said of them."""
+    return re.findall(r"```python\n(.*?)```.*?```text\n(.*?)\n```", MISTAKES, re.DOTALL)
+
+
+@pytest.mark.parametrize(("program", "message"), mistakes())
+def test_the_tutorials_mistakes_are_reported_as_shown(program: str, message: str) -> None:
+    scope = {"define_loss": cupylosses.define_loss}
+    linecache.cache["train.py"] = (len(program), None, program.splitlines(keepends=True), "train.py")
+    try:
+        if ": error: " not in message:
+            with pytest.raises(cupylosses.ExpressionError) as error:
+                exec(compile(program, "train.py", "exec"), scope)
+            assert str(error.value) == message
+        else:
+            exec(compile(program, "train.py", "exec"), scope)
+    finally:
+        del linecache.cache["train.py"]
+    if ": error: " in message and find_library():
+        kernel = next(x for x in variants(scope["choice_loss"].loss, fast=True) if x.kind == "elements")
+        with pytest.raises(CompileError, match=re.escape(message)):
+            Nvrtc().compile(source(kernel), "sm_80")
+
+
+def test_the_tutorial_shows_four_mistakes() -> None:
+    assert len(mistakes()) == 4
+
+
+@pytest.mark.kernels
+def test_the_readmes_own_loss() -> None:
+    program = next(x for x in snippets() if "define_loss" in x)
+    x, y, weight = torch.rand(3, 9, 5, generator=torch.Generator().manual_seed(0)).to(KERNELS)
+    scope = {"prediction": x.requires_grad_(), "target": y, "weight": weight, "mask": weight > 0.5}
+    exec(program, scope)
+    slope = torch.where(x > y, 6, 2) * (x - y) * weight * scope["mask"] / scope["mask"].sum()
+    torch.testing.assert_close(x.grad, slope.detach())
 
 
 @pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", "docs", "kernels/README.md"])
