@@ -128,6 +128,8 @@ def evaluate(call: Call, warn: bool = True) -> torch.Tensor:
     differentiable = differentiable and torch.is_grad_enabled()
     divisor = plan.divisor
     if normalizer is not None or plan.resolved.found:
+        if device.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
+            normalizer = float(normalizer)  # to copy it to the GPU would wait for the GPU
         on_device = plan.resolved.counted if normalizer is None else type(normalizer) is not float
         differentiated = differentiable and plan.resolved.weights and call.wants_weight(_wanted(operands))
         if on_device and (differentiated or not plan.scalar):
@@ -147,9 +149,9 @@ def _wanted(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
 
 
 def _on_device(call: Call, normalizer: Any) -> torch.Tensor:
-    """A normalizer of any library as a double on the device of the operands."""
+    """A normalizer of any library as a double on the device of the operands; a copy, since backward needs it too."""
     x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
-    return x.detach().to(device=call.operands[0].device, dtype=torch.float64).reshape(())
+    return x.detach().to(device=call.operands[0].device, dtype=torch.float64, copy=True).reshape(())
 
 
 def _divided(call: Call, plan: engine.Plan) -> torch.Tensor:

@@ -87,7 +87,7 @@ def out_dtype(loss: Loss, value: Any) -> str:
 
 
 def normalizer(loss: Loss, value: Any, reduction: str) -> Any:
-    """What replaces the count of a mean: a number as a float; an array is left to its library."""
+    """What replaces the count of a mean: a number, or an array of NumPy's, as a float; others are left as they are."""
     if reduction in ("none", "sum"):
         raise ValueError(
             f"{loss.name}: `normalizer` replaces what a mean is divided by, got reduction={reduction!r}. Use "
@@ -103,7 +103,7 @@ def normalizer(loss: Loss, value: Any, reduction: str) -> Any:
         raise ValueError(f"{loss.name}: `normalizer` has no gradient, but requires one; pass `normalizer.detach()`.")
     if tuple(value.shape) not in ((), (1,)):
         raise ValueError(f"{loss.name}: `normalizer` must be one number, got an array of shape {tuple(value.shape)}.")
-    return value
+    return float(value.reshape(())) if interop.kind(value) == "numpy" else value
 
 
 def number(loss: Loss, name: str, value: Any) -> float:
@@ -164,6 +164,14 @@ def no_reference(loss: Loss) -> NotImplementedError:
         f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, second "
         "derivatives, torch.func, forward-mode differentiation and torch.compile take. Give define_loss one, or move "
         "the operands to a GPU."
+    )
+
+
+def no_bfloat16(loss: Loss) -> TypeError:
+    """The error for a result that NumPy cannot hold."""
+    return TypeError(
+        f"{loss.name}: the result would be bfloat16, which NumPy has not. Choose another dtype with `out_dtype`, or "
+        "pass torch tensors."
     )
 
 

@@ -6,7 +6,7 @@ same pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -49,20 +49,19 @@ def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None =
     added = [WEIGHT] if weight == "array" else []
     operands = (*(x for x in loss.operands if x.name not in numbers), *added, *([MASK] if mask else []))
     constants = [*(x for x in loss.operands if x.name in numbers), *([WEIGHT] if weight == "number" else [])]
-    parameters = (*loss.parameters, *(Parameter(x.name, _typical(x), x.doc) for x in constants))
+    parameters = (*loss.parameters, *(Parameter(x.name, _typical(x, loss.values()), x.doc) for x in constants))
     own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
     own |= {"operands": operands, "parameters": parameters, "kinks": Loss.kinks, "cases": ({},)}
     own["reference"] = loss.reference and _reference(loss, [x.name for x in operands], weight, mask)
     return Form(**own, base=loss, numbers=numbers, weight=weight, mask=mask)
 
 
-def _typical(operand: Operand) -> float:
-    """A number at which every loss is smooth in this operand."""
+def _typical(operand: Operand, values: Mapping[str, Any]) -> float:
+    """A number at which every loss is smooth in this operand, with these flags."""
     if operand.default is not None:
         return operand.default
-    domains = {operand.domain} if isinstance(operand.domain, str) else set(operand.domain[1].values())
     # A half is a probability, a real and a positive number, but no label and no logarithm.
-    return -0.75 if "log_probability" in domains else 1.0 if "sign" in domains else 0.5
+    return {"log_probability": -0.75, "sign": 1.0}.get(operand.domain_for(values), 0.5)
 
 
 def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool) -> Callable[..., Any]:
@@ -72,7 +71,8 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
 
     def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
         given = dict(zip(names, arrays, strict=True))
-        zero = 0 * sum(xp.where(xp.isfinite(x), x, xp.zeros_like(x)) for x in given.values())  # of the full shape
+        # Of the full shape, and no part of the graph: an infinite derivative of a number would reach every operand.
+        zero = sum(xp.zeros_like(x) for x in given.values())
         for constant in [x.name for x in loss.operands if x.name not in given] + ["weight"] * (weighted == "number"):
             given[constant] = zero + values.pop(constant)
         own = {x.name: given[x.name] for x in loss.operands}
@@ -83,12 +83,12 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
         if masked:
             unused = unused | (given["mask"] == 0)
         # Replaced before the formula sees them: afterwards their NaN would be in the gradient already.
-        safe = [xp.where(unused, zero + _typical(x), own[x.name]) for x in loss.operands]
+        safe = [xp.where(unused, zero + _typical(x, values), own[x.name]) for x in loss.operands]
         elements = formula(xp, *safe, **values)
         if weighted:
             true = _detached(formula(xp, *(zero + _detached(x) for x in own.values()), **values))
             finite = xp.where(xp.isfinite(true), true, zero)
-            elements = given["weight"] * xp.where(given["weight"] == 0, finite, elements)
+            elements = given["weight"] * xp.where(given["weight"] == 0, finite, elements) + zero  # no -0
         return xp.where(given["mask"] != 0, elements, zero) if masked else elements
 
     return reference

@@ -20,7 +20,10 @@ def evaluate(call: Call) -> Any:
         checks.warn(warning)
     if normalizer is not None and type(normalizer) is not float:
         call = call._replace(normalizer=numpy.asarray(normalizer, dtype=numpy.float64).reshape(()))
+    promoted = checks.promote(names)
+    if (call.reduction.out_dtype or promoted) == "bfloat16":
+        raise checks.no_bfloat16(loss)
     # Empty sums and infinities have their results without NumPy's remarks.
     with numpy.errstate(divide="ignore", invalid="ignore"):
         # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
-        return reference.evaluate(call, checks.promote(names))[()]
+        return reference.evaluate(call, promoted)[()]
