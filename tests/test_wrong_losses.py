@@ -74,6 +74,18 @@ def operands(change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], F
     return lambda function, loss: lambda *xs, **options: function(*map(change, xs), **options)
 
 
+def argument(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], Function]:
+    """Changes one of the arguments that every loss takes, where it is given."""
+
+    def spoil(function: Function, loss: Loss) -> Function:
+        def wrong(*operands: Tensor, **options: Any) -> Tensor:
+            return function(*operands, **{n: change(x) if n == name else x for n, x in options.items()})
+
+        return wrong
+
+    return spoil
+
+
 def upstream(change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], Function]:
     """Changes the upstream gradient."""
     return value(lambda y: _Tamper.apply(y, change))
@@ -312,6 +324,16 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
     "never the same": (never_the_same, [P.repeats_bit_by_bit]),
     "operand changed": (spoils_its_operand, [P.repeats_bit_by_bit]),
     "upstream gradient of the call before": (late_upstream_gradient, [P.writes_one_gradient_in_one_pass_or_two]),
+    "mask ignored": (argument("mask", torch.ones_like), [P.weighs_masks_and_reduces]),
+    "weight ignored": (argument("weight", lambda w: 0 * w + 1), [P.weighs_masks_and_reduces]),
+    "gradient of the weight off by 1e-3": (
+        argument("weight", lambda w: _Tamper.apply(w, lambda g: g * 1.001)),
+        [P.weighs_masks_and_reduces],
+    ),
+    "weight of 0 multiplied": (
+        argument("weight", lambda w: torch.where(w == 0, 1e-300, w)),
+        [P.shields_what_does_not_count],
+    ),
     "offsets of 32 bits": (offsets_of_32_bits, [P.reads_beyond_32_bits]),
 }
 
@@ -354,7 +376,7 @@ def test_wrong_function_is_caught(
 
 def test_every_property_can_fail() -> None:
     public = {x for n, x in vars(P).items() if callable(x) and getattr(x, "__module__", "") == P.__name__}
-    helpers = {P.Trial, P.require, P.upstream_gradients, P.agrees_with_truth}
+    helpers = {P.Trial, P.require, P.upstream_gradients, P.composed, P.agrees_with_truth}
     proven = {check for _, checks in WRONG.values() for check in checks}
     assert {x for x in public - helpers if not x.__name__.startswith("_")} <= proven
 

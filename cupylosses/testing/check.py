@@ -183,9 +183,13 @@ def bind(
 def run(
     function: Callable[..., Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grad_output: Any
 ) -> Result:
-    """Forward, and backward to the operands that are wanted; with none, forward alone, outside of any graph."""
+    """Forward, and backward to the operands that are wanted; with none, forward alone, outside of any graph.
+
+    Integers are never differentiated.
+    """
     import torch
 
+    wanted = [w and x.is_floating_point() for x, w in zip(operands, wanted, strict=True)]
     leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
     value = function(*leaves)
     inputs = [x for x in leaves if x.requires_grad]

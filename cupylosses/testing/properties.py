@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from cupylosses import options
+from cupylosses import options, reference
 from cupylosses.definition import REDUCTIONS, Loss
+from cupylosses.forms import form
 from cupylosses.testing import eager, samples
 from cupylosses.testing.check import Check, Result, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS
@@ -308,15 +309,17 @@ def writes_one_gradient_in_one_pass_or_two(
 
     case = case or {}
     shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
-    operands = [x.requires_grad_() for x in LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))]
+    operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
+    leaves = {o.name: x.requires_grad_() for o, x in zip(loss.operands, operands, strict=True) if x.is_floating_point()}
     bound = _bind(function, loss, case, reduction)
 
     def gradients(value: Tensor, grad_output: float) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(value, operands, torch.full_like(value, grad_output), retain_graph=True)
+        upstream = torch.full_like(value, grad_output)
+        return torch.autograd.grad(value, list(leaves.values()), upstream, retain_graph=True)
 
     def require_same(what: str, found: Sequence[Tensor], grad_output: float) -> None:
-        for operand, a, b in zip(loss.operands, found, expected[str(grad_output)], strict=True):
-            require(same_bits(a, b), f"gradient of {operand.name}, {what}, grad_output {grad_output}: other bits")
+        for name, a, b in zip(leaves, found, expected[str(grad_output)], strict=True):
+            require(same_bits(a, b), f"gradient of {name}, {what}, grad_output {grad_output}: other bits")
 
     # All of them beforehand: a backward pass of any kind is what the next forward pass learns from.
     with options.set_one_pass(False):
@@ -373,6 +376,133 @@ def reduces_consistently(
             )
 
 
+def composed(
+    elements: Tensor,
+    loss: Loss,
+    reduction: str,
+    weight: Tensor | float | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    dim: tuple[int, ...] | None = None,
+) -> Tensor:
+    """What a reduction means, by torch's operations on the elements of a loss, one after another."""
+    import torch
+
+    counted = torch.as_tensor(1.0 if weight is None else weight, dtype=elements.dtype, device=elements.device)
+    used = torch.ones_like(elements, dtype=torch.bool) if mask is None else mask
+    elements, counted, used = torch.broadcast_tensors(elements, counted, used)
+    terms, weights = torch.where(used, counted * elements, 0.0), torch.where(used, counted, 0.0)
+    divisor = 1.0
+    if loss.mean_of_rows and dim is None and reduction in ("none", "sum", "batchmean"):
+        # Its elements are means of rows.
+        divisor = 1.0 if reduction == "none" else terms.shape[-1]
+        reduction, dim = ("mean", (-1,)) if reduction == "none" else (reduction, None)
+    if reduction == "none":
+        return terms
+    dims = tuple(range(terms.dim())) if dim is None else dim
+    total = terms.sum(dims) / divisor
+    if reduction == "sum":
+        return total
+    if normalizer is not None:
+        return total / normalizer
+    if reduction == "batchmean":
+        return total / terms.shape[0]
+    by_weight = reduction == "weighted_mean" or (loss.mean_of_weights and weight is not None)
+    count = weights.sum(dims) if by_weight else used.double().sum(dims)
+    # A mean of nothing is NaN, and has no gradient.
+    return torch.where(count == 0, float("nan"), total / torch.where(count == 0, 1.0, count))
+
+
+def weighs_masks_and_reduces(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    reduction: str = "mean",
+    device: str = "cpu",
+    dim: tuple[int, ...] | None = None,
+    normalizer: float | None = None,
+) -> None:
+    """With a weight per column and a mask, value and gradients are those of torch's operations on the formula."""
+    import torch
+
+    values = loss.values(case)
+    both, operands = _weighted_and_masked(loss, values, "float64", device)
+    wanted = (True,) * (len(operands) - 1) + (False,)
+
+    def exact(*given: Tensor) -> Tensor:
+        *own, weight, mask = given
+        return composed(reference.elements(loss, own, values), loss, reduction, weight, mask, normalizer, dim)
+
+    size = exact(*operands).shape
+    # No smaller than 1/4: a gradient times 0 says nothing.
+    upstream = torch.linspace(0.25, 2.0, size.numel(), dtype=torch.float64).reshape(size)
+    expected = run(exact, [x.cpu() for x in operands], wanted, upstream)
+    options = values | ({} if normalizer is None else {"normalizer": normalizer})
+    found = run(bind(function, both, options, reduction, dim), operands, wanted, upstream.to(device))
+    names = ["value", *(f"gradient of {x.name}" for x in both.operands[:-1])]
+    for name, a, b in zip(names, (found.value, *found.gradients), (expected.value, *expected.gradients), strict=False):
+        torch.testing.assert_close(
+            a.cpu(),
+            b,
+            rtol=1e-9,
+            atol=1e-11,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{name}, reduction {reduction}: {text}",
+        )
+
+
+def shields_what_does_not_count(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    reduction: str = "mean",
+    device: str = "cpu",
+) -> None:
+    """Whatever a masked element or one of weight 0 holds, value and gradients have the same bits, and its own are 0;
+    so are all of them where nothing counts.
+    """
+    import torch
+
+    values = loss.values(case)
+    both, operands = _weighted_and_masked(loss, values, "float64", device)
+    *own, weight, mask = operands
+    wanted = (True,) * (len(operands) - 1) + (False,)
+    bound = bind(function, both, values, reduction)
+    unused = (weight == 0) | ~mask
+    clean = run(bound, operands, wanted, -1.75)
+    for content in (float("nan"), float("inf"), -float("inf")):
+        where = f"{content} where nothing counts, reduction {reduction}"
+        spoiled = [torch.where(unused, content, x) for x in own]
+        found = run(bound, [*spoiled, weight, mask], wanted, -1.75)
+        require(same_bits(found.value, clean.value), f"value with {where}: {found.value}, not {clean.value}")
+        if reduction == "none":
+            empty = found.value[unused.all(-1) if loss.mean_of_rows else unused]
+            require(not empty.any(), f"value with {where}: {empty}")
+        for operand, a, b in zip(both.operands, found.gradients, clean.gradients, strict=True):
+            if a is None or b is None or operand.name == "weight":
+                continue
+            require(same_bits(a, b), f"gradient of {operand.name} with {where}: {a}, not {b}")
+            require(not a[unused].any(), f"gradient of {operand.name} with {where}: {a[unused]}")
+        a, b = found.gradients[len(own)], clean.gradients[len(own)]
+        require(a is not None and b is not None, "no gradient of weight")
+        # An element without weight moves its weight still, if it is finite.
+        kept = weight != 0
+        require(same_bits(a[kept], b[kept]), f"gradient of weight with {where}: {a[kept]}, not {b[kept]}")
+        require(bool(a.isfinite().all()), f"gradient of weight with {where}: {a}")
+    spoiled = [torch.full_like(x, float("nan")) for x in own]
+    for operand, a in zip(both.operands, run(bound, [*spoiled, weight, mask & False], wanted, -1.75).gradients):
+        require(a is None or not a.any(), f"gradient of {operand.name} where nothing counts: {a}")
+
+
+def _weighted_and_masked(loss: Loss, values: Mapping[str, Any], dtype: str, device: str) -> tuple[Loss, list[Tensor]]:
+    """The form of a loss with a weight per column and a mask, some of both 0, and operands."""
+    both, count = form(loss, weight="array", mask=True), len(loss.operands)
+    shapes = [*[(ROWS, COLUMNS)] * count, (COLUMNS,), (ROWS, COLUMNS)]
+    operands = _draw(both, values, dtype, device, shapes)
+    operands[count][::4] = 0
+    return both, operands
+
+
 def repeats_bit_by_bit(
     function: Function,
     loss: Loss,
@@ -404,4 +534,4 @@ def _same(a: Result, b: Result) -> bool:
 
 
 def _equal(x: Tensor | None, y: Tensor | None) -> bool:
-    return x is not None and y is not None and same_bits(x, y)
+    return x is y if x is None or y is None else same_bits(x, y)

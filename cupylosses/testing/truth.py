@@ -121,11 +121,11 @@ def _through_divisor(
     slot = [x.name for x in loss.operands].index("weight")
     weight, sums = given["weight"], gradients[slot]
     assert sums is not None
-    moved = -value.exact * upstream
+    moved = torch.where(upstream == 0, 0.0, -value.exact * upstream)
     counted = given["mask"] if "mask" in given else torch.ones_like(weight, dtype=torch.bool)
     shape = common_shape(list(given.values()))
     terms = torch.where(counted, moved, 0.0).expand(shape)
-    sizes = torch.where(counted, (value.total * upstream).abs(), 0.0).expand(shape)
+    sizes = torch.where(counted & (upstream != 0), (value.total * upstream).abs(), 0.0).expand(shape)
     sums.add(terms, sizes, tuple(slice(None) for _ in shape))
 
 
