@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 import cupylosses.functional as F
-from cupylosses import autograd, codegen, engine, launch
+from cupylosses import codegen
+from cupylosses.definition import Loss
+from cupylosses.forms import form
 from cupylosses.testing import host, properties
 from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
@@ -69,6 +71,15 @@ def truth(*shapes: tuple[int, ...], **setting: Any) -> Callable[[], None]:
     return run
 
 
+def masked(**setting: Any) -> Callable[[], None]:
+    """Value and gradients against the truth with a mask."""
+
+    def check(function: Any, loss: Loss) -> None:
+        properties.agrees_with_truth(function, form(loss, mask=True), **setting)
+
+    return executed(check)
+
+
 #: One element; one block of several groups; several blocks; whole batches but for one element; several batches in each
 #: group.
 SIZES = ((1,), (1001,), (2503,), (2559,), (10301,))
@@ -90,6 +101,15 @@ BATTERY: dict[str, Callable[[], None]] = {
     "alone and together": executed(properties.differentiates_operands_alone_and_together),
     # Every loss is put through this; this one has a derivative of 0 on one side, where a NaN is not its own.
     "NaN": executed(properties.propagates_nan, F.hinge_loss, layouts=("contiguous", "outer"), reductions=("mean",)),
+    # Of these two, one divides a weighted mean by the weights, and the other by the elements that the mask leaves.
+    "weights and masks": executed(properties.weighs_masks_and_reduces),
+    "weights and masks, by count": executed(properties.weighs_masks_and_reduces, F.huber_loss),
+    "shield": executed(properties.shields_what_does_not_count),
+    "shield, by count": executed(properties.shields_what_does_not_count, F.huber_loss),
+    "normalizer": executed(properties.weighs_masks_and_reduces, normalizer=7.0),
+    "truth, column of a mask": masked(layout="column"),
+    "truth, column of a mask along a dimension": masked(layout="column", dim=(1,)),
+    "truth, along a dimension": truth((67, 129), dim=(0,)),
     "one pass or two": executed(properties.writes_one_gradient_in_one_pass_or_two, shape=(2503,)),
     "beyond 32 bits": executed(properties.reads_beyond_32_bits),
     "any order": partial(host_properties.keeps_its_bits_in_any_order, FUNCTION, FUNCTION.loss, shape=(2503,)),
@@ -154,13 +174,17 @@ def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]
 
 
 def test_mutants_are_undone() -> None:
-    text = codegen._skeleton(codegen.SUMMING)
-    modules = [dict(vars(x)) for x in (autograd, engine, launch)]
+    def names() -> dict[str, dict[str, int]]:
+        """Every module of the library with what its names stand for."""
+        modules = {n: dict(vars(x)) for n, x in sys.modules.items() if n.startswith("cupylosses.")}
+        return {n: {k: id(v) for k, v in x.items()} for n, x in modules.items()}
+
+    text, before = codegen._skeleton(codegen.SUMMING), names()
     for mutant in MUTANTS:
         with applied(mutant):
             pass
     assert codegen._skeleton(codegen.SUMMING) == text
-    assert [dict(vars(x)) for x in (autograd, engine, launch)] == modules
+    assert names() == before
 
 
 @pytest.mark.parametrize("old", ["no such text", "__syncthreads();"])

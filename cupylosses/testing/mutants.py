@@ -17,7 +17,11 @@ REDUCE = "kernels/reduce.cuh"
 LAYOUT = "kernels/layout.cuh"
 EXPECTATION = "kernels/expectation.cuh"
 TYPES = "kernels/types.cuh"
+MATH = "kernels/math.cuh"
 LAUNCH = "cupylosses/launch.py"
+CALL = "cupylosses/call.py"
+CODEGEN = "cupylosses/codegen.py"
+REDUCTION = "cupylosses/reduction.py"
 ENGINE = "cupylosses/engine.py"
 AUTOGRAD = "cupylosses/autograd.py"
 
@@ -217,6 +221,99 @@ MUTANTS: tuple[Mutant, ...] = (
         "if constexpr (kScaledPerElement) return d * terms.grad_output.template lane<Compute>(lane);",
         "",
         ("truth, row, elements",),
+    ),
+    # Weights, masks and what a mean divides by
+    Mutant(
+        "weight of 0 multiplied, not selected",
+        MATH,
+        "y.value = unused ? T(0) : weight.value * x.value;",
+        "y.value = weight.value * x.value;",
+        ("shield",),
+    ),
+    Mutant(
+        "gradient of an element of weight 0 multiplied, not selected",
+        MATH,
+        "y.tangent[k] = unused ? T(0) : weight.value * x.tangent[k];",
+        "y.tangent[k] = weight.value * x.tangent[k];",
+        ("shield",),
+    ),
+    Mutant(
+        "no weight learned from 0",
+        MATH,
+        "const T partial = unused && !(scalar_abs(x.value) <= scalar_largest(T())) ? T(0) : x.value;",
+        "const T partial = unused ? T(0) : x.value;",
+        ("weights and masks", "weights and masks, by count"),
+    ),
+    Mutant(
+        "masked element multiplied, not selected",
+        CODEGEN,
+        "f'::where(mask != 0, {result}, 0)'",
+        "f'mask * {result}'",
+        ("shield",),
+    ),
+    Mutant(
+        "mask not counted",
+        REDUCTION,
+        'Resolved(dims, kept, 1.0 if masked else float(size), weight == "number", counts=masked, masked=masked)',
+        'Resolved(dims, kept, float(size), weight == "number")',
+        ("weights and masks, by count",),
+    ),
+    Mutant("weights not counted", REDUCTION, 'if weight == "array":', "if False:", ("weights and masks",)),
+    Mutant(
+        "normalizer of a number ignored",
+        ENGINE,
+        "Divisor(resolved.divisor * normalizer)",
+        "Divisor(resolved.divisor)",
+        ("normalizer",),
+    ),
+    Mutant(
+        "broadcast mask counted once",
+        ENGINE,
+        "divisor * (plan.elements / counting.elements)",
+        "divisor",
+        ("truth, column of a mask",),
+    ),
+    Mutant(
+        "broadcast mask counted once, along a dimension",
+        CALL,
+        "prod(shape[d] for d in dims if sizes[d] == 1)",
+        "1.0",
+        ("truth, column of a mask along a dimension",),
+    ),
+    Mutant(
+        "mean of nothing has a gradient",
+        CODEGEN,
+        "divisor == 0.0 ? 0.0 : 1.0 / divisor",
+        "1.0 / divisor",
+        ("shield, by count",),
+    ),
+    Mutant(
+        "value along a dimension not divided",
+        CODEGEN,
+        '"divisor, 1.0" if of_values',
+        '"1.0, 1.0" if of_values',
+        ("truth, along a dimension",),
+    ),
+    Mutant(
+        "gradient along a dimension not divided",
+        CODEGEN,
+        '"elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups, scale)")',
+        '"elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups, 1.0)")',
+        ("truth, along a dimension",),
+    ),
+    Mutant(
+        "kept dimensions in the place of reduced ones",
+        ENGINE,
+        "tuple(0 if d in dims else next(rest) for d in range(len(self.shape)))",
+        "tuple(next(rest, 0) for d in range(len(self.shape)))",
+        ("truth, along a dimension",),
+    ),
+    Mutant(
+        "second term of the quotient rule lost",
+        AUTOGRAD,
+        "else evaluate(divisor)",
+        "else evaluate(divisor).detach()",
+        ("weights and masks",),
     ),
     # One pass
     Mutant("recomputed without grad_output", POINTWISE, "(g * scale)}", "(scale)}", ("truth", "one pass or two")),

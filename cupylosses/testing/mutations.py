@@ -7,10 +7,12 @@ a list of mutants cannot go stale unnoticed.
 from __future__ import annotations
 
 import importlib
+import inspect
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -76,9 +78,14 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def _changed_module(path: Path, text: str) -> Iterator[None]:
-    """Executes the text in the module that is there, for those who look names up in it at each call, as engine,
-    launch and autograd are used. What other modules imported by name, or inherited from, stays as it was."""
+    """Executes the text in the module that is there, and exchanges functions that other modules imported by name.
+    Classes that they imported or inherited from stay as they were."""
     module = importlib.import_module(f"cupylosses.{path.stem}")
-    with mock.patch.dict(vars(module)):
+    before = {name: x for name, x in vars(module).items() if inspect.isfunction(x)}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(vars(module)))
         exec(compile(text, str(path), "exec"), vars(module))
+        for other in [x for name, x in sys.modules.items() if name.startswith("cupylosses.") and x is not module]:
+            changed = {n: vars(module)[n] for n, x in vars(other).items() if x is not None and before.get(n) is x}
+            stack.enter_context(mock.patch.dict(vars(other), changed))
         yield
