@@ -391,6 +391,8 @@ def test_what_kernels_do_not_do_needs_a_reference() -> None:
     without_reference(lambda: torch.func.jvp(lambda z: bare(z, y), (x.detach(),), (y,)))
     for reduction in ("none", "sum", "mean"):
         without_reference(lambda: bare(x[:0], y[:0], reduction=reduction))  # noqa: B023
+    if int(torch.__version__.split(".")[1]) < 12:
+        return  # whose Dynamo does not follow the way there, and leaves the call to the kernels
     torch.compiler.reset()
     with pytest.raises(Exception, match="this loss was defined without a `reference`"):
         torch.compile(bare, backend="eager", fullgraph=True)(x, y)
