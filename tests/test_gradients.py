@@ -19,7 +19,7 @@ import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss
 from cupylosses.testing import properties
-from cupylosses.testing.check import EDGES
+from cupylosses.testing.check import EDGES, bind
 from cupylosses.testing.covering import OWN
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
@@ -110,7 +110,7 @@ def test_twelve_dimensions(loss: Loss, device: str) -> None:
     operands = properties.samples.operands(loss, values, ("float64",) * len(shapes), shapes, device)
     flat = [x.clone().requires_grad_() for x in operands]
     permuted = [flat[0].permute(order).contiguous().permute([order.index(d) for d in range(12)]), *flat[1:]]
-    value = function(*permuted, reduction="sum")
+    value = bind(function, loss, values, "sum")(*permuted)
     found = torch.autograd.grad(value, flat)
     expected = properties.truth(loss, [x.cpu() for x in operands], values, "sum")
     assert properties.compare(value.detach().cpu(), expected.value).ok
@@ -136,7 +136,7 @@ def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> N
     for position in range(len(loss.operands)):
         operands = [torch.rand(9, device=device) for _ in loss.operands]
         operands[position].requires_grad_()
-        getattr(F, loss.name)(*operands).backward()
+        bind(getattr(F, loss.name), loss, loss.values(), "mean")(*operands).backward()
         assert [x.grad is not None for x in operands] == [i == position for i in range(len(operands))]
 
 
@@ -145,7 +145,8 @@ def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
     """As torch's accumulation into `.grad` wants them: the operand's own, dense, order of dimensions."""
     for reduction in ("none", "sum"):
         operands = [torch.rand(4, 6, 5, device=device).permute(2, 0, 1).requires_grad_() for _ in loss.operands]
-        gradients = torch.autograd.grad(getattr(F, loss.name)(*operands, reduction=reduction).sum(), operands)
+        value = bind(getattr(F, loss.name), loss, loss.values(), reduction)(*operands)
+        gradients = torch.autograd.grad(value.sum(), operands)
         assert [g.stride() for g in gradients] == [x.stride() for x in operands]
 
 
@@ -167,10 +168,10 @@ def test_upstream_gradients_of_other_widths(dtype: str, device: str) -> None:
 @pytest.mark.representatives
 def test_reduced_backward_through_later_operations(loss: Loss, device: str) -> None:
     """The upstream gradient arrives from arithmetic behind the loss, not from ``backward(gradient)``."""
-    function = getattr(F, loss.name)
+    function = bind(getattr(F, loss.name), loss, loss.values(), "sum")
     operands = [torch.rand(33, device=device, requires_grad=True) for _ in loss.operands]
-    plain = torch.autograd.grad(function(*operands, reduction="sum"), operands)
-    scaled = torch.autograd.grad(function(*operands, reduction="sum") * 4 - 1, operands)
+    plain = torch.autograd.grad(function(*operands), operands)
+    scaled = torch.autograd.grad(function(*operands) * 4 - 1, operands)
     for a, b in zip(plain, scaled, strict=True):
         assert same_bits(a * 4, b)
 

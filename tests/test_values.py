@@ -14,10 +14,11 @@ from grids import BY_KERNEL, CASES, MIXED, MIXTURES, OTHERS, SIZES, in_turn
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss
-from cupylosses.testing import properties
-from cupylosses.testing.check import EDGES
+from cupylosses.testing import properties, samples
+from cupylosses.testing.check import EDGES, bind
 from cupylosses.testing.covering import OWN
 from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.truth import truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
@@ -72,7 +73,8 @@ def test_a_number_does_not_widen_a_tensor(loss: Loss, device: str) -> None:
     """torch's promotion: a tensor without dimensions gives way to one with dimensions."""
     first = torch.rand(5, dtype=torch.bfloat16, device=device)
     others = [torch.rand((), dtype=torch.float32, device=device)] * (len(loss.operands) - 1)
-    assert getattr(F, loss.name)(first, *others, reduction="none").dtype == torch.bfloat16
+    function = bind(getattr(F, loss.name), loss, loss.values(), "none")
+    assert function(first, *others).dtype == torch.bfloat16
 
 
 @pytest.mark.representatives
@@ -92,12 +94,13 @@ def test_sizes_where_groups_take_many_batches(loss: Loss, size: int, dtype: str)
 @pytest.mark.representatives
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 2)])
 def test_empty_operands(loss: Loss, shape: tuple[int, ...], device: str) -> None:
-    """The mean of nothing is NaN and its sum 0, as in torch."""
-    function = getattr(F, loss.name)
+    """The mean of nothing is NaN and its sum 0, as in torch; of rows that are means, the sum too is NaN."""
     operands = [torch.empty(shape, device=device, requires_grad=True) for _ in loss.operands]
-    none, total, mean = (function(*operands, reduction=r) for r in ("none", "sum", "mean"))
-    assert none.shape == shape
-    assert total.item() == 0 and total.shape == ()
+    functions = [bind(getattr(F, loss.name), loss, loss.values(), r) for r in ("none", "sum", "mean")]
+    none, total, mean = (function(*operands) for function in functions)
+    assert none.shape == (shape[:-1] if loss.mean_of_rows else shape)
+    assert total.isnan().item() if loss.mean_of_rows and shape[-1] == 0 else total.item() == 0
+    assert total.shape == ()
     assert mean.isnan().item() and mean.shape == ()
     for value in (none.sum(), total, mean):
         for gradient in torch.autograd.grad(value, operands):
@@ -109,7 +112,7 @@ def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
     """A row against no rows: its gradient is a sum of nothing."""
     operands = [torch.rand(0, 3, device=device, requires_grad=True)]
     operands += [torch.rand(3, device=device, requires_grad=True) for _ in loss.operands[1:]]
-    value = getattr(F, loss.name)(*operands, reduction="sum")
+    value = bind(getattr(F, loss.name), loss, loss.values(), "sum")(*operands)
     value.backward()
     assert [x.grad.tolist() for x in operands[1:]] == [[0.0, 0.0, 0.0]] * (len(operands) - 1)
 
@@ -139,9 +142,12 @@ def test_nan_is_never_swallowed(loss: Loss, dtype: str, layout: str, reductions:
 
 @pytest.mark.representatives
 def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
-    """The sum of 2^16 halves of about 1 exceeds float16, but not its mean: the division comes before the rounding."""
-    if any(x.domain_for(loss.values()) in ("probability", "log_probability") for x in loss.operands):
+    """The sum of 2^18 halves of about 1 exceeds float16, but not its mean: the division comes before the rounding."""
+    values = loss.values()
+    operands = samples.operands(loss, values, ("float16",) * len(loss.operands), [(1 << 16, 4)] * len(loss.operands))
+    expected = truth(loss, operands, values, "mean").value.exact
+    if abs(expected) * (1 << 18) < torch.finfo(torch.float16).max:
         return
-    operands = [torch.full((1 << 17,), 2.0 * (-1) ** i, dtype=torch.float16, device=device) for i in range(2)]
-    value = getattr(F, loss.name)(*operands)
-    assert value.dtype == torch.float16 and value.isfinite() and value > 1
+    value = bind(getattr(F, loss.name), loss, values, "mean")(*(x.to(device) for x in operands))
+    assert value.dtype == torch.float16
+    torch.testing.assert_close(value.cpu().double(), expected, rtol=1e-3, atol=0)

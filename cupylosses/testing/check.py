@@ -203,12 +203,12 @@ def run_torch(
 ) -> tuple[Callable[..., Tensor] | None, Result | None]:
     """Torch's first way to compute the same that does not fail, and its result.
 
-    Twins lack some dtypes and combinations of dtypes.
+    Twins lack some dtypes and combinations of dtypes, some do not broadcast, and some look at what operands hold.
     """
     for function in check.torch():
         try:
             return function, run(function, operands, check.gradients_of, grad_output)
-        except RuntimeError:
+        except (RuntimeError, ValueError, IndexError):
             continue
     return None, None
 

@@ -37,6 +37,8 @@ def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
         return None
     if reduction == "batchmean" and loss.torch != "kl_div":
         return None
+    if any(isinstance(x, str) for x in needed.values()):
+        return None
     return lambda *operands: function(**dict(zip(names, operands, strict=True)), reduction=reduction, **needed)
 
 
@@ -54,7 +56,7 @@ def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call | Non
         resolved = resolve(loss, Reduction(reduction), elements.shape)
         if resolved.dims == ():
             return elements
-        if reduction == "mean":
+        if reduction in ("mean", "none"):
             return elements.mean(resolved.dims)
         return elements.sum() / resolved.divisor
 
