@@ -182,6 +182,7 @@ def _functor(variant: Variant) -> str:
     compute = STORAGE[variant.compute][0]
     operands = [x.name for x in loss.operands]
     lines = ["struct Loss {", f"  using Compute = {compute};"]
+    lines += [f"  static constexpr bool kHeavy = {str(loss.heavy).lower()};"]
     lines += [f"  double {x.name}_;" for x in loss.parameters]
     lines += [
         "",
@@ -262,11 +263,14 @@ def _sources_argument(variant: Variant) -> str:
 def _blocks_per_sm(variant: Variant) -> int:
     """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
     then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
-    most 8 gradients at a time, and no wide vectors at offsets of their own.
+    most 8 gradients at a time, and no wide vectors at offsets of their own; of heavy losses only those in
+    float whose elements lie one behind the other.
     """
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
     simple = variant.layout == "flat" or variant.lanes <= 4
+    if variant.loss.heavy:
+        simple = variant.layout == "flat" and variant.compute == "float32"
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 

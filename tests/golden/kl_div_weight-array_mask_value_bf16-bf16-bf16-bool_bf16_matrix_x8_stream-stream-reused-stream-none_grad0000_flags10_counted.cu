@@ -1,5 +1,6 @@
 struct Loss {
   using Compute = float;
+  static constexpr bool kHeavy = false;
 
   template <class input_, class target_, class weight_, class mask_>
   __device__ __forceinline__ auto
