@@ -136,6 +136,110 @@ def hinge_loss(
     Source: C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
     """
 
+def hinge_embedding_loss(
+    input: _Array,
+    target: _Exchangeable,
+    margin: float = 1.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Distance of a similar pair, or what a dissimilar pair lacks of the margin, element by element.
+
+        input where target > 0, max(0, margin - input) where target < 0
+
+    Args:
+        input: The distance. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label, -1 or +1, of which the sign counts; NaN is the loss of 0. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        margin: The distance at which a dissimilar pair costs nothing. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input = margin a dissimilar pair counts as active, with
+        gradient -1; the label has gradient 0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.hinge_embedding_loss``.
+
+    Source: R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.
+    """
+
+def margin_ranking_loss(
+    input1: _Array,
+    input2: _Exchangeable,
+    target: _Exchangeable,
+    margin: float = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Hinge loss of the order of two scores, element by element.
+
+        max(0, margin - target (input1 - input2))
+
+    Args:
+        input1: The score of the first. Shape (*), floating; operands broadcast. Domain: real.
+        input2: The score of the second. Shape (*), floating; operands broadcast. Domain: real.
+        target: +1 where the first should have the higher score, -1 where the second; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        margin: The difference of scores beyond which a pair costs nothing. Must be a number, not NaN. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At target (input1 - input2) = margin a pair counts as active:
+        (-target, target, input2 - input1). Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.margin_ranking_loss``.
+
+    Source: R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large Margin Classifiers, 2000.
+    """
+
 def mse_loss(
     input: _Array,
     target: _Exchangeable,

@@ -50,6 +50,37 @@ class HingeLoss(torch.nn.Module):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class HingeEmbeddingLoss(torch.nn.HingeEmbeddingLoss):
+    """Distance of a similar pair, or what a dissimilar pair lacks of the margin, element by element."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MarginRankingLoss(torch.nn.MarginRankingLoss):
+    """Hinge loss of the order of two scores, element by element."""
+
+    def forward(
+        self,
+        input1: torch.Tensor,
+        input2: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class MSELoss(torch.nn.MSELoss):
     """Squared error."""
 

@@ -32,6 +32,13 @@ __device__ __forceinline__ double scalar_largest(double) {
   return 1.79769313486231571e308;
 }
 
+__device__ __forceinline__ float scalar_nan(float) {
+  return __int_as_float(0x7fffffff);
+}
+__device__ __forceinline__ double scalar_nan(double) {
+  return __longlong_as_double(0x7fffffffffffffffLL);
+}
+
 // -1, 0, 1, or NaN.
 template <class T>
 __device__ __forceinline__ T scalar_sign(T x) {
@@ -117,6 +124,12 @@ template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const Ratio<T> ratio = scalar_ratio(a.value, b.value);
   return chain(a, b, a.value * ratio.log, ratio.log + T(1), -ratio.quotient);
+}
+
+// x, or NaN where the condition does not hold: what an operand outside of its domain costs.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> nan_unless(bool condition, const Dual<T, kMask>& x) {
+  return chain(x, condition ? x.value : scalar_nan(T()), T(1));
 }
 
 // `condition ? a : b`, tangents included: what is not chosen cannot leak, not even as 0 * inf.

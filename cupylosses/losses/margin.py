@@ -1,6 +1,7 @@
 """Losses of a margin: the prediction times a label of -1 or +1."""
 
 from cupylosses.definition import Kink, Operand, Parameter, define
+from cupylosses.special import where_nan
 
 
 def _hinge_reference(xp, input, target, margin):
@@ -30,4 +31,78 @@ hinge_loss = define(
         "one target per row is `target[:, None]`."
     ),
     source="C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.",
+)
+
+
+def _relu_active(xp, x):
+    return xp.where(x < 0, xp.zeros_like(x), x)
+
+
+def _hinge_embedding_reference(xp, input, target, margin):
+    value = xp.where(target > 0, input, _relu_active(xp, margin - input))
+    # The sign ties the target into the graph, with derivative 0.
+    return where_nan(xp, target == 0, value + 0 * xp.sign(target))
+
+
+hinge_embedding_loss = define(
+    name="hinge_embedding_loss",
+    summary="Distance of a similar pair, or what a dissimilar pair lacks of the margin, element by element.",
+    formula="input where target > 0, max(0, margin - input) where target < 0",
+    operands=(
+        Operand("input", "The distance."),
+        Operand(
+            "target",
+            "The label, -1 or +1, of which the sign counts; NaN is the loss of 0.",
+            domain="sign",
+            integer=True,
+        ),
+    ),
+    parameters=(Parameter("margin", 1.0, "The distance at which a dissimilar pair costs nothing."),),
+    value="nan_unless(abs(target) > 0, where(target > 0, input, relu_active(margin - input)))",
+    reference=_hinge_embedding_reference,
+    torch="hinge_embedding_loss",
+    module="HingeEmbeddingLoss",
+    positional="input target margin size_average reduce reduction",
+    kinks=lambda margin: [Kink((margin, -1.0), 0.0, (-1.0, 0.0))],
+    convention="At input = margin a dissimilar pair counts as active, with gradient -1; the label has gradient 0.",
+    cases=({}, {"margin": 0.5}),
+    source=("R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006."),
+)
+
+
+def _margin_ranking_reference(xp, input1, input2, target, margin):
+    # As for the hinge loss: an inactive pair has gradient 0 also where an operand is infinite.
+    inactive = margin - target * (input1 - input2) < 0
+    zero = xp.zeros_like(target * (input1 - input2))
+    first, second, label = (xp.where(inactive, zero, x) for x in (input1, input2, target))
+    return xp.where(inactive, zero, margin - label * (first - second))
+
+
+margin_ranking_loss = define(
+    name="margin_ranking_loss",
+    summary="Hinge loss of the order of two scores, element by element.",
+    formula="max(0, margin - target (input1 - input2))",
+    operands=(
+        Operand("input1", "The score of the first."),
+        Operand("input2", "The score of the second."),
+        Operand(
+            "target",
+            "+1 where the first should have the higher score, -1 where the second; any number is taken as it is.",
+            domain="sign",
+            integer=True,
+        ),
+    ),
+    parameters=(Parameter("margin", 0.0, "The difference of scores beyond which a pair costs nothing."),),
+    value="relu_active(margin - target * (input1 - input2))",
+    reference=_margin_ranking_reference,
+    torch="margin_ranking_loss",
+    module="MarginRankingLoss",
+    positional="input1 input2 target margin size_average reduce reduction",
+    kinks=lambda margin: [Kink((margin + 0.75, 0.75, 1.0), 0.0, (-1.0, 1.0, -margin))],
+    convention="At target (input1 - input2) = margin a pair counts as active: (-target, target, input2 - input1).",
+    cases=({}, {"margin": 0.5}),
+    source=(
+        "R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large "
+        "Margin Classifiers, 2000."
+    ),
 )
