@@ -31,6 +31,210 @@ def evaluate(call: Call) -> Any: ...
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
 def backend(library: str) -> Any: ...
 def function_of(loss: Loss, module: str = ...) -> Callable[..., Any]: ...
+def binary_cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | float | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Cross entropy of predicted probabilities and labels of 0 and 1, element by element.
+
+        -(target log(input) + (1 - target) log(1 - input)), each logarithm at least -100
+
+    Args:
+        input: The predicted probability. Shape (*), floating; operands broadcast. Domain: probability.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The derivative is (1 - target) / (1 - input) - target / input,
+        where neither 1 / input nor 1 / (1 - input) exceeds 1e12, and for the target the difference of the bounded
+        logarithms. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    The loss is NaN where input or target is no probability. Logits keep more digits: a sigmoid rounds to 1 what
+    `binary_cross_entropy_with_logits` still tells apart.
+
+    Drop-in for ``torch.nn.functional.binary_cross_entropy``.
+
+    Source: I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.
+    """
+
+def binary_cross_entropy_with_logits(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | float | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    pos_weight: _Exchangeable | float | None = None,
+    *,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Cross entropy of logits and labels of 0 and 1, element by element.
+
+        pos_weight target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))
+
+    Args:
+        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        pos_weight: The weight of the label 1; finite. Shape (*), floating or integer, or a number; operands broadcast. Domain: nonnegative. Default 1.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
+        0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Value and gradient keep their digits where the prediction is right and confident: neither becomes 0.
+
+    Drop-in for ``torch.nn.functional.binary_cross_entropy_with_logits``.
+
+    Source: D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    """
+
+def multilabel_soft_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | float | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension.
+
+        target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))
+
+    Args:
+        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the mean over the last dimension, per row; with 'sum' the sum of these, with 'mean'
+        their mean. `weighted_mean` divides the sum of all elements by the sum of the weights, `batchmean`
+        the sum of the rows by the size of the first dimension. With `dim`, elements are reduced.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
+        0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.multilabel_soft_margin_loss``.
+
+    Source: G. Tsoumakas, I. Katakis, Multi-label classification: an overview, International Journal of Data Warehousing and Mining 3, 2007.
+    """
+
+def soft_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Logistic loss of a score against a label of -1 or +1, element by element.
+
+        log(1 + exp(-input target))
+
+    Args:
+        input: The score. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label, -1 or +1; NaN is the loss of 0. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the right sign costs nothing, with gradient
+        0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.soft_margin_loss``.
+
+    Source: J. Friedman, T. Hastie, R. Tibshirani, Additive logistic regression: a statistical view of boosting, Annals of Statistics 28, 2000.
+    """
+
 def kl_div(
     input: _Array,
     target: _Exchangeable,

@@ -81,7 +81,7 @@ __device__ __forceinline__ Dual<T, 0> lift(Literal x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The chain rule: every primitive is one of these two with its value and partial derivatives
+// The chain rule: every primitive is one of these with its value and partial derivatives
 
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> chain(const Dual<T, kMask>& a, T value, T partial) {
@@ -110,6 +110,12 @@ __device__ __forceinline__ Dual<T, kA | kB> chain(const Dual<T, kA>& a, const Du
     }
   }
   return y;
+}
+
+template <class T, unsigned kA, unsigned kB, unsigned kC>
+__device__ __forceinline__ Dual<T, kA | kB | kC> chain(const Dual<T, kA>& a, const Dual<T, kB>& b, const Dual<T, kC>& c,
+                                                       T value, T partial_a, T partial_b, T partial_c) {
+  return chain(chain(a, b, value, partial_a, partial_b), c, value, T(1), partial_c);
 }
 
 // The tangent of x in a slot that its mask may lack.

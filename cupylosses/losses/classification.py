@@ -1,0 +1,158 @@
+"""Losses of independent yes-or-no decisions: of probabilities, of logits, and of scores against labels of -1 and +1."""
+
+from math import inf
+
+from cupylosses.definition import Kink, Operand, define
+from cupylosses.special import detached, softplus, softplus_excess, where_nan, with_derivative_of
+
+_LABEL = Operand("target", "The label: 0, 1, or a probability.", domain="probability", integer=True)
+_LOGIT = Operand("input", "The logit of the prediction.")
+
+#: Bounds of the logarithm of a probability and of its derivative.
+_LEAST_LOG, _MOST_SLOPE = -100.0, 1e12
+
+
+def _bounded_log(xp, p, log):
+    # `log` is log p where p is not tiny; below, the derivative is that of a line, whose value is corrected.
+    zero = xp.zeros_like(p)
+    tiny = p < 1 / _MOST_SLOPE
+    value = xp.log(detached(xp.where(tiny & (p > 0), p, zero + 1)))
+    value = xp.where((p > 0) & (value > _LEAST_LOG), value, zero + _LEAST_LOG)
+    return xp.where(tiny, with_derivative_of(value, xp.where(tiny, p, zero) * _MOST_SLOPE), log)
+
+
+def _bce_reference(xp, input, target):
+    zero = xp.zeros_like(input)
+    miss = 1 - input
+    log_hit = _bounded_log(xp, input, xp.log(xp.where(input < 1 / _MOST_SLOPE, zero + 1, input)))
+    log_miss = _bounded_log(xp, miss, xp.log1p(-xp.where(miss < 1 / _MOST_SLOPE, zero, input)))
+    probable = (input >= 0) & (input <= 1) & (target >= 0) & (target <= 1)
+    return where_nan(xp, ~probable, target * -log_hit + (1 - target) * -log_miss)
+
+
+binary_cross_entropy = define(
+    name="binary_cross_entropy",
+    summary="Cross entropy of predicted probabilities and labels of 0 and 1, element by element.",
+    formula="-(target log(input) + (1 - target) log(1 - input)), each logarithm at least -100",
+    operands=(Operand("input", "The predicted probability.", domain="probability"), _LABEL),
+    value="log_loss(input, target)",
+    reference=_bce_reference,
+    heavy=True,
+    torch="binary_cross_entropy",
+    module="BCELoss",
+    positional="input target weight size_average reduce reduction",
+    kinks=lambda: [Kink((0.0, 0.0), 0.0, (1.0, 100.0)), Kink((1.0, 1.0), 0.0, (-1.0, -100.0))],
+    convention=(
+        "The derivative is (1 - target) / (1 - input) - target / input, where neither 1 / input nor 1 / (1 - input) "
+        "exceeds 1e12, and for the target the difference of the bounded logarithms."
+    ),
+    notes=(
+        "The loss is NaN where input or target is no probability. Logits keep more digits: a sigmoid rounds to 1 what "
+        "`binary_cross_entropy_with_logits` still tells apart."
+    ),
+    source="I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.",
+)
+
+
+def _logistic_reference(xp, x, y, weight):
+    label = xp.where(x > 0, 1 - y, y)
+    factor = xp.where(x > 0, xp.ones_like(x), weight * xp.ones_like(x))
+    size = xp.where(x > 0, x, -x)
+    # 0 * inf = 0, and the derivatives with it.
+    nothing = ((label == 0) | (factor == 0)) & xp.isinf(x)
+    # The sum keeps the digits of a small weight, the product those of the derivative with weight 1.
+    curved = with_derivative_of((1 - y) + weight * y, 1 + (weight - 1) * y) * softplus_excess(xp, x)
+    return factor * (label * xp.where(nothing, xp.zeros_like(size), size)) + curved
+
+
+def _bce_with_logits_reference(xp, input, target, pos_weight):
+    infinite = xp.isinf(pos_weight)
+    weight = xp.where(infinite, xp.ones_like(pos_weight), pos_weight)
+    return where_nan(xp, infinite, _logistic_reference(xp, input, target, weight))
+
+
+def _perfect_logits(**_):
+    return [Kink((inf, 1.0), 0.0, (0.0, 0.0)), Kink((-inf, 0.0), 0.0, (0.0, 0.0))]
+
+
+binary_cross_entropy_with_logits = define(
+    name="binary_cross_entropy_with_logits",
+    summary="Cross entropy of logits and labels of 0 and 1, element by element.",
+    formula="pos_weight target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))",
+    operands=(
+        _LOGIT,
+        _LABEL,
+        Operand(
+            "pos_weight",
+            "The weight of the label 1; finite.",
+            domain="nonnegative",
+            integer=True,
+            number=True,
+            default=1.0,
+        ),
+    ),
+    value="logistic_loss(input, target, pos_weight)",
+    reference=_bce_with_logits_reference,
+    heavy=True,
+    torch="binary_cross_entropy_with_logits",
+    module="BCEWithLogitsLoss",
+    positional="input target weight size_average reduce reduction pos_weight",
+    kinks=lambda: [Kink((*x.operands, 1.0), x.value, (*x.gradient, 0.0)) for x in _perfect_logits()],
+    convention="An infinite logit for the right label costs nothing, with gradient 0.",
+    notes="Value and gradient keep their digits where the prediction is right and confident: neither becomes 0.",
+    source=(
+        "D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958."
+    ),
+)
+
+
+multilabel_soft_margin_loss = define(
+    name="multilabel_soft_margin_loss",
+    summary="Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension.",
+    formula="target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))",
+    operands=(_LOGIT, _LABEL),
+    value="logistic_loss(input, target, 1)",
+    reference=lambda xp, input, target: _logistic_reference(xp, input, target, 1.0),
+    heavy=True,
+    torch="multilabel_soft_margin_loss",
+    module="MultiLabelSoftMarginLoss",
+    positional="input target weight size_average reduce reduction",
+    mean_of_rows=True,
+    kinks=_perfect_logits,
+    convention="An infinite logit for the right label costs nothing, with gradient 0.",
+    source=(
+        "G. Tsoumakas, I. Katakis, Multi-label classification: an overview, International Journal of Data Warehousing "
+        "and Mining 3, 2007."
+    ),
+)
+
+
+def _soft_margin_reference(xp, input, target):
+    # Beyond the range of exp the gradient is 0 also where an operand is infinite: the product is not formed there.
+    beyond = input * target == inf
+    zero = xp.zeros_like(input * target)
+    margin = xp.where(beyond, zero, input) * xp.where(beyond, zero, target)
+    return where_nan(xp, target == 0, xp.where(beyond, zero, softplus(xp, -margin)))
+
+
+soft_margin_loss = define(
+    name="soft_margin_loss",
+    summary="Logistic loss of a score against a label of -1 or +1, element by element.",
+    formula="log(1 + exp(-input target))",
+    operands=(
+        Operand("input", "The score."),
+        Operand("target", "The label, -1 or +1; NaN is the loss of 0.", domain="sign", integer=True),
+    ),
+    value="nan_unless(abs(target) > 0, softplus(-(input * target)))",
+    reference=_soft_margin_reference,
+    heavy=True,
+    torch="soft_margin_loss",
+    module="SoftMarginLoss",
+    positional="input target size_average reduce reduction",
+    kinks=lambda: [Kink((inf, 1.0), 0.0, (0.0, 0.0)), Kink((-inf, -1.0), 0.0, (0.0, 0.0))],
+    convention="An infinite score of the right sign costs nothing, with gradient 0.",
+    source=(
+        "J. Friedman, T. Hastie, R. Tibshirani, Additive logistic regression: a statistical view of boosting, Annals "
+        "of Statistics 28, 2000."
+    ),
+)
