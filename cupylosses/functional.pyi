@@ -291,6 +291,116 @@ def kl_div(
     Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
     """
 
+def poisson_nll_loss(
+    input: _Array,
+    target: _Exchangeable,
+    log_input: bool = True,
+    full: bool | Literal["exact"] = False,
+    size_average: bool | None = None,
+    eps: float = 1e-08,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Negative log-likelihood of counts, given the rates of their Poisson distributions.
+
+        exp(input) - target input, or input - target log(input + eps), plus log(target!) if full
+
+    Args:
+        input: The logarithm of the rate, or with `log_input=False` the rate, whose loss is NaN where it is negative. Shape (*), floating; operands broadcast. Domain: real or positive.
+        target: The count; any number from 0 is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: nonnegative or positive.
+        log_input: Whether `input` is the logarithm of the rate. Default True.
+        full: Whether log(target!) is added: True adds Stirling's approximation of it where target > 1, as torch does, "exact" the term itself, log Gamma(1 + target). One of False, True, 'exact'. Default False.
+        eps: Added to the rate before the logarithm if `log_input=False`. Must be a number >= 0. Default 1e-08.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. Where target is 0, target log(rate) is 0 for any rate, with
+        derivatives 0 where the logarithm is infinite. At target = 1 the gradient is that without Stirling's term.
+        Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Drop-in for ``torch.nn.functional.poisson_nll_loss``.
+
+    Source: P. McCullagh, J. A. Nelder, Generalized Linear Models, second edition, 1989.
+    """
+
+def gaussian_nll_loss(
+    input: _Array,
+    target: _Exchangeable,
+    var: _Exchangeable | float,
+    full: bool = False,
+    eps: float = 1e-06,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Negative log-likelihood of a target, given mean and variance of its normal distribution.
+
+        (log v + (input - target)^2 / v) / 2, plus log(2 pi) / 2 if full, with v = max(var, eps)
+
+    Args:
+        input: The mean. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        var: The variance; the loss is NaN where it is negative. Shape (*), floating or integer, or a number; operands broadcast. Domain: positive.
+        full: Whether the constant log(2 pi) / 2 is added. Default False.
+        eps: The least variance. Must be a number >= 0. Default 1e-06.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. Where var < eps the gradient is that at v = eps, for var as well,
+        which so can grow again. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    `var` is checked where it is, on the GPU, so the host does not wait for it.
+
+    Drop-in for ``torch.nn.functional.gaussian_nll_loss``.
+
+    Source: D. A. Nix, A. S. Weigend, Estimating the mean and variance of the target probability distribution, IEEE International Conference on Neural Networks, 1994.
+    """
+
 def hinge_loss(
     input: _Array,
     target: _Exchangeable,

@@ -26,6 +26,37 @@ class KLDivLoss(torch.nn.KLDivLoss):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class PoissonNLLLoss(torch.nn.PoissonNLLLoss):
+    """Negative log-likelihood of counts, given the rates of their Poisson distributions."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class GaussianNLLLoss(torch.nn.GaussianNLLLoss):
+    """Negative log-likelihood of a target, given mean and variance of its normal distribution."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        var: torch.Tensor | float,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class HingeLoss(torch.nn.Module):
     """Hinge loss of a margin classifier, element by element, with broadcasting."""
 
