@@ -11,6 +11,66 @@ __all__: list[str]
 
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
+class BCELoss(torch.nn.BCELoss):
+    """Cross entropy of predicted probabilities and labels of 0 and 1, element by element."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class BCEWithLogitsLoss(torch.nn.BCEWithLogitsLoss):
+    """Cross entropy of logits and labels of 0 and 1, element by element."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MultiLabelSoftMarginLoss(torch.nn.MultiLabelSoftMarginLoss):
+    """Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class SoftMarginLoss(torch.nn.SoftMarginLoss):
+    """Logistic loss of a score against a label of -1 or +1, element by element."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class KLDivLoss(torch.nn.KLDivLoss):
     """Kullback-Leibler divergence of the prediction from the target, element by element."""
 

@@ -1,0 +1,383 @@
+"""Where torch's losses lose digits, overflow, or become NaN: what the loss and its gradient are there.
+
+The numbers are exact limits, or were computed with 40 digits. Each point is tried on the reference path and on kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isnan, log, nan, pi
+from typing import Any
+
+import mpmath
+import numpy
+import pytest
+import torch
+
+import cupylosses.functional as F
+from cupylosses.special import log_factorial, stirling_remainder
+
+#: Epsilons that a finite result other than 0 may be off.
+EPSILONS = 4
+
+FLOATS = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def at(name: str, device: str, dtype: str, operands: Sequence[float], **options: Any) -> tuple[float, ...]:
+    """The loss of one element, then its derivative with respect to each operand."""
+    function = getattr(F, name)
+    names = [x.name for x in function.loss.operands]
+    tensors = [torch.tensor([x], dtype=getattr(torch, dtype), device=device, requires_grad=True) for x in operands]
+    value = function(**dict(zip(names, tensors, strict=False)), reduction="none", **options)
+    return value.item(), *(x.item() for x in torch.autograd.grad(value, tensors))
+
+
+def check(
+    name: str, device: str, dtype: str, operands: Sequence[float], expected: Sequence[float], **options: Any
+) -> None:
+    """The loss and its derivatives at a point; of the derivatives, as many as are given."""
+    found = at(name, device, dtype, operands, **options)[: len(expected)]
+    error = EPSILONS * torch.finfo(getattr(torch, dtype)).eps
+    for a, b in zip(found, expected, strict=True):
+        exact = b in (0, inf, -inf) or isnan(b)
+        right = a == b or (isnan(a) and isnan(b)) if exact else abs(a - b) <= error * abs(b)
+        assert right, f"{name}{tuple(operands)}: {found}, not {tuple(expected)}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# binary_cross_entropy
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        # Perfect: the derivative is not 0, as torch has it.
+        ((0.0, 0.0), (0.0, 1.0, 100.0)),
+        ((1.0, 1.0), (0.0, -1.0, -100.0)),
+        # Wrong: the logarithm is bounded, and the derivatives are, that of the label too, which torch has as infinite.
+        ((0.0, 1.0), (100.0, -1e12, 100.0)),
+        ((1.0, 0.0), (100.0, 1e12, -100.0)),
+        # Tiny: torch has 1e-18 where the derivative is 1, because it divides by p (1 - p).
+        ((2.0**-100, 0.0), (7.888609052210118e-31, 1.0, 69.31471805599453)),
+        ((2.0**-100, 1.0), (69.31471805599453, -1e12, 69.31471805599453)),
+        ((2.0**-30, 0.0), (9.313225750491594e-10, 1.0000000009313226, 20.794415415867036)),
+        ((2.0**-30, 1.0), (20.79441541679836, -(2.0**30), 20.794415415867036)),
+        ((1 - 2.0**-24, 1.0), (5.960464655174753e-08, -1.0000000596046483)),
+        ((0.5, 0.25), (log(2), 1.0, 0.0)),
+        # No probability: torch raises, ends the context of a GPU, or compiled returns a negative loss.
+        *[(x, (nan, nan, nan)) for x in ((1.5, 1.0), (-0.5, 0.0), (0.5, 2.0), (0.5, -1.0), (nan, 0.0), (0.5, nan))],
+    ],
+)
+def test_bce(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("binary_cross_entropy", device, dtype, operands, expected)
+
+
+def test_bce_is_no_negative_zero(device: str) -> None:
+    right = torch.tensor([0.0, 1.0], device=device)
+    assert not F.binary_cross_entropy(right, right, reduction="none").signbit().any()
+
+
+def test_bce_gradient_in_half_is_scaled_before_it_is_rounded(device: str) -> None:
+    """torch's is -inf in float16, whatever it is multiplied with."""
+    probability = torch.zeros(1, dtype=torch.float16, device=device, requires_grad=True)
+    loss = F.binary_cross_entropy(probability, torch.ones_like(probability), reduction="none")
+    loss.backward(torch.full_like(loss, 2.0**-24))
+    assert probability.grad is not None and probability.grad.item() == -59616.0  # 1e12 / 2^24 in float16
+
+
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "binary_cross_entropy_with_logits"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "bfloat16", "float64"])
+def test_labels_of_any_dtype(name: str, dtype: str, device: str) -> None:
+    """torch raises for integers and bools, and returns what a narrow label makes of the loss."""
+    prediction = torch.tensor([0.25, 0.75, 0.5], device=device)
+    label = torch.tensor([0.0, 1.0, 1.0], device=device)
+    found = getattr(F, name)(prediction, label.to(getattr(torch, dtype)))
+    torch.testing.assert_close(found.float(), getattr(F, name)(prediction, label))
+    assert found.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Logits
+
+LOGITS = [
+    # Right and confident: torch's derivative is 0.
+    ((17.0, 1.0), (4.139937633089748e-08, -4.1399375473943306e-08, -17.0)),
+    ((-17.0, 0.0), (4.139937633089748e-08, 4.1399375473943306e-08, 17.0)),
+    ((80.0, 1.0), (1.8048513878454153e-35, -1.8048513878454153e-35, -80.0)),
+    ((1e4, 0.0), (1e4, 1.0, -1e4)),
+    ((-1e4, 1.0), (1e4, -1.0, 1e4)),
+    ((3e38, 0.0), (3e38, 1.0, -3e38)),
+    ((0.0, 0.5), (log(2), 0.0, 0.0)),
+    ((3.0, 2.0), (-2.951412648426258, -1.0474258731775667, -3.0)),
+    # Infinite: torch has NaN in four of these.
+    ((inf, 0.0), (inf, 1.0, -inf)),
+    ((inf, 0.5), (inf, 0.5, -inf)),
+    ((inf, 1.0), (0.0, 0.0, 0.0)),
+    ((-inf, 0.0), (0.0, 0.0, 0.0)),
+    ((-inf, 0.5), (inf, -0.5, inf)),
+    ((-inf, 1.0), (inf, -1.0, inf)),
+    ((nan, 1.0), (nan, nan, nan)),
+    ((1.0, nan), (nan, nan, nan)),
+]
+
+
+@FLOATS
+@pytest.mark.parametrize("name", ["binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"])
+@pytest.mark.parametrize(("operands", "expected"), LOGITS)
+def test_logits(name: str, operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check(name, device, dtype, operands, expected)
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        (
+            (17.0, 1.0, 3.0),
+            (1.241981289926924e-07, -1.2419812642182992e-07, -16.999999917201247, 4.139937633089748e-08),
+        ),
+        ((-2.0, 0.25, 3.0), (1.6903920165644588, -0.5711956169668236, 6.253856022085945, 0.5317320027607432)),
+        ((2.0, 1.0, 0.0), (0.0, 0.0, -2.1269280110429727, 0.1269280110429725)),
+        ((inf, 1.0, 3.0), (0.0, 0.0, 0.0, 0.0)),
+        ((-inf, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0)),
+        ((-inf, 1.0, 3.0), (inf, -3.0, inf, inf)),
+        ((1.0, 0.0, inf), (nan, nan, nan, nan)),
+        ((1.0, 0.0, nan), (nan, nan, nan, nan)),
+    ],
+)
+def test_weight_of_the_label_1(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("binary_cross_entropy_with_logits", device, dtype, operands, expected)
+
+
+@pytest.mark.parametrize(("logit", "label"), [(10.0, 1.0), (-10.0, 0.0)])
+def test_confident_logits_in_half(logit: float, label: float, device: str) -> None:
+    """torch's float16 gives 0 for one of value and gradient of each."""
+    value, slope, _ = at("binary_cross_entropy_with_logits", device, "float16", (logit, label))
+    assert value == abs(slope) == torch.tensor(4.54e-5, dtype=torch.float16).item()
+
+
+def test_multilabel_takes_labels_of_bool(device: str) -> None:
+    logits, labels = torch.randn(4, 3, device=device), torch.rand(4, 3, device=device) > 0.5
+    expected = torch.nn.functional.multilabel_soft_margin_loss(logits, labels.float(), reduction="none")
+    torch.testing.assert_close(F.multilabel_soft_margin_loss(logits, labels, reduction="none"), expected)
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        # torch overflows from 89 on, in float16 from 12, and has a NaN gradient.
+        ((-89.0, 1.0), (89.0, -1.0, 89.0)),
+        ((3e38, -1.0), (3e38, 1.0, -3e38)),
+        ((-inf, 1.0), (inf, -1.0, inf)),
+        ((inf, -1.0), (inf, 1.0, -inf)),
+        ((inf, 1.0), (0.0, 0.0, 0.0)),
+        ((-inf, -1.0), (0.0, 0.0, 0.0)),
+        ((17.0, 1.0), (4.139937633089748e-08, -4.1399375473943306e-08)),
+        ((2.0, 0.0), (nan, nan, nan)),
+        ((nan, 1.0), (nan, nan, nan)),
+    ],
+)
+def test_soft_margin(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("soft_margin_loss", device, dtype, operands, expected)
+
+
+def test_soft_margin_in_half(device: str) -> None:
+    assert at("soft_margin_loss", device, "float16", (-12.0, 1.0)) == (12.0, -1.0, 12.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Margins
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        ((1.0, -1.0), (0.0, -1.0, 0.0)),
+        ((2.0, -1.0), (0.0, 0.0, 0.0)),
+        ((0.25, 1.0), (0.25, 1.0, 0.0)),
+        ((inf, -1.0), (0.0, 0.0, 0.0)),
+        ((-inf, 1.0), (-inf, 1.0, 0.0)),
+        # torch adds both branches for a label that is none, and has a gradient of 1 for NaN.
+        ((0.25, 0.0), (nan, nan, nan)),
+        ((nan, 1.0), (nan, nan, nan)),
+        ((nan, -1.0), (nan, nan, nan)),
+    ],
+)
+def test_hinge_embedding(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("hinge_embedding_loss", device, dtype, operands, expected)
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        ((1.0, 1.0, 1.0), (0.0, -1.0, 1.0, 0.0)),
+        ((1.5, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)),
+        ((1.5, 1.0, -1.0), (0.5, 1.0, -1.0, -0.5)),
+        ((inf, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)),
+        ((0.0, inf, 1.0), (inf, -1.0, 1.0, inf)),
+        # torch's gradients are finite.
+        ((nan, 0.0, 1.0), (nan, nan, nan, nan)),
+        ((inf, inf, 1.0), (nan, nan, nan, nan)),
+    ],
+)
+def test_margin_ranking(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("margin_ranking_loss", device, dtype, operands, expected)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Likelihoods
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "full", "expected"),
+    [
+        ((0.0, 2.0), False, (1.0, -1.0, 0.0)),
+        # A rate of 0 and no count: NaN in torch.
+        ((-inf, 0.0), False, (0.0, 0.0, 0.0)),
+        ((-inf, 1.0), False, (inf, -1.0, inf)),
+        ((inf, 0.0), False, (inf, inf, 0.0)),
+        ((nan, 0.0), False, (nan, nan, nan)),
+        ((0.0, nan), False, (nan, nan, nan)),
+        # Stirling's formula where torch has it; at 0 torch's derivative with respect to the count is NaN.
+        ((-1.0, 0.0), True, (0.36787944117144233, 0.36787944117144233, 1.0)),
+        ((0.0, 0.5), True, (1.0, 0.5, 0.0)),
+        ((0.0, 1.0), True, (1.0, 0.0, 0.0)),
+        ((0.0, 2.0), True, (1.651806484604536, -1.0, 0.9431471805599453)),
+        ((3.0, 20.0), True, (2.416987064249156,)),
+        # The term itself, which torch has not, with the digamma function as derivative.
+        ((-1.0, 0.0), "exact", (0.36787944117144233, 0.36787944117144233, 0.42278433509846713)),
+        ((0.0, 0.5), "exact", (0.8792177623647548, 0.5)),
+        ((0.0, 1.0), "exact", (1.0, 0.0, 0.42278433509846713)),
+        ((0.0, 2.0), "exact", (1.6931471805599454, -1.0, 0.9227843350984671)),
+        ((0.0, 5.0), "exact", (5.787491742782046, -4.0, 1.7061176684318005)),
+        ((3.0, 20.0), "exact", (2.421153383941153,)),
+        ((0.0, -1.0), "exact", (nan, nan, nan)),
+        ((0.0, inf), "exact", (nan, nan, nan)),
+    ],
+)
+def test_poisson(operands: Sequence[float], full: Any, expected: Sequence[float], dtype: str, device: str) -> None:
+    check("poisson_nll_loss", device, dtype, operands, expected, full=full)
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "full", "expected"),
+    [
+        ((0.0, 1.0), False, (18.420680743952367, -99999999.0, 18.420680743952367)),
+        ((0.0, 1.0), "exact", (18.420680743952367, -99999999.0)),
+        # A negative rate has no likelihood, whatever was counted; so says torch.
+        ((-1.0, 0.0), False, (nan, nan, nan)),
+        ((-1.0, 2.0), True, (nan, nan, nan)),
+        ((-1.0, 2.0), "exact", (nan, nan, nan)),
+        ((nan, 0.0), False, (nan, nan, nan)),
+    ],
+)
+def test_poisson_of_rates(
+    operands: Sequence[float], full: Any, expected: Sequence[float], dtype: str, device: str
+) -> None:
+    check("poisson_nll_loss", device, dtype, operands, expected, log_input=False, full=full)
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        # No rate and no count: NaN in torch.
+        ((0.0, 0.0), (0.0, 1.0, 0.0)),
+        ((0.0, 1.0), (inf, -inf, inf)),
+        ((2.0, 0.0), (2.0, 1.0, -log(2))),
+        ((inf, 0.0), (inf, 1.0, 0.0)),
+    ],
+)
+def test_poisson_of_rates_as_they_are(
+    operands: Sequence[float], expected: Sequence[float], dtype: str, device: str
+) -> None:
+    check("poisson_nll_loss", device, dtype, operands, expected, log_input=False, eps=0.0)
+
+
+def test_poisson_rate_of_0_in_half(device: str) -> None:
+    """torch adds 1e-8 in float16, where it is 0."""
+    assert at("poisson_nll_loss", device, "float16", (0.0, 1.0), log_input=False)[0] == 18.421875
+
+
+@pytest.mark.parametrize("log_input", [True, False])
+def test_poisson_keeps_its_digits_where_the_prediction_is_good(log_input: bool, device: str) -> None:
+    """What remains of terms of 10^7 is about 8: in float32 torch has lost it."""
+    count = torch.tensor([1e6], dtype=torch.float32, device=device)
+    rate = count * (1 + torch.linspace(-1e-3, 1e-3, 101, device=device))
+    rate = rate.log() if log_input else rate
+    for full in (True, "exact"):
+        found = F.poisson_nll_loss(rate, count, log_input=log_input, full=full, reduction="none", eps=0.0)
+        exact = F.poisson_nll_loss(
+            rate.cpu().double(), count.cpu().double(), log_input=log_input, full=full, reduction="none", eps=0.0
+        )
+        # A rate that is off by its rounding moves the loss by as much as a relative 1e-5 of it.
+        torch.testing.assert_close(found.cpu().double(), exact, rtol=2e-4, atol=0)
+
+
+def test_log_factorial_is_log_gamma() -> None:
+    t = numpy.array([0.0, 1e-300, 1e-16, 1e-8, 0.001, 0.1, 0.5, 0.9])
+    with mpmath.workdps(330):
+        exact = [float(mpmath.loggamma(1 + mpmath.mpf(x))) for x in t]
+    numpy.testing.assert_allclose(log_factorial(numpy, t), exact, rtol=1e-13)
+
+
+def test_stirling_remainder_is_what_log_gamma_leaves() -> None:
+    t = numpy.array([1.0, 1.5, 3.0, 10.0, 50.0, 1e5])
+    with mpmath.workdps(40):
+        wide = [mpmath.mpf(x) for x in t]
+        formula = [x * mpmath.log(x) - x + mpmath.log(2 * mpmath.pi * x) / 2 for x in wide]
+        exact = [float(mpmath.loggamma(1 + x) - y) for x, y in zip(wide, formula, strict=True)]
+    numpy.testing.assert_allclose(stirling_remainder(numpy, t), exact, rtol=0, atol=2e-15)
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        # Too small a variance: the value at eps, and the derivatives there, as torch has them.
+        ((1.0, 0.0, 0.0), (499993.092244721, 1e6, -1e6, -499999500000.0)),
+        ((0.0, 0.0, 0.0), (-6.907755278982137, 0.0, 0.0, 5e5)),
+        ((0.0, 0.0, inf), (inf, 0.0, 0.0, 0.0)),
+        # torch looks at every variance on the host, and raises.
+        ((1.0, 0.0, -1.0), (nan, nan, nan, nan)),
+        ((1.0, 0.0, nan), (nan, nan, nan, nan)),
+        ((nan, 0.0, 1.0), (nan, nan, nan, nan)),
+        ((inf, 0.0, 1.0), (inf, inf, -inf, -inf)),
+    ],
+)
+def test_gaussian(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("gaussian_nll_loss", device, dtype, operands, expected)
+
+
+@FLOATS
+def test_gaussian_below_a_variance_of_1(dtype: str, device: str) -> None:
+    check("gaussian_nll_loss", device, dtype, (0.5, 0.0, 0.0), (0.125, 0.5, -0.5, 0.375), eps=1.0)
+    check("gaussian_nll_loss", device, dtype, (1.0, 1.0, 1.0), (log(2 * pi) / 2, 0.0, 0.0, 0.5), full=True)
+
+
+def test_gaussian_does_not_overflow_on_the_way(device: str) -> None:
+    """torch squares first, to inf."""
+    assert at("gaussian_nll_loss", device, "float32", (2.0**100, 0.0, 2.0**100))[0] == 2.0**99
+
+
+@pytest.mark.parametrize("variance", [2, 2.0, torch.tensor([2, 2]), torch.tensor([True, True])], ids=repr)
+def test_gaussian_takes_variances_of_any_kind(variance: Any, device: str) -> None:
+    mean, target = torch.tensor([1.0, 2.0], device=device), torch.zeros(2, device=device)
+    given = variance.to(device) if isinstance(variance, torch.Tensor) else variance
+    expected = torch.nn.functional.gaussian_nll_loss(
+        mean, target, torch.as_tensor(given, device=device).float() + target
+    )
+    torch.testing.assert_close(F.gaussian_nll_loss(mean, target, given), expected)
+
+
+def test_gaussian_in_half(device: str) -> None:
+    """torch divides by 1e-6 in float16, where the quotient is inf."""
+    mean = torch.tensor([1.0], dtype=torch.float16, device=device)
+    zero = torch.zeros_like(mean)
+    assert F.gaussian_nll_loss(mean, zero, zero, reduction="sum", out_dtype="float32").item() == pytest.approx(499993.1)
