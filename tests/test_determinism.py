@@ -16,7 +16,7 @@ from cupylosses import codegen, launch
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss
 from cupylosses.testing import properties, samples
-from cupylosses.testing.check import run
+from cupylosses.testing.check import by_position, run
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 
@@ -49,7 +49,7 @@ def test_many_calls_of_a_large_loss(loss: Loss, layout: str) -> None:
 
 def results(loss: Loss, operands: list[torch.Tensor], reduction: str) -> list[torch.Tensor]:
     """The value alone, and the value with gradients for an expected and for another upstream gradient."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     found = [function(*operands, reduction=reduction)]
     for grad_output in (1.0, 1.0, -3.0):
         result = run(lambda *x: function(*x, reduction=reduction), operands, (True,) * len(operands), grad_output)
@@ -83,7 +83,7 @@ def test_grid_does_not_matter(
 @pytest.mark.gpu
 def test_streams_do_not_disturb_each_other(loss: Loss) -> None:
     """Calls at once on several streams: each has its own partial sums and its own ticket of the last block."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     streams = [torch.cuda.Stream() for _ in range(4)]
     operands = [
         [torch.rand(LARGE, device="cuda", generator=torch.Generator("cuda").manual_seed(i)) for _ in loss.operands]
@@ -106,7 +106,7 @@ def test_promise_of_torchs_deterministic_mode(loss: Loss) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         operands = [torch.rand(33, device=KERNELS, requires_grad=True) for _ in loss.operands]
-        getattr(F, loss.name)(*operands).backward()
+        by_position(loss)(*operands).backward()
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(x.grad is not None for x in operands)

@@ -10,9 +10,9 @@ import torch
 from devices import KERNELS
 
 import cupylosses
-import cupylosses.functional as F
 from cupylosses import interop
 from cupylosses.definition import Loss
+from cupylosses.testing.check import by_position
 
 pytestmark = pytest.mark.representatives
 
@@ -117,22 +117,22 @@ def test_adoption_copies_nothing() -> None:
 
 def test_foreign_operands_become_numpys(loss: Loss) -> None:
     arrays = [numpy.random.default_rng(i).random((4, 3)) for i in range(len(loss.operands))]
-    found = getattr(F, loss.name)(*map(Foreign, arrays))
+    found = by_position(loss)(*map(Foreign, arrays))
     assert isinstance(found, numpy.floating)
-    assert found == getattr(F, loss.name)(*arrays)
+    assert found == by_position(loss)(*arrays)
 
 
 def test_foreign_operands_beside_tensors_become_torchs(loss: Loss) -> None:
     first, *rest = (torch.rand(4, 3, requires_grad=i == 0) for i in range(len(loss.operands)))
-    found = getattr(F, loss.name)(first, *map(Foreign, rest))
-    expected = getattr(F, loss.name)(first, *rest)
+    found = by_position(loss)(first, *map(Foreign, rest))
+    expected = by_position(loss)(first, *rest)
     assert torch.equal(found, expected)
     assert torch.equal(*(torch.autograd.grad(x, first)[0] for x in (found, expected)))
 
 
 def test_foreign_operands_beside_numpys(loss: Loss) -> None:
     first, *rest = (numpy.random.default_rng(i).random((4, 3)) for i in range(len(loss.operands)))
-    assert getattr(F, loss.name)(Foreign(first), *rest) == getattr(F, loss.name)(first, *rest)
+    assert by_position(loss)(Foreign(first), *rest) == by_position(loss)(first, *rest)
 
 
 def test_gradients_of_foreign_operands(loss: Loss) -> None:
@@ -145,7 +145,7 @@ def test_gradients_of_foreign_operands(loss: Loss) -> None:
 
 def test_half_a_protocol_is_no_array(loss: Loss) -> None:
     with pytest.raises(TypeError, match=r"must be a torch.Tensor, .* or an object with `__dlpack__`, got Halfway"):
-        getattr(F, loss.name)(*[Halfway()] * len(loss.operands))
+        by_position(loss)(*[Halfway()] * len(loss.operands))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_tensors_and_arrays_mix(loss: Loss, reduction: str) -> None:
     import cupy
 
     first, *rest = (torch.rand(33, 17, device="cuda", requires_grad=i == 0) for i in range(len(loss.operands)))
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     expected = function(first, *rest, reduction=reduction)
     exact = torch.autograd.grad(expected.sum(), first)[0]
     for others in ([cupy.from_dlpack(x) for x in rest], list(map(Foreign, rest))):
@@ -192,23 +192,23 @@ def test_foreign_operands_on_a_gpu_become_cupys(loss: Loss) -> None:
     import cupy
 
     tensors = [torch.rand(33, 17, device="cuda") for _ in loss.operands]
-    found = getattr(F, loss.name)(*map(Foreign, tensors))
+    found = by_position(loss)(*map(Foreign, tensors))
     assert isinstance(found, cupy.ndarray)
-    assert torch.equal(torch.from_dlpack(found), getattr(F, loss.name)(*tensors))
+    assert torch.equal(torch.from_dlpack(found), by_position(loss)(*tensors))
 
 
 @pytest.mark.kernels
 def test_array_on_the_host_beside_one_on_a_gpu(loss: Loss) -> None:
     first = torch.rand(3, device=KERNELS)
     with pytest.raises((TypeError, ValueError), match=f"^{loss.name}: operands must "):
-        getattr(F, loss.name)(first, *[numpy.zeros(3, numpy.float32)] * (len(loss.operands) - 1))
+        by_position(loss)(first, *[numpy.zeros(3, numpy.float32)] * (len(loss.operands) - 1))
 
 
 @pytest.mark.kernels
 def test_bfloat16_tensors_need_no_bfloat16_of_cupys(loss: Loss) -> None:
     """Kernels read 16-bit words, which every CuPy knows; the address alone crosses."""
     operands = [torch.rand(33, 17, device=KERNELS).bfloat16().requires_grad_() for _ in loss.operands]
-    value = getattr(F, loss.name)(*operands)
+    value = by_position(loss)(*operands)
     assert value.dtype == torch.bfloat16
     gradients = torch.autograd.grad(value, operands)
     assert {g.dtype for g in gradients} == {torch.bfloat16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import warnings
@@ -20,14 +21,23 @@ import cupylosses.nn
 from cupylosses import checks, codegen, compiler, interop
 from cupylosses.codegen import Variant
 from cupylosses.definition import Loss, Operand
+from cupylosses.testing import eager
+from cupylosses.testing.check import by_position
 from cupylosses.testing.variants import variants
 
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 
 
+def required(loss: Loss) -> int:
+    """How many operands have to be given."""
+    return sum(x.default is None for x in loss.operands)
+
+
 def call(loss: Loss, *operands: Any, **options: Any) -> Any:
     """The function of a definition; operands that are not given are fitting ones."""
-    return getattr(F, loss.name)(*operands, *[X] * (len(loss.operands) - len(operands)), **options)
+    missing = len(loss.operands) - len(operands)
+    device = next((x.device for x in operands if isinstance(x, torch.Tensor)), "cpu")
+    return by_position(loss)(*operands, *[X.to(device)] * missing, **options)
 
 
 def with_operand(loss: Loss, position: int, value: Any) -> list[Any]:
@@ -205,7 +215,7 @@ def test_legacy_arguments_warn_and_work(loss: Loss, size_average: bool | None, r
     expected_value = call(loss, reduction=meant)
     for name, function in ways(loss).items():
         with pytest.warns(UserWarning, match=re.escape(expected)) as caught:
-            found = function(*[X] * len(loss.operands), size_average=size_average, reduce=reduce)
+            found = function(*[X] * required(loss), size_average=size_average, reduce=reduce)
         assert torch.equal(found, expected_value)
         assert len(caught) == 1
         assert Path(caught[0].filename) == Path(__file__), f"the warning points at the caller, {name}"
@@ -222,7 +232,7 @@ def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
 
 def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None:
     """Once for each call, also where the call takes two sums."""
-    operands = [torch.rand(4, 3, device=device), torch.rand(3, device=device)]
+    operands = [torch.rand(4, 3, device=device), *[torch.rand(3, device=device)] * (required(loss) - 1)]
     mask = torch.rand(4, 3, device=device) < 0.5
     module = getattr(cupylosses.nn, loss.class_name)()
     calls = ways(loss) | {"module": lambda *operands, **options: module(*operands, **options)}
@@ -236,12 +246,14 @@ def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None
 
 def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.WarningsRecorder) -> None:
     """torch warns for some losses; we warn for the same."""
-    operands = [torch.rand(4, 3, device=device), torch.rand(3, device=device)]
+    operands = [torch.rand(4, 3, device=device), *[torch.rand(3, device=device)] * (len(loss.operands) - 1)]
     call(loss, *operands)
     ours = [w for w in recwarn.list if "broadcast" in str(w.message)]
     recwarn.clear()
-    if loss.torch:
-        getattr(torch.nn.functional, loss.torch)(*operands)
+    theirs = eager.twin(loss, loss.values(), "mean")
+    with contextlib.suppress(ValueError, RuntimeError):  # of those that do not broadcast
+        if theirs:
+            theirs(*operands)
     torchs = [w for w in recwarn.list if "broadcast" in str(w.message)]
     assert len(ours) == len(torchs) == loss.warn_broadcast
     for w in ours:

@@ -19,7 +19,7 @@ import cupylosses
 import cupylosses.functional as F
 from cupylosses.definition import Loss, registry
 from cupylosses.testing import host, properties, samples
-from cupylosses.testing.check import run
+from cupylosses.testing.check import by_position, run
 from cupylosses.testing.host import build
 from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.host.settings import Settings
@@ -607,7 +607,7 @@ def launches(call: Callable[[], Any]) -> int:
 def test_switch(loss: Loss) -> None:
     """Within the block kernels run, before and behind it the formulas; blocks may stand in one another."""
     operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [(5, 7)] * len(loss.operands))
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     assert not host.active()
     assert launches(lambda: function(*operands)) == 0
     with host.execution():

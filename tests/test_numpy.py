@@ -14,6 +14,7 @@ import cupylosses
 import cupylosses.functional as F
 from cupylosses.definition import Loss
 from cupylosses.testing import samples
+from cupylosses.testing.check import by_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
@@ -26,7 +27,7 @@ def draw(loss: Loss, case: Any = None, dtype: str = "float32", shape: tuple[int,
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_values_are_those_of_tensors(loss: Loss, case: Any, dtype: str) -> None:
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     operands = draw(loss, case, dtype)
     for reduction in loss.reductions:
         found = function(*operands, reduction=reduction, **case)
@@ -38,7 +39,7 @@ def test_values_are_those_of_tensors(loss: Loss, case: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_gradients_are_those_of_tensors(loss: Loss, case: Any) -> None:
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     operands = draw(loss, case, "float64")
     everything = tuple(range(len(operands)))
     for reduction in loss.reductions:
@@ -61,7 +62,7 @@ def test_promotion(loss: Loss, dtypes: tuple[str, ...]) -> None:
     if any(not x.integer and not d.startswith("float") for x, d in zip(loss.operands, given, strict=True)):
         pytest.skip(f"{loss.name} takes no {' and '.join(dtypes)}")
     operands = [x.astype(d) for x, d in zip(draw(loss), given, strict=True)]
-    assert getattr(F, loss.name)(*operands).dtype == MIXED[dtypes]
+    assert by_position(loss)(*operands).dtype == MIXED[dtypes]
 
 
 @pytest.mark.representatives
@@ -80,7 +81,7 @@ def test_promotion(loss: Loss, dtypes: tuple[str, ...]) -> None:
 def test_any_storage(loss: Loss, view: Any) -> None:
     operands = list(map(view, draw(loss)))
     native = [numpy.ascontiguousarray(x, numpy.float32) for x in operands]
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     numpy.testing.assert_array_equal(function(*operands, reduction="none"), function(*native, reduction="none"))
 
 
@@ -96,7 +97,7 @@ def test_gradients_of_reversed_arrays(loss: Loss) -> None:
 def test_operands_without_dimensions(loss: Loss) -> None:
     operands = [numpy.array(0.25) for _ in loss.operands]
     for reduction in loss.reductions:
-        assert numpy.shape(getattr(F, loss.name)(*operands, reduction=reduction)) == ()
+        assert numpy.shape(by_position(loss)(*operands, reduction=reduction)) == ()
 
 
 @pytest.mark.representatives
@@ -106,7 +107,7 @@ def test_operands_are_left_alone(loss: Loss) -> None:
         x.flags.writeable = False
     copies = [x.copy() for x in operands]
     for reduction in loss.reductions:
-        getattr(F, loss.name)(*operands, reduction=reduction)
+        by_position(loss)(*operands, reduction=reduction)
     for x, y in zip(operands, copies, strict=True):
         numpy.testing.assert_array_equal(x, y)
 
@@ -122,7 +123,7 @@ def test_ordinary_operands_do_not_warn(loss: Loss) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for case in loss.cases:
-            getattr(F, loss.name)(*draw(loss, case), **case)
+            by_position(loss)(*draw(loss, case), **case)
 
 
 @pytest.mark.representatives

@@ -20,6 +20,7 @@ from cupylosses import options
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss
 from cupylosses.testing import samples
+from cupylosses.testing.check import by_position
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import compare, same_bits
 from cupylosses.testing.truth import flushes, truth
@@ -45,7 +46,7 @@ def gradients(value: Tensor, operands: list[Tensor], grad_output: float = 1.0, *
 def two_passes(loss: Loss, operands: list[Tensor], grad_output: float = 1.0) -> tuple[Tensor, ...]:
     """The gradients when forward writes none."""
     with cupylosses.set_one_pass(False):
-        return gradients(getattr(F, loss.name)(*operands), operands, grad_output)
+        return gradients(by_position(loss)(*operands), operands, grad_output)
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -55,7 +56,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @pytest.fixture
 def function(loss: Loss) -> Callable[..., Tensor]:
-    return getattr(F, loss.name)
+    return by_position(loss)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -252,11 +253,13 @@ def test_hooks_see_the_gradient(loss: Loss, function: Callable[..., Tensor]) -> 
 @pytest.mark.kernels
 @pytest.mark.parametrize("one_pass", [True, False])
 @pytest.mark.parametrize("position", [0, 1])
-def test_edit_in_place_is_torchs_error(function: Callable[..., Tensor], position: int, one_pass: bool) -> None:
+def test_edit_in_place_is_torchs_error(
+    loss: Loss, function: Callable[..., Tensor], position: int, one_pass: bool
+) -> None:
     """Also where the gradient is written already: whether it is an error must not depend on that."""
     x = torch.rand(33, device=KERNELS, requires_grad=True)
     other = torch.rand(33, device=KERNELS)
-    operands = [x * 1.0, other]
+    operands = [x * 1.0, other, *[torch.ones_like(other)] * (len(loss.operands) - 2)]
     with cupylosses.set_one_pass(one_pass):
         value = function(*operands)
     with torch.no_grad():

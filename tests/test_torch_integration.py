@@ -16,6 +16,7 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses.definition import Loss
 from cupylosses.testing import samples
+from cupylosses.testing.check import by_position
 from cupylosses.testing.eager import twin
 from cupylosses.testing.tolerance import same_bits
 
@@ -33,7 +34,7 @@ def draw(loss: Loss, device: str = "cuda", shape: tuple[int, ...] = (257, 129), 
 
 def evaluate(loss: Loss, operands: list[Tensor], grad_output: float = 1.0, **options: Any) -> list[Tensor]:
     """Value and gradients."""
-    value = getattr(F, loss.name)(*operands, **options)
+    value = by_position(loss)(*operands, **options)
     return [value.detach(), *torch.autograd.grad(value, operands, torch.full_like(value, grad_output))]
 
 
@@ -117,7 +118,7 @@ def test_two_devices_in_turn(loss: Loss) -> None:
 def test_operands_on_two_devices(loss: Loss) -> None:
     first, *rest = draw(loss)
     with pytest.raises(ValueError, match=r"one device, got .*cuda:0.*cuda:1"):
-        getattr(F, loss.name)(first, *(x.to("cuda:1") for x in rest))
+        by_position(loss)(first, *(x.to("cuda:1") for x in rest))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def test_graph_capture_after_one_warm_up(loss: Loss, reduction: str, layout: str
         return samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, "cuda", seed)
 
     static = [x.requires_grad_() for x in sample(0)]
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     upstream = torch.tensor(grad_output, device="cuda")
 
     def step() -> list[Tensor]:
@@ -171,7 +172,7 @@ def test_graph_capture_after_one_warm_up(loss: Loss, reduction: str, layout: str
 def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
     """A graph owns its workspace: calls on other streams while it runs share nothing with it."""
     static, others = draw(loss, shape=(1031, 1031)), draw(loss, shape=(1031, 1031), seed=1)
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     with torch.no_grad():
         expected, outside = function(*static), function(*others)
         torch.cuda.synchronize()
@@ -200,15 +201,15 @@ def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
         pytest.skip("torch's autocast on the CPU is for bfloat16")
     operands = [x.detach().to(getattr(torch, dtype)).requires_grad_() for x in draw(loss, device)]
     with torch.autocast(device, getattr(torch, inside)):
-        value = getattr(F, loss.name)(*operands)
+        value = by_position(loss)(*operands)
         theirs = twin(loss, {}, "mean")
         expected = theirs(*operands).dtype if theirs else torch.promote_types(operands[0].dtype, torch.float32)
     assert value.dtype == expected
     gradients = torch.autograd.grad(value, operands)
     assert [g.dtype for g in gradients] == [x.dtype for x in operands]
     with torch.no_grad(), torch.autocast(device, getattr(torch, inside)):
-        elements = getattr(F, loss.name)(*operands, reduction="none")
-    cast = getattr(F, loss.name)(*(x.detach().to(expected) for x in operands), reduction="none")
+        elements = by_position(loss)(*operands, reduction="none")
+    cast = by_position(loss)(*(x.detach().to(expected) for x in operands), reduction="none")
     assert same_bits(elements, cast), "autocast is the cast, without its copy"
 
 
@@ -221,7 +222,7 @@ def test_gradient_scaler(loss: Loss) -> None:
 
     def step() -> Tensor:
         with torch.autocast("cuda", torch.float16):
-            return getattr(F, loss.name)(weight * 1.0, *(x.detach() for x in rest), reduction="sum") * 1024
+            return by_position(loss)(weight * 1.0, *(x.detach() for x in rest), reduction="sum") * 1024
 
     (expected,) = torch.autograd.grad(step(), weight)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**126, growth_interval=1000)
@@ -306,7 +307,7 @@ def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool)
     shapes = [(rows, columns), *[(columns,) if broadcast else (rows, columns)] * (len(loss.operands) - 1)]
     operands = [torch.rand(s, device="cuda").requires_grad_(i < gradients) for i, s in enumerate(shapes)]
     inputs = [x for x in operands if x.requires_grad]
-    function = getattr(F, loss.name)
+    function = by_position(loss)
 
     def step() -> None:
         value = function(*operands)
@@ -340,7 +341,7 @@ def test_workspace_stays_small() -> None:
 
 def test_function_transform(loss: Loss, device: str) -> None:
     """``torch.func`` differentiates through the formula."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     operands = draw(loss, device, (5, 7))
     expected = torch.autograd.grad(function(*operands), operands)
     plain = [x.detach() for x in operands]
@@ -351,7 +352,7 @@ def test_function_transform(loss: Loss, device: str) -> None:
 
 def test_vectorising_map(loss: Loss, device: str) -> None:
     """One gradient per sample: each row by itself."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     operands = [x.detach() for x in draw(loss, device, (5, 7))]
     values = torch.func.vmap(function)(*operands)
     gradients = torch.func.vmap(torch.func.grad(function))(*operands)
@@ -364,7 +365,7 @@ def test_vectorising_map(loss: Loss, device: str) -> None:
 
 def test_forward_mode(loss: Loss, device: str) -> None:
     """The tangent is carried, never dropped silently."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     drawn = samples.operands(
         loss, loss.values(), ("float64",) * len(loss.operands), [(9,)] * len(loss.operands), device
     )
@@ -378,7 +379,7 @@ def test_forward_mode(loss: Loss, device: str) -> None:
 
 
 def test_jacobian_vector_product(loss: Loss, device: str) -> None:
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     operands = draw(loss, device, (9,))
     expected = sum(g.sum() for g in torch.autograd.grad(function(*operands), operands))
     plain = tuple(x.detach() for x in operands)
@@ -391,7 +392,7 @@ def test_jacobian_vector_product(loss: Loss, device: str) -> None:
 def test_torch_compile(loss: Loss, reduction: str, device: str) -> None:
     """Traced by Dynamo; without its code generator, which would want a C++ compiler."""
     torch.compiler.reset()
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     compiled = torch.compile(lambda *x: function(*x, reduction=reduction) * 2, backend="eager")
     operands = draw(loss, device, (5, 7))
     expected = function(*operands, reduction=reduction) * 2
@@ -409,16 +410,16 @@ class Tagged(torch.Tensor):
 @pytest.mark.representatives
 def test_tensor_subclasses(loss: Loss, device: str) -> None:
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
-    value = getattr(F, loss.name)(first.as_subclass(Tagged), *rest)
+    value = by_position(loss)(first.as_subclass(Tagged), *rest)
     assert isinstance(value, Tagged)
-    torch.testing.assert_close(value.as_subclass(torch.Tensor), getattr(F, loss.name)(first, *rest))
+    torch.testing.assert_close(value.as_subclass(torch.Tensor), by_position(loss)(first, *rest))
 
 
 @pytest.mark.representatives
 def test_parameters(loss: Loss, device: str) -> None:
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
     weight = torch.nn.Parameter(first)
-    getattr(F, loss.name)(weight, *rest).backward()
+    by_position(loss)(weight, *rest).backward()
     assert type(weight.grad) is torch.Tensor
 
 
@@ -428,7 +429,7 @@ def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
     negated = torch._neg_view(first)
     assert negated.is_neg()
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     torch.testing.assert_close(function(negated, *rest), function(-first, *rest))
 
 
@@ -436,14 +437,14 @@ def test_meta_tensors(loss: Loss) -> None:
     """Shapes without numbers, for those who plan memory."""
     operands = [torch.empty(5, 7, device="meta") for _ in loss.operands]
     for reduction, shape in [("none", (5, 7)), ("mean", ())]:
-        value = getattr(F, loss.name)(*operands, reduction=reduction)
+        value = by_position(loss)(*operands, reduction=reduction)
         assert value.shape == shape and value.device.type == "meta"
 
 
 @pytest.mark.representatives
 def test_operand_used_twice(loss: Loss, device: str) -> None:
     """The same tensor as two operands: its gradient is the sum of both."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     x = torch.rand(9, device=device, requires_grad=True)
     copies = [x.detach().clone().requires_grad_() for _ in loss.operands]
     expected = sum(torch.autograd.grad(function(*copies, reduction="sum"), copies))
@@ -454,7 +455,7 @@ def test_operand_used_twice(loss: Loss, device: str) -> None:
 @pytest.mark.representatives
 def test_overlapping_views(loss: Loss, device: str) -> None:
     """Operands that share memory."""
-    function = getattr(F, loss.name)
+    function = by_position(loss)
     memory = torch.rand(20, device=device)
     operands = [memory[i : i + 16] for i in range(len(loss.operands))]
     found = function(*operands, reduction="none")
@@ -466,5 +467,5 @@ def test_frozen_operands_save_nothing(loss: Loss, device: str) -> None:
     operands = [x.detach() for x in draw(loss, device)]
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        value = getattr(F, loss.name)(*operands)
+        value = by_position(loss)(*operands)
     assert saved == [] and value.grad_fn is None

@@ -180,6 +180,17 @@ def bind(
     return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
 
+def by_position(loss: Loss) -> Callable[..., Tensor]:
+    """The public function of a loss, with all its operands by position in their order: torch's has others between."""
+    function, names = getattr(functional, loss.name), [x.name for x in loss.operands]
+
+    def call(*operands: Any, **options: Any) -> Any:
+        return function(**dict(zip(names, operands, strict=True)), **options)
+
+    call.loss, call.prepare = loss, function.prepare
+    return call
+
+
 def run(
     function: Callable[..., Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grad_output: Any
 ) -> Result:
@@ -215,6 +226,8 @@ def run_torch(
 
 def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
     """Runs a check: the library against the truth and torch, for every upstream gradient."""
+    import torch
+
     operands = check.operands() if operands is None else operands
     where = "cpu" if max(x.numel() for x in operands) < TRUTH_ON_CPU else check.device
     upstream = check.upstream(operands)
@@ -225,7 +238,10 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
     for grad_output in upstream:
         # Gradients are linear in the upstream gradient.
         factor = 1.0 if grad_output is upstream[0] else grad_output / upstream[0]
-        eager_call, theirs = run_torch(check, operands, grad_output)
+        # Not on a GPU with what some of torch's losses stop at: an assertion there ends all work on the device.
+        safe = [x.cpu() for x in operands] if check.layout == EDGES else operands
+        upstream_of = grad_output.to(safe[0].device) if isinstance(grad_output, torch.Tensor) else grad_output
+        eager_call, theirs = run_torch(check, safe, upstream_of)
         memory.poison(_output_bytes(check, operands), check.device)
         ours = run(check.ours(), operands, check.gradients_of, grad_output)
         wrong = _form(check, operands, ours)
