@@ -234,8 +234,10 @@ def broadcast(loss: Loss, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def _broadcast_message(loss: Loss, shapes: Sequence[Sequence[int]]) -> str:
     got = " and ".join(f"`{x.name}` of shape {tuple(s)}" for x, s in zip(loss.operands, shapes, strict=True))
     hint = "Shapes are aligned at the last dimension; reshape one with `.reshape(...)` or `[:, None]`."
-    if len(shapes) == 2 and len(shapes[1]) == 1 < len(shapes[0]) and shapes[1][0] == shapes[0][0]:
-        name, index = loss.operands[1].name, ", ".join([":", *["None"] * (len(shapes[0]) - 1)])
+    first = shapes[0]
+    row = next((x.name for x, s in zip(loss.operands, shapes, strict=True) if len(s) == 1 and s[0] == first[0]), None)
+    if row is not None and len(first) > 1:
+        name, index = row, ", ".join([":", *["None"] * (len(first) - 1)])
         hint = f"A 1-d `{name}` belongs to the last dimension; for one value per row use `{name}[{index}]`."
     return f"{loss.name}: the shapes do not broadcast, got {got}. {hint}"
 

@@ -29,7 +29,11 @@ def variants(loss: Loss) -> list[Variant]:
 
 def one_of_kind(loss: Loss, kind: str) -> Variant:
     """A variant with the given entry point."""
-    return next(v for v in variants(loss) if v.kind == kind)
+    found = next((v for v in variants(loss) if v.kind == kind), None)
+    if found is None:
+        assert loss.mean_of_rows and kind == "elements", f"no call of {loss.name} reaches {kind}"
+        pytest.skip("its elements are means of rows")
+    return found
 
 
 def test_source_is_deterministic(loss: Loss) -> None:
@@ -86,8 +90,8 @@ def test_skeleton_is_the_kernel_files(loss: Loss) -> None:
 
 def test_no_header_is_included(loss: Loss) -> None:
     """A machine without CUDA headers, or with another version's, compiles the same."""
-    for kind in KINDS:
-        assert "#include" not in source(one_of_kind(loss, kind))
+    for variant in {x.kind: x for x in variants(loss)}.values():
+        assert "#include" not in source(variant)
 
 
 def test_skeleton_knows_no_loss() -> None:

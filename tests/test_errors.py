@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import re
 import sys
 import warnings
@@ -57,6 +58,9 @@ def each_operand(loss: Loss) -> list[tuple[int, Operand]]:
 @pytest.mark.parametrize("value", [1.0, 2, None, [1.0, 2.0], "x", numpy.float32(1)], ids=lambda x: type(x).__name__)
 def test_operand_that_is_no_array(loss: Loss, value: Any) -> None:
     for i, operand in each_operand(loss):
+        if (operand.number and isinstance(value, numbers.Real)) or (operand.default is not None and value is None):
+            call(loss, *with_operand(loss, i, value))
+            continue
         expected = (
             rf"^{loss.name}: `{operand.name}` must be a torch.Tensor, .*, got {type(value).__name__}; "
             r"wrap it with `torch.as_tensor"
@@ -116,11 +120,12 @@ def test_shapes_that_do_not_broadcast(loss: Loss, device: str) -> None:
 def test_one_value_per_row_is_told_how(loss: Loss, shape: tuple[int, ...], index: str) -> None:
     """A 1-d target belongs to the last dimension; whoever meant the first learns how to say so, and it works."""
     first, second = torch.rand(shape), torch.rand(shape[0])
+    rest = [first] * (len(loss.operands) - 2)
     name = loss.operands[1].name
     with pytest.raises(ValueError, match=re.escape(f"for one value per row use `{name}{index}`.")):
-        call(loss, first, second)
+        call(loss, first, second, *rest)
     with pytest.warns() if loss.warn_broadcast else _quiet():
-        call(loss, first, eval(f"second{index}"))
+        call(loss, first, eval(f"second{index}"), *rest)
 
 
 class _quiet:
@@ -199,8 +204,9 @@ def test_mixed_devices(loss: Loss) -> None:
 
 def test_missing_and_unknown_arguments(loss: Loss) -> None:
     function = getattr(F, loss.name)
-    with pytest.raises(TypeError, match=rf"{loss.name}\(\) missing .*'{loss.operands[-1].name}'"):
-        function(*[X] * (len(loss.operands) - 1))
+    needed = [x.name for x in loss.operands if x.default is None]
+    with pytest.raises(TypeError, match=rf"{loss.name}\(\) missing .*'{needed[-1]}'"):
+        function(**dict.fromkeys(needed[:-1], X))
     with pytest.raises(TypeError, match=rf"{loss.name}\(\) got an unexpected keyword argument 'wieght'"):
         call(loss, wieght=X)
 
@@ -212,7 +218,7 @@ def test_legacy_arguments_warn_and_work(loss: Loss, size_average: bool | None, r
         return
     meant = torch.nn._reduction.legacy_get_string(size_average, reduce, emit_warning=False)
     expected = f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={meant!r}."
-    expected_value = call(loss, reduction=meant)
+    expected_value = getattr(F, loss.name)(*[X] * required(loss), reduction=meant)
     for name, function in ways(loss).items():
         with pytest.warns(UserWarning, match=re.escape(expected)) as caught:
             found = function(*[X] * required(loss), size_average=size_average, reduce=reduce)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -328,10 +329,12 @@ def test_samples_are_of_the_domain_and_repeatable(loss: Loss, dtype: torch.dtype
         for operand, x, y, z in zip(loss.operands, first, again, other, strict=True):
             assert x.dtype == dtype and same_bits(x, y) and not same_bits(x, z)
             wide, domain = x.double(), operand.domain_for(values)
-            if domain == "sign":
-                assert set(wide.unique().tolist()) == {-1.0, 1.0}
+            if domain in ("sign", "binary"):
+                assert set(wide.unique().tolist()) == {-1.0 if domain == "sign" else 0.0, 1.0}
             elif domain == "real":
                 assert 1.5 < wide.std() < 2.5 and abs(wide.mean()) < 0.3
+            elif domain in ("positive", "nonnegative"):
+                assert wide.min() >= 0 and wide.max() > 4 and bool((wide == 0).any()) == (domain == "nonnegative")
             else:
                 probability = wide.exp() if domain == "log_probability" else wide
                 assert probability.min() > 0 and probability.max() < 1
@@ -365,8 +368,8 @@ def test_edges_hold_what_goes_wrong(loss: Loss, dtype: torch.dtype) -> None:
         for operand, x in zip(loss.operands, found, strict=True):
             assert x.dtype == dtype and bool(x.isnan().any())
             domain = operand.domain_for(values)
-            assert domain == "sign" or bool((x == 0).any())
-            assert bool(x.isinf().any()) == (domain in ("real", "log_probability"))
+            assert domain in ("sign", "positive") or bool((x == 0).any())
+            assert bool(x.isinf().any()) == (domain not in ("sign", "binary", "probability"))
         for kink in loss.kinks(**values):
             at = tuple(torch.tensor(x, dtype=dtype).item() for x in kink.operands)
             assert at in points
@@ -443,7 +446,8 @@ def test_formula_agrees_with_the_twin(loss: Loss) -> None:
             twin = eager.twin(loss, case, reduction)
             if twin is None:
                 continue
-            operands = samples.operands(loss, loss.values(case), ("float64",) * 2, [(8, 5)] * 2)
+            count = len(loss.operands)
+            operands = samples.operands(loss, loss.values(case), ("float64",) * count, [(8, 5)] * count)
             torch.testing.assert_close(eager.formula(loss, loss.values(case), reduction)(*operands), twin(*operands))
 
 
@@ -532,7 +536,7 @@ def test_ids_tell_checks_apart(loss: Loss) -> None:
         for dtype in checks.FLOATING
         for reduction in loss.reductions
         for layout in (*LAYOUTS, EDGES)
-        for wanted in ((True, True), (True, False), (False, True), (False, False))
+        for wanted in product((True, False), repeat=len(loss.operands))
     ]
     assert len({x.id for x in found}) == len(found)
 
