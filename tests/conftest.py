@@ -4,11 +4,13 @@
 ``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
 ``large``    needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
 
-A test with the argument ``loss`` runs for every loss, on the host for the representatives only, and marked
+A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only; and marked
 
-``representatives``  for these only, on any device: it is about what all losses share, and not about a formula;
-``covering``         on the host too for every loss, so far as ``cupylosses.testing.covering`` contains it: it is about
-                     the formula. The marker's arguments are those fields of its check that are no parameters.
+``representatives``  for these only, with or without kernels: it is about what all losses share, not about a formula;
+``covering``         for every loss, so far as ``cupylosses.testing.covering`` contains it: it is about the formula. The
+                     marker's arguments are those fields of its check that are no parameters.
+
+On a GPU ``--every-loss`` puts every loss through what the representatives go through.
 """
 
 from __future__ import annotations
@@ -50,13 +52,17 @@ settings.register_profile(
 settings.load_profile("cupylosses")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-loss", action="store_true", help="run kernels of all losses in tests for representatives")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[COUNTS] = Counter()
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
-    config.addinivalue_line("markers", "covering(**fields): on the host for every loss, with a part of the settings")
+    config.addinivalue_line("markers", "covering(**fields): for every loss, with a part of the settings")
     # torch says so of its own kl_div, wherever it is called.
     config.addinivalue_line("filterwarnings", "ignore:reduction. 'mean' divides the total loss:UserWarning")
 
@@ -71,14 +77,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def stays(item: pytest.Item) -> bool:
-    """Whether a test is for its loss, if it has one."""
+    """Whether a test runs for its loss, if it has one."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     loss = parameters.get("loss")
     if loss is None or loss in REPRESENTATIVES:
         return True
     if item.get_closest_marker("representatives"):
         return False
-    if GPU or not item.get_closest_marker("kernels"):
+    if not (item.get_closest_marker("kernels") or item.get_closest_marker("gpu")):
+        return True
+    if item.config.getoption("--every-loss"):
         return True
     covered = item.get_closest_marker("covering")
     return covered is not None and covering.contains(check_of(parameters | covered.kwargs))

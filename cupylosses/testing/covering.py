@@ -1,4 +1,4 @@
-"""Which checks a loss is put through where every kernel is compiled for the check alone: on the host.
+"""Which checks a loss is put through in the tests, where every kernel is compiled for the check alone.
 
 The representatives (``representatives.py``) go through everything, so that every pair of layout, dtype and reduction
 occurs. Of any other loss its formula is left to be checked. It meets every set of parameters in every dtype, every
