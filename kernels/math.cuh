@@ -25,6 +25,13 @@ __device__ __forceinline__ double scalar_log(double x) {
   return log(x);
 }
 
+__device__ __forceinline__ float scalar_log1p(float x) {
+  return log1pf(x);
+}
+__device__ __forceinline__ double scalar_log1p(double x) {
+  return log1p(x);
+}
+
 __device__ __forceinline__ float scalar_largest(float) {
   return 3.40282347e38f;
 }
@@ -60,6 +67,19 @@ __device__ __forceinline__ double scalar_divide_roughly(double x, double y) {
   return x / y;
 }
 
+// Where arithmetic on the remainder of a quotient is safe: what is below `small` is scaled first, and the quotient lies
+// within 1 / `most` and `most`.
+template <class T>
+struct RatioRange {
+  T small, scale, most;
+};
+__device__ __forceinline__ RatioRange<float> scalar_ratio_range(float) {
+  return {2.3283064e-10f, 18446744073709551616.0f, 1e37f};  // 2^-32, 2^64
+}
+__device__ __forceinline__ RatioRange<double> scalar_ratio_range(double) {
+  return {8.636168555094445e-78, 1.157920892373162e77, 1e300};  // 2^-256, 2^256
+}
+
 template <class T>
 struct Ratio {
   T quotient;
@@ -73,13 +93,14 @@ struct Ratio {
 // limits at 0, and NaN for what is no probability: the quotient of two negative numbers would look like one.
 template <class T>
 __device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
-  const T scale = a < T(2.3283064e-10) && b < T(2.3283064e-10) ? T(18446744073709551616.0) : T(1);  // 2^-32, 2^64
+  const RatioRange<T> range = scalar_ratio_range(a);
+  const T scale = a < range.small && b < range.small ? range.scale : T(1);
   const T x = a * scale;
   const T y = b * scale;
   const T inverse = scalar_divide_roughly(T(1), y);
   const T rough = x * inverse;
   const T quotient = scalar_fma(scalar_fma(-rough, y, x), inverse, rough);
-  if (a > T(0) && quotient > T(1e-37) && quotient < T(1e37)) {
+  if (a > T(0) && quotient > T(1) / range.most && quotient < range.most) {
     const T remainder = scalar_fma(-quotient, y, x);
     return {quotient, scalar_log(quotient) + scalar_divide_roughly(remainder, x)};
   }
@@ -325,14 +346,19 @@ __device__ __forceinline__ Dual<T, kP | kY> log_loss(const Dual<T, kP>& p, const
   const T value = scalar_fma(y.value, hit, not_y * miss);
   const T per_p = min(scalar_divide_roughly(T(1), p.value), T(1e12));
   const T per_not_p = min(scalar_divide_roughly(T(1), not_p), T(1e12));
-  return chain(p, y, valid ? value : scalar_nan(T()), scalar_fma(not_y, per_not_p, -(y.value * per_p)), hit - miss);
+  // The logarithm of (1 - p) / p, where the logarithms cancel: 1 - 2 p is exact there.
+  const T excess = not_p - p.value;
+  const T odds = scalar_abs(excess) < T(0.5) ? scalar_log1p(excess / p.value) : hit - miss;
+  return chain(p, y, valid ? value : scalar_nan(T()), scalar_fma(not_y, per_not_p, -(y.value * per_p)), odds);
 }
 
 // e^x - t x, plus log(t!) by `terms`; see scalar_poisson.
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX>& x, const Dual<T, kT>& t, int terms) {
   const T rate = scalar_exp(x.value);
-  const T log_ratio = x.value - scalar_log(t.value);
+  // The rate knows its distance from t to its own digits; x, which is large where the rate is, does not.
+  const bool normal = rate > T(1e-30) && rate <= scalar_largest(T());
+  const T log_ratio = normal ? scalar_ratio(rate, t.value).log : x.value - scalar_log(t.value);
   const Point<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
   return chain(x, t, loss.value, rate - t.value, loss.slope);
 }
@@ -352,11 +378,12 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_roughly(t.value, rate), loss.slope);
 }
 
-// d^2 / v
+// d^2 / (2 v). Half of it, because neither the value nor the derivative with respect to d overflows on the way.
 template <class T, unsigned kD, unsigned kV>
-__device__ __forceinline__ Dual<T, kD | kV> square_over(const Dual<T, kD>& d, const Dual<T, kV>& v) {
+__device__ __forceinline__ Dual<T, kD | kV> half_square_over(const Dual<T, kD>& d, const Dual<T, kV>& v) {
   const T ratio = d.value / v.value;
-  return chain(d, v, d.value * ratio, ratio + ratio, -(ratio * ratio));
+  const T half = T(0.5) * ratio;
+  return chain(d, v, d.value * half, ratio, -(half * ratio));
 }
 
 // max(x, floor), whose derivative is 1 also where the floor is taken, as of a clamp outside of the graph.

@@ -140,7 +140,7 @@ gaussian_nll_loss = define(
     flags=(Flag("full", False, "Whether the constant log(2 pi) / 2 is added."),),
     let={
         "variance": "nan_unless(var >= 0, at_least(var, eps))",
-        "plain": "0.5 * (log(variance) + square_over(input - target, variance))",
+        "plain": "0.5 * log(variance) + half_square_over(input - target, variance)",
     },
     value="where(full, plain + 0.91893853320467274, plain)",
     reference=_gaussian_reference,

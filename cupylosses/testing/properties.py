@@ -197,8 +197,9 @@ def reads_beyond_32_bits(
     # The other operands full, and broadcast, whose gradients are sums; one outer dimension, and two that do not merge.
     layouts = (((2, COLUMNS), (step, 1)), ((2, 3, COLUMNS), (step, 2 * COLUMNS, 1)))
     for (full, strides), (lead, reduction) in product(layouts, ((0, "none"), (1, "sum"))):
-        near = _draw(loss, case, "float32", device, [full[lead:]] * position + [full])
-        near[position] = near[position].round().to(torch.int8)
+        shapes = [full[lead:]] * position + [full]
+        dtypes = ["float32"] * position + ["int8"]
+        near = samples.operands(loss, loss.values(case), dtypes, shapes, device)
         memory = torch.empty(step + 6 * COLUMNS, dtype=torch.int8, device=device)
         memory[: 6 * COLUMNS] = 0
         far = [*near[:position], memory.as_strided(full, strides).copy_(near[position])]

@@ -56,7 +56,8 @@ def _sample(domain: str, shape: Sequence[int], kind: dtype, generator: Generator
 
     wide = torch.float64 if kind == torch.float64 or prod(shape) < DRAWN_ON_DEVICE else torch.float32
     x = torch.randn(tuple(shape), generator=generator, dtype=wide, device=generator.device)
-    x = _DOMAINS[domain](x)
+    # An integer that is a probability is one of two.
+    x = _DOMAINS["binary" if domain == "probability" and not kind.is_floating_point else domain](x)
     if not kind.is_floating_point:
         x = x.round() if kind.is_signed else x.round().abs()
     return x.to(kind)
