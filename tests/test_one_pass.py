@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cupylosses
-import cupylosses.functional as F
 from cupylosses import options
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss

@@ -204,7 +204,8 @@ def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
         value = by_position(loss)(*operands)
         theirs = twin(loss, {}, "mean")
         # Detached: of some operands torch has no gradient.
-        expected = theirs(*(x.detach() for x in operands)).dtype if theirs else torch.promote_types(operands[0].dtype, torch.float32)
+        plain = [x.detach() for x in operands]
+        expected = theirs(*plain).dtype if theirs else torch.promote_types(plain[0].dtype, torch.float32)
     assert value.dtype == expected
     gradients = torch.autograd.grad(value, operands)
     assert [g.dtype for g in gradients] == [x.dtype for x in operands]
