@@ -91,7 +91,7 @@ def test_matrix_is_what_is_supported() -> None:
 def test_fast_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture: str) -> None:
     everything, fast = variants(loss), gate.chosen(loss, architecture, fast=True)
     assert set(fast) < set(everything) and len(fast) == len(set(fast)) < len(everything) / 10
-    assert {x.kind for x in fast} == set(KINDS)
+    assert {x.kind for x in fast} == {x.kind for x in everything}
     assert {x.layout for x in fast} >= {"flat", "matrix"}
     assert set(checks.FLOATING) <= {x.result for x in fast}
     if architecture == gate.BROADEST:

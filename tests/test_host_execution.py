@@ -539,11 +539,12 @@ def test_kernels_built_ahead(loss: Loss, tmp_path: Path, monkeypatch: pytest.Mon
     """What was noted is what is run: nothing is left to compile; noting itself compiles and launches nothing."""
     monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
     build.runtime()
-    operands = samples.operands(loss, loss.values(), ("float32",) * 2, [(3, 8), (8,)])
+    count = len(loss.operands)
+    operands = samples.operands(loss, loss.values(), ("float32",) * count, [(3, 8), *[(8,)] * (count - 1)])
 
     def calls() -> None:
         for reduction in ("none", "mean"):
-            run(partial(getattr(F, loss.name), reduction=reduction), operands, (True, True), 2.0)
+            run(partial(by_position(loss), reduction=reduction), operands, (True,) * count, 2.0)
 
     before = host.counters.compiled, host.counters.launches
     with host.noting() as kernels:

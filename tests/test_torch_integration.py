@@ -205,7 +205,8 @@ def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
         theirs = twin(loss, {}, "mean")
         # Detached: of some operands torch has no gradient.
         plain = [x.detach() for x in operands]
-        expected = theirs(*plain).dtype if theirs else torch.promote_types(plain[0].dtype, torch.float32)
+        # Of some losses torch's autocast on the CPU does not know.
+        expected = torch.promote_types(theirs(*plain).dtype if theirs else plain[0].dtype, torch.float32)
     assert value.dtype == expected
     gradients = torch.autograd.grad(value, operands)
     assert [g.dtype for g in gradients] == [x.dtype for x in operands]
@@ -438,7 +439,7 @@ def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
 def test_meta_tensors(loss: Loss) -> None:
     """Shapes without numbers, for those who plan memory."""
     operands = [torch.empty(5, 7, device="meta") for _ in loss.operands]
-    for reduction, shape in [("none", (5, 7)), ("mean", ())]:
+    for reduction, shape in [("none", (5,) if loss.mean_of_rows else (5, 7)), ("mean", ())]:
         value = by_position(loss)(*operands, reduction=reduction)
         assert value.shape == shape and value.device.type == "meta"
 

@@ -248,7 +248,7 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
         problems += wrong
         if wrong:
             continue
-        value, found = judge(ours.to(where), exact, theirs and theirs.to(where), _biases(check, operands), factor)
+        value, found = judge(ours.to(where), exact, theirs and theirs.to(where), biases(operands), factor)
         values.append(value)
         gradients += found
         if not value.ok:
@@ -289,9 +289,8 @@ def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: st
     )
 
 
-def _biases(check: Check, operands: Sequence[Tensor]) -> list[float | None]:
+def biases(operands: Sequence[Tensor]) -> list[float | None]:
     """Where a gradient may be off by more than the table says: broadcast operands, where torch adds it up."""
-
     elements = prod(common_shape(operands))
     return [SUMMED_BY_TORCH if not runs_kernels(x) and x.numel() < elements else None for x in operands]
 

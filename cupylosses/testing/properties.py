@@ -15,7 +15,7 @@ from cupylosses import options, reference
 from cupylosses.definition import REDUCTIONS, Loss
 from cupylosses.forms import form
 from cupylosses.testing import eager, samples
-from cupylosses.testing.check import Check, Result, bind, perform, run
+from cupylosses.testing.check import Check, Result, biases, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import Comparison, Expected, compare, same_bits
 from cupylosses.testing.truth import flushes, truth
@@ -259,9 +259,12 @@ def reads_any_upstream_gradient(
     for name, grad_output in upstream_gradients(bound(*operands)):
         found = run(bound, operands, everything, grad_output)
         expected = truth(loss, host, loss.values(case), "none", grad_output.cpu(), flush=flushes(operands))
-        for operand, gradient, exact in zip(loss.operands, found.gradients, expected.gradients, strict=True):
+        for operand, gradient, exact, bias in zip(
+            loss.operands, found.gradients, expected.gradients, biases(operands), strict=True
+        ):
             require(gradient is not None and exact is not None, f"no gradient of {operand.name}")
-            _require_close(f"gradient of {operand.name}, grad_output {name}", compare(gradient.cpu(), exact))
+            found_close = compare(gradient.cpu(), exact, None, bias)
+            _require_close(f"gradient of {operand.name}, grad_output {name}", found_close)
 
 
 def differentiates_operands_alone_and_together(
