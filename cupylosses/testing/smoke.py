@@ -51,6 +51,7 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
             yield replace(some, dtypes=(dtype,), layout=layout)
         yield from (replace(some, dtypes=("float32", x)) for x in ("bfloat16", *checks.INTEGER))
         yield from (replace(some, shape=(x,), dtypes=(y,)) for x, y in product(TAILS, ("float32", "bfloat16")))
+        yield replace(some, shape=(2, WIDEST + 1))
         yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
         yield replace(some, shape=BATCHES)
     yield replace(base, loss=form(loss, mask=True))
@@ -62,6 +63,7 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield replace(base, dim=dim, layout=layout, loss=both)
     for dim, shape in (((0,), (1 << 15, 5)), ((1,), (5, 1 << 15)), ((0,), BLOCKS), ((1,), BLOCKS)):
         yield replace(base, dim=dim, shape=shape, reduction="sum")
+    yield replace(base, dim=tuple(range(1, 8)), shape=BLOCKS, layout="eight_d", reduction="sum")
 
 
 def launch(check: Check) -> None:

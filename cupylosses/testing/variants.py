@@ -157,6 +157,8 @@ def _call_forms(loss: Loss, flags: tuple[int, ...], tensors: tuple[engine.Tensor
         _call_reduced(form(loss, numbers), flags, chosen[0], Reduction("mean"), [chosen[1]])
     if fast:
         return
+    apart = [engine.Tensor(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # no two dimensions merge
+    _call_reduced(loss, flags, tuple(apart), Reduction("mean", (0, 1)), [every])
     for weight, mask, kind in (("array", False, "mean"), ("array", True, "weighted_mean"), ("number", True, "mean")):
         added = [row] * (weight == "array") + [full] * mask
         wanted = (*every, *(x.dtype in checks.FLOATING for x in added))
