@@ -263,12 +263,12 @@ def _sources_argument(variant: Variant) -> str:
 def _blocks_per_sm(variant: Variant) -> int:
     """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
     then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
-    most 8 gradients at a time, and no wide vectors at offsets of their own; of heavy losses only those in
-    float whose elements lie one behind the other.
+    most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
+    only those in float whose elements lie one behind the other.
     """
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
-    simple = variant.layout == "flat" or variant.lanes <= 4
+    simple = variant.layout == "flat" or variant.lanes * len(variant.storage) <= 8
     if variant.loss.heavy:
         simple = variant.layout == "flat" and variant.compute == "float32"
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS

@@ -94,9 +94,9 @@ def _evaluate(*arguments: Any) -> Any:
 
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """The library that owns all operands, after taking over, zero-copy, those of another on the same device."""
-    known = interop.known_kind
-    first = known(type(operands[0]))
-    if first in _BACKENDS and all([known(type(x)) == first for x in operands]):
+    known = interop.known_kinds
+    first = known.get(type(operands[0]))
+    if first in _BACKENDS and all([known.get(type(x)) == first for x in operands]):
         return first, operands
     kinds = [interop.kind(x) for x in operands]
     for operand, kind, x in zip(loss.operands, kinds, operands, strict=True):

@@ -62,15 +62,16 @@ def _installed(distribution: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 # Whose an array is
 
-_kinds: dict[type, str] = {}
-known_kind = _kinds.get  # the kind of a type that was seen before, or None
+#: The kinds of the types that were seen before. A dictionary, not its ``get``: Dynamo traces the method of a
+#: dictionary that it knows, but torch 2.11's breaks the graph at one that is bound already.
+known_kinds: dict[type, str] = {}
 
 
 def kind(x: Any) -> str:
     """``torch``, ``cupy``, ``numpy``, ``dlpack`` or ``unknown``, remembered by type."""
-    found = _kinds.get(type(x))
+    found = known_kinds.get(type(x))
     if found is None:
-        found = _kinds[type(x)] = _find_kind(x)
+        found = known_kinds[type(x)] = _find_kind(x)
     return found
 
 

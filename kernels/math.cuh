@@ -378,6 +378,12 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_roughly(t.value, rate), loss.slope);
 }
 
+// x^2 / 2, which overflows where itself does, not where x^2 does.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> half_square(const Dual<T, kMask>& x) {
+  return chain(x, x.value * (T(0.5) * x.value), x.value);
+}
+
 // d^2 / (2 v). Half of it, because neither the value nor the derivative with respect to d overflows on the way.
 template <class T, unsigned kD, unsigned kV>
 __device__ __forceinline__ Dual<T, kD | kV> half_square_over(const Dual<T, kD>& d, const Dual<T, kV>& v) {

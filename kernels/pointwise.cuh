@@ -20,8 +20,16 @@
 
 constexpr int kMaxRun = 64;
 
-// Registers that vectors in flight may take: beyond, those of the arithmetic would be spilled.
-constexpr int kMaxWords = 70;
+// Registers that vectors in flight may take: beyond, those of the arithmetic would be spilled, which takes more of them
+// for three derivatives than for two.
+__host__ __device__ constexpr int max_words(int gradients) {
+  return gradients > 2 ? 46 : 70;
+}
+
+// Of so many vectors of so many registers each, as many as there is room for.
+__host__ __device__ constexpr int in_flight(int vectors, int words, int most) {
+  return vectors > 1 && vectors * words > most ? in_flight(vectors / 2, words, most) : vectors;
+}
 
 // How a stream is read. A splat is one number for the whole vector (stride 0 along it).
 enum class Access { kStream, kReused, kSplat };
@@ -133,11 +141,12 @@ struct Pointwise {
   static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
+  static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   // Registers of a vector between its loads and its results: what was loaded, and where the results go.
   static constexpr int kVectorWords =
       (sizeof(typename LoadedTuple<kLanes, Sources_>::type) + sizeof(typename LoadedElement<Element_, kLanes>::type)) /
           4 +
-      (Layout::kOuter > 0 ? 2 * gradient_count(static_cast<const Sinks_*>(nullptr)) : 0);
+      (Layout::kOuter > 0 ? 2 * kGradients : 0);
 
   Loss loss;
   const Layout& layout;  // a kernel parameter: a copy of Rows would go to local memory
@@ -235,7 +244,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kElements = kWide ? 4 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy && kFew < kFree ? kFew : kFree;
-  constexpr int kFlight = kMost > 1 && kMost * Program::kVectorWords > kMaxWords ? kMost / 2 : kMost;
+  constexpr int kFlight = in_flight(kMost, Program::kVectorWords, max_words(Program::kGradients));
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();

@@ -25,3 +25,14 @@ KERNELS = "cuda" if GPU else "cpu"
 def on_gpu(*values: Any) -> list[Any]:
     """Values of a parameter that would take the host too long."""
     return [pytest.param(x, marks=pytest.mark.gpu) for x in values]
+
+
+def allocated() -> int:
+    """The bytes of CUDA tensors, once autograd's own thread has let go of what it computed last.
+
+    It wakes the caller of ``backward`` first, so a gradient that nobody holds may live on for a moment, but not until
+    the thread has computed another one.
+    """
+    x = torch.ones((), device="cuda", requires_grad=True)
+    torch.autograd.grad(x.sin(), x)
+    return torch.cuda.memory_allocated()

@@ -99,8 +99,8 @@ huber_loss = define(
     parameters=(Parameter("delta", 1.0, "Where the two branches meet.", minimum=0.0, exclusive=True),),
     let={"d": "abs(input - target)"},
     # Not `<`: with delta = inf an infinite d must not reach the second branch, where it is inf - inf.
-    # Nor `square(d)`, which overflows where half of it does not.
-    value="where(d <= delta, d * (0.5 * d), delta * (d - 0.5 * delta))",
+    # Nor half of `square(d)`, which overflows where half of it does not.
+    value="where(d <= delta, half_square(d), delta * (d - 0.5 * delta))",
     reference=_huber_reference,
     torch="huber_loss",
     module="HuberLoss",
