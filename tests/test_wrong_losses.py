@@ -180,13 +180,13 @@ def broadcasts_by_row(function: Function, loss: Loss) -> Function:
 def sums_one_row(function: Function, loss: Loss) -> Function:
     """The gradient of a broadcast operand is that of the first row."""
 
-    def wrong(first: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        def first_row(x: Tensor) -> Tensor:
-            if x.dim() >= first.dim():
-                return x
-            return torch.cat([x.expand(first.shape)[:1], x.detach().expand(first.shape)[1:]])
+    def wrong(*xs: Tensor, **options: Any) -> Tensor:
+        shape = torch.broadcast_shapes(*(x.shape for x in xs))
 
-        return function(first, *map(first_row, rest), **options)
+        def first_row(x: Tensor) -> Tensor:
+            return x if x.shape == shape else torch.cat([x.expand(shape)[:1], x.detach().expand(shape)[1:]])
+
+        return function(*map(first_row, xs), **options)
 
     return wrong
 

@@ -1,0 +1,555 @@
+"""The data that PyTorch tests its own losses with, and how a function is held against torch's on it.
+
+An OpInfo and a ModuleInfo are found by the names of a definition's twins, so a loss that is added is tested without a
+new line. Where ours differ on purpose is a row of :data:`DIFFERENCES`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import sys
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+import cupylosses.functional as F
+from cupylosses import nn
+from cupylosses.definition import Loss
+from cupylosses.testing import host
+from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Expected, compare, same_bits
+from cupylosses.testing.truth import common_shape, flushes, runs_kernels, truth
+
+Function = Callable[..., Tensor]
+
+#: Losses whose twins torch has no OpInfo or no ModuleInfo for, each with the reason.
+WITHOUT_DATA: dict[str, str] = {}
+
+#: Arguments whose effect torch's samples do not show, each with the reason.
+UNSEEN = {("gaussian_nll_loss", "eps"): "All variances are larger."}
+
+#: Deprecated arguments, values of theirs, and the reductions that these mean.
+LEGACY = (("size_average", False, "sum"), ("reduce", False, "none"))
+
+#: What ours raise where torch raises something else: bad shapes and values are a ValueError, bad types a TypeError.
+RAISED: dict[type[Exception], type[Exception]] = {RuntimeError: ValueError, AttributeError: TypeError}
+
+
+@cache
+def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """OpInfos by the name of the function, ModuleInfos by that of the class."""
+    # torch's TestCase derives from one of this package, which the data does not need.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "expecttest", SimpleNamespace(TestCase=unittest.TestCase))
+        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.common_modules import module_db
+    # The import sets these for the whole process.
+    settings.load_profile("cupylosses")
+    torch.backends.__allow_nonbracketed_mutation_flag = True
+    of_functions = [x for x in op_db if x.name.startswith("nn.functional.") and not x.variant_test_name]
+    operators = {x.name.removeprefix("nn.functional."): x for x in of_functions}
+    return operators, {x.module_cls.__name__: x for x in module_db}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Samples
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call of a loss: its arguments by name, of which the first few are given by position.
+
+    Gradients are taken with respect to the floating tensors among ``operands``, which None leaves open. A tensor that
+    requires grad is one that torch's data says torch has a gradient for.
+    """
+
+    loss: Loss
+    arguments: Mapping[str, Any]
+    positional: int = 0
+    operands: tuple[str, ...] | None = None
+    kind: str = "as given"
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors among the arguments."""
+        return {name: x for name, x in self.arguments.items() if isinstance(x, Tensor)}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first tensor."""
+        return next(iter(self.tensors.values())).dtype
+
+    @property
+    def differentiated(self) -> dict[str, Tensor]:
+        """The tensors that gradients are taken of."""
+        return {n: x for n, x in self.tensors.items() if x.is_floating_point() and n in (self.operands or self.tensors)}
+
+    @property
+    def has_torchs_tensors(self) -> bool:
+        """Whether none but other arguments have been changed."""
+        return self.kind == "as given" or self.kind.startswith("with ")
+
+    @property
+    def reduction(self) -> str:
+        """The reduction that is asked for, under whatever name."""
+        legacy = [meaning for name, value, meaning in LEGACY if self.arguments.get(name) is value]
+        return legacy[0] if legacy else self.arguments.get("reduction", "mean")
+
+    def call(self, function: Callable[..., Any], **tensors: Any) -> Any:
+        """What the function returns, with other things in the place of some of the tensors."""
+        given = list({**self.arguments, **tensors}.items())
+        return function(*(x for _, x in given[: self.positional]), **dict(given[self.positional :]))
+
+    def change(self, kind: str, **changes: Callable[[Tensor], Tensor]) -> Sample:
+        """The sample with some of its tensors changed, which require grad as before."""
+        with torch.no_grad():
+            changed = {name: change(self.tensors[name]) for name, change in changes.items()}
+        for name, x in changed.items():
+            x.requires_grad_(self.tensors[name].requires_grad)
+        return replace(self, arguments={**self.arguments, **changed}, kind=kind)
+
+    def __str__(self) -> str:
+        said = (f"{n}={tuple(x.shape)}" if isinstance(x, Tensor) else f"{n}={x}" for n, x in self.arguments.items())
+        return f"{self.loss.name}({', '.join(said)}), {self.kind}, {self.dtype}"
+
+
+def twin(loss: Loss) -> Function:
+    """torch's function."""
+    return getattr(torch.nn.functional, str(loss.torch))
+
+
+def needed(loss: Loss) -> tuple[str, ...]:
+    """The operands that cannot be left out."""
+    return tuple(x.name for x in loss.operands if x.default is None)
+
+
+def samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+    """The samples of the OpInfo, and in float32 their variants; on the host few, since each kernel is compiled there.
+
+    None for a dtype that torch's function does not take.
+    """
+    found = _samples(loss, device, dtype)
+    return few(found) if host.active() else found
+
+
+def _samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+    info = databases()[0][str(loss.torch)]
+    if dtype not in info.supported_dtypes(torch.device(device).type):
+        return
+    for given in info.reference_inputs(device, dtype, requires_grad=dtype.is_floating_point or dtype.is_complex):
+        sample = as_sample(loss, given)
+        yield sample
+        if dtype == torch.float32:
+            yield from variants(sample)
+
+
+def as_sample(loss: Loss, given: Any) -> Sample:
+    """A SampleInput of torch's as a sample."""
+    values = (given.input, *given.args)
+    sample = Sample(loss, dict(zip(inspect.signature(twin(loss)).parameters, values)) | given.kwargs, len(values))
+    # torch's generators go on writing into some tensors that they have yielded.
+    return sample.change(sample.kind, **dict.fromkeys(sample.tensors, Tensor.clone))
+
+
+def variants(sample: Sample) -> Iterator[Sample]:
+    """What torch's data leaves out."""
+    from torch.testing._internal.common_utils import noncontiguous_like
+
+    first, *others = sample.tensors
+    shapes = {x.shape for x in sample.tensors.values()}
+    if shapes != {()}:
+        yield sample.change("noncontiguous", **dict.fromkeys(sample.tensors, noncontiguous_like))
+    if len(shapes) == 1 and shapes != {()}:
+        yield sample.change(f"broadcast {first}", **{first: lambda x: x[:1].clone()})
+        yield sample.change("broadcast others", **dict.fromkeys(others, lambda x: x[:1].clone()))
+    known = inspect.signature(twin(sample.loss)).parameters
+    if "weight" in known and "weight" not in sample.arguments and sample.differentiated.keys() == sample.tensors.keys():
+        weight = torch.rand_like(sample.tensors[first], requires_grad=False)
+        yield replace(sample, arguments={**sample.arguments, "weight": weight}, kind="weighted")
+    rest = {name: x for name, x in sample.arguments.items() if name != "reduction"}
+    for name, value, instead_of in (*LEGACY, ("reduction", "sum", None), ("reduction", "none", None)):
+        if name in known and sample.arguments.get("reduction") in (None, instead_of):
+            yield replace(sample, arguments={**rest, name: value}, kind=f"with {name}")
+
+
+def few(found: Iterator[Sample]) -> Iterator[Sample]:
+    """Of matrices and larger each reduction, each choice of flags, and each way to change the tensors once."""
+    seen: set[Any] = set()
+    for sample in found:
+        key = {sample.kind.split()[0]}
+        if sample.has_torchs_tensors:
+            key = {sample.reduction, tuple(x for x in sample.arguments.values() if isinstance(x, bool))}
+        if min(x.dim() for x in sample.tensors.values()) > 1 and not key <= seen:
+            seen |= key
+            yield sample
+
+
+def errors(loss: Loss, device: str) -> Iterator[tuple[type[Exception], Sample]]:
+    """What torch's function raises for the error inputs of the OpInfo, and for mistakes that any loss can be given."""
+    info = databases()[0][str(loss.torch)]
+    for given in info.error_inputs(device) if info.error_inputs_func else ():
+        yield given.error_type, as_sample(loss, given.sample_input)
+    usual = next(few(_samples(loss, device, torch.float32)))
+    last = needed(loss)[-1]
+    longer = usual.change("another shape", **{last: lambda x: torch.cat([x, x], -1)})
+    changes = {"another reduction": {"reduction": "other"}, "no tensor": {last: "1"}}
+    for sample in (longer, *(replace(usual, arguments={**usual.arguments, **x}, kind=k) for k, x in changes.items())):
+        try:
+            sample.call(twin(loss))
+        except Exception as error:
+            yield type(error), sample
+        else:
+            raise AssertionError(f"{sample}: torch raises nothing")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A ModuleInput: the modules that it makes, ours and torch's, and the call of the loss that it means."""
+
+    given: Any
+    ours: torch.nn.Module
+    theirs: torch.nn.Module
+    sample: Sample
+
+
+def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
+    """What the ModuleInfo has; on the host the first, since the kernels are those of the functions."""
+    info = databases()[1][loss.class_name]
+    torch.manual_seed(0)
+    options = {"device": device, "dtype": dtype, "requires_grad": False, "training": True}
+    for given in info.module_inputs_func(info, **options)[: 1 if host.active() else None]:
+        made = given.constructor_input
+        ours, theirs = (x(*made.args, **made.kwargs) for x in (getattr(nn, loss.class_name), info.module_cls))
+        operands = needed(loss)
+        known = inspect.signature(twin(loss)).parameters
+        kept = {n: getattr(theirs, n) for n in loss.kept if n in known and hasattr(theirs, n)}
+        arguments = dict(zip(operands, given.forward_input.args, strict=True)) | kept
+        yield Modules(given, ours, theirs, Sample(loss, arguments, 0, operands, f"module {given.desc}"))
+
+
+def through(module: torch.nn.Module, sample: Sample) -> Function:
+    """A module as a function of the arguments of the loss, in the dtype of the first of them."""
+    assert sample.operands is not None
+
+    def function(**arguments: Any) -> Tensor:
+        operands = [arguments[name] for name in sample.operands]
+        return copy.deepcopy(module).to(operands[0].dtype)(*operands)
+
+    return function
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Known differences
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Samples of which torch makes something else. The reason is a part of docs/differences.md, word for word.
+
+    Every such sample fails the check. ``instead`` changes torch's function to what ours is to do, and the check is then
+    passed; the changed function is always told the reduction. Without it ours raises ``raises``.
+    """
+
+    losses: tuple[str, ...]
+    where: Callable[[Sample], bool]
+    reason: str
+    instead: Callable[[Function], Function] | None = None
+    raises: type[Exception] = AssertionError
+
+    def concerns(self, sample: Sample) -> bool:
+        """Whether the sample is one of those."""
+        return sample.loss.name in self.losses and self.where(sample)
+
+
+def told(function: Function, reduction: str) -> Function:
+    """A function that is told the reduction under its present name."""
+
+    def modern(*operands: Tensor, **options: Any) -> Tensor:
+        for name, _, _ in LEGACY:
+            options.pop(name, None)
+        return function(*operands, **options | {"reduction": reduction})
+
+    return modern
+
+
+def expanded(theirs: Function) -> Function:
+    """torch's function of operands that have been broadcast before."""
+
+    def function(*operands: Tensor, **options: Any) -> Tensor:
+        return theirs(*torch.broadcast_tensors(*operands), **options)
+
+    return function
+
+
+def nan_gradients(theirs: Function) -> Function:
+    """torch's function with a NaN in the gradients wherever an element is NaN."""
+
+    def function(*operands: Any, **options: Any) -> Tensor:
+        elements = theirs(*operands, **options | {"reduction": "none"})
+        bad, zero = elements.isnan(), torch.zeros_like(elements)
+        reached = sum(torch.where(bad, x, zero) for x in (*operands, *options.values()) if isinstance(x, Tensor))
+        return reduced(elements + reached * torch.where(bad, elements.detach(), zero), options)
+
+    return function
+
+
+def reduced(elements: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Elements reduced as a call asks for."""
+    reductions = {"none": lambda x: x, "mean": Tensor.mean, "sum": Tensor.sum}
+    reductions["batchmean"] = lambda x: x.sum() / (x.shape[0] if x.dim() else 1)
+    return reductions[options["reduction"]](elements)
+
+
+def inactive_replaced(theirs: Function) -> Function:
+    """torch's function of operands that are 0 where an element is 0, so that no infinity of theirs is multiplied."""
+
+    def function(*operands: Tensor, **options: Any) -> Tensor:
+        elementwise = options | {"reduction": "none"}
+        inactive = theirs(*operands, **elementwise) == 0
+        used = theirs(*(torch.where(inactive, 0.0, x) for x in operands), **elementwise)
+        return reduced(torch.where(inactive, 0.0, used), options)
+
+    return function
+
+
+def stirling_apart(theirs: Function) -> Function:
+    """torch's Poisson loss, whose formula of Stirling sees no target that it is not for."""
+
+    def function(input: Tensor, target: Tensor, **options: Any) -> Tensor:
+        elementwise = options | {"reduction": "none"}
+        large = target > 1
+        full = theirs(input, torch.where(large, target, 2.0), **elementwise)
+        return reduced(torch.where(large, full, theirs(input, target, **elementwise | {"full": False})), options)
+
+    return function
+
+
+def signs(theirs: Function) -> Function:
+    """torch's function of labels of which only the sign is left."""
+    return lambda input, target, **options: theirs(input, target.sign(), **options)
+
+
+def shapes_differ(sample: Sample) -> bool:
+    """Whether the operands have different shapes."""
+    return len({sample.tensors[name].shape for name in needed(sample.loss)}) > 1
+
+
+def variance_per_row(sample: Sample) -> bool:
+    """Whether torch takes a variance of fewer dimensions for one of the rows."""
+    input, var = sample.tensors["input"], sample.tensors["var"]
+    return var.dim() > 0 and var.shape == input.shape[:-1]
+
+
+def stirling_of_nothing(sample: Sample) -> bool:
+    """Whether torch takes the logarithm of a target of 0, to leave it out."""
+    target = sample.tensors["target"]
+    return target.is_floating_point() and bool(sample.arguments.get("full")) and bool((target == 0).any())
+
+
+def loses_nan(sample: Sample) -> bool:
+    """Whether an element is NaN, and a gradient of torch's does not say so."""
+    theirs, sample = twin(sample.loss), sample.change(sample.kind, **dict.fromkeys(sample.tensors, _double))
+    ones, honestly = torch.ones_like(sample.call(theirs)), told(nan_gradients(theirs), sample.reduction)
+    for name in sample.differentiated:
+        found, honest = (torch_gradient(f, sample, name, ones) for f in (theirs, honestly))
+        if found is not None and honest is not None and not torch.equal(found.isnan(), honest.isnan()):
+            return True
+    return False
+
+
+DIFFERENCES = (
+    Difference(
+        ("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        shapes_differ,
+        "`binary_cross_entropy` and `binary_cross_entropy_with_logits` broadcast their operands; torch raises.",
+        expanded,
+    ),
+    Difference(
+        ("soft_margin_loss", "gaussian_nll_loss"),
+        lambda s: s.kind == "broadcast input",
+        "Operands of different shapes broadcast, whichever of them has the dimensions.",
+        expanded,
+    ),
+    Difference(
+        ("multilabel_soft_margin_loss",),
+        lambda s: s.tensors["input"].shape[-1:] < s.tensors["target"].shape[-1:],
+        "averages over the classes of the broadcast shape; torch divides by those of `input`.",
+        expanded,
+    ),
+    Difference(
+        ("gaussian_nll_loss",),
+        variance_per_row,
+        "A `var` of shape (N,) belongs to the columns of an input (N, N)",
+        expanded,
+    ),
+    Difference(
+        ("poisson_nll_loss", "margin_ranking_loss"),
+        lambda s: not any(x.is_floating_point() for x in s.tensors.values()),
+        "at least one operand must be floating",
+        raises=TypeError,
+    ),
+    Difference(
+        ("poisson_nll_loss",),
+        stirling_of_nothing,
+        "With `full=True` torch's derivative with respect to a target of 0 is NaN; ours is that of the rest.",
+        stirling_apart,
+    ),
+    Difference(
+        ("hinge_embedding_loss",),
+        lambda s: bool((s.tensors["target"].abs() != 1).any()),
+        "Of a label of `hinge_embedding_loss` the sign counts; torch returns that sum for every label other than",
+        signs,
+    ),
+    Difference(
+        ("margin_ranking_loss",),
+        lambda s: any(x.isinf().any() for x in s.tensors.values()),
+        "a pair that costs nothing has gradient 0, also where a score is infinite",
+        inactive_replaced,
+    ),
+    Difference(
+        ("l1_loss",),
+        lambda s: any(x.is_complex() for x in s.tensors.values()),
+        "Complex tensors are refused; torch's `l1_loss` takes them.",
+        raises=TypeError,
+    ),
+    Difference(
+        ("kl_div",),
+        lambda s: s.kind == "broadcast input" and s.reduction == "batchmean",
+        "`batchmean` divides by the first dimension of the **broadcast** shape; torch's `kl_div` divides by that of",
+        expanded,
+    ),
+    Difference(
+        ("kl_div", "hinge_embedding_loss", "margin_ranking_loss"),
+        loses_nan,
+        "**Where a loss is NaN, its gradient is NaN**, for every operand.",
+        nan_gradients,
+    ),
+)
+
+
+def difference(sample: Sample) -> Difference | None:
+    """The difference that concerns a sample."""
+    found = [x for x in DIFFERENCES if x.concerns(sample)]
+    assert len(found) <= 1, f"{sample}: {len(found)} differences"
+    return found[0] if found else None
+
+
+def model(sample: Sample) -> Function | None:
+    """What ours has to agree with: torch's function, or what it is changed to; None where ours raises."""
+    known, theirs = difference(sample), twin(sample.loss)
+    return theirs if known is None else known.instead and told(known.instead(theirs), sample.reduction)
+
+
+def holds(ours: Function, theirs: Function, sample: Sample) -> None:
+    """Ours agrees with torch's function, but for what is known to differ, which must."""
+    known = difference(sample)
+    if known is None:
+        agrees(ours, theirs, sample)
+        return
+    with pytest.raises(known.raises):
+        agrees(ours, theirs, sample)
+    if instead := model(sample):
+        agrees(ours, instead, sample)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The check
+
+
+def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
+    """Dtype and shape are those of torch's result; value and gradients those of torch's function in float64.
+
+    A gradient that torch does not have is that of the reference formula.
+    """
+    try:
+        native = sample.call(theirs)
+    except (RuntimeError, ValueError) as error:
+        raise AssertionError(f"{sample}: torch refuses it: {error}") from error
+    leaves = {name: x.detach().requires_grad_() for name, x in sample.differentiated.items()}
+    value = sample.call(ours, **leaves)
+    got, expected = (value.dtype, value.shape), (native.dtype, native.shape)
+    assert got == expected, f"{sample}: the result is {got}, not {expected}"
+    # No smaller than 1/4: a gradient times 0 says nothing.
+    upstream = (torch.rand(native.shape, dtype=torch.float64) + 0.25).to(native)
+    found = torch.autograd.grad(value, list(leaves.values()), upstream, allow_unused=True)
+    gradients = dict(zip(leaves, found, strict=True))
+    assert None not in found, f"{sample}: no gradient of {[name for name, x in gradients.items() if x is None]}"
+
+    upstream = upstream.cpu().double()
+    double = sample.change(sample.kind, **dict.fromkeys(sample.tensors, _double))
+    call = sample.call(getattr(F, sample.loss.name).prepare)
+    operands = {x.name: sample.tensors[x.name].detach() for x in call.loss.operands}
+    sizes = truth(
+        call.loss,
+        [x.cpu() for x in operands.values()],
+        call.loss.bind(call.parameters, call.flags),
+        call.reduction.kind,
+        upstream,
+        [name in leaves for name in operands],
+        flush=flushes(list(operands.values())),
+    )
+    _close(f"{sample}: value", value, double.call(theirs).detach(), sizes.value)
+    elements = prod(common_shape(list(operands.values())))
+    for (name, x), size in zip(operands.items(), sizes.gradients, strict=True):
+        if size is not None:
+            exact = torch_gradient(theirs, double, name, upstream)
+            bias = SUMMED_BY_TORCH if x.numel() < elements and not runs_kernels(x) else None
+            _close(f"{sample}: gradient of {name}", gradients[name], size.exact if exact is None else exact, size, bias)
+
+
+def module_holds(ours: torch.nn.Module, made: Modules) -> None:
+    """A module computes what torch's does, and what torch's reference for it says."""
+    holds(through(ours, made.sample), through(made.theirs, made.sample), made.sample)
+    operands = made.given.forward_input.args
+    expected = made.given.reference_fn(ours, *operands)
+    torch.testing.assert_close(ours(*operands), expected, equal_nan=True, msg=lambda x: f"{made.sample}: {x}")
+
+
+def is_torchs_module(ours: torch.nn.Module, made: Modules) -> None:
+    """A module passes for torch's: its class, text and state; and comes back whole from a pickle."""
+    assert isinstance(ours, type(made.theirs))
+    assert repr(ours) == repr(made.theirs)
+    back = pickle.loads(pickle.dumps(ours))
+    assert type(back) is type(ours)
+    for module in (ours, back):
+        found, expected = module.state_dict(), made.theirs.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(same_bits(found[name], expected[name]) for name in expected)
+    operands = made.given.forward_input.args
+    assert same_bits(back(*operands), ours(*operands))
+
+
+def torch_gradient(theirs: Function, sample: Sample, name: str, upstream: Tensor) -> Tensor | None:
+    """torch's gradient with respect to an argument; None where torch has none, and its data says so."""
+    leaf = sample.tensors[name].detach().requires_grad_()
+    try:
+        value = sample.call(theirs, **{name: leaf})
+        return torch.autograd.grad(value, leaf, upstream, materialize_grads=True)[0]
+    except RuntimeError:
+        if sample.tensors[name].requires_grad:
+            raise
+        return None
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu()
+
+
+def _close(what: str, found: Tensor, exact: Tensor, size: Expected, bias: float | None = None) -> None:
+    found = found.detach().cpu()
+    if found.dtype == torch.float64:
+        # torch's own errors are no smaller.
+        torch.testing.assert_close(found, exact, equal_nan=True, msg=lambda x: f"{what}: {x}")
+        return
+    comparison = compare(found, Expected(exact, size.rms, size.total), bias=bias)
+    assert comparison.ok, f"{what}: {comparison}"
