@@ -44,5 +44,5 @@ def split(call: Call, resolved: Resolved, shape: tuple[int, ...]) -> tuple[Call,
     chosen = [x[(None,) * (rank - x.ndim)] for o, x in operands if (o is WEIGHT and resolved.weights) or o is MASK]
     loss = counting(resolved.weights, resolved.masked)
     sizes = checks.broadcast(loss, [tuple(x.shape) for x in chosen])
-    factor = prod(shape[d] for d in dims if sizes[d] == 1) * (call.parameters[-1] if resolved.weighted else 1.0)
+    factor = prod([shape[d] for d in dims if sizes[d] == 1]) * (call.parameters[-1] if resolved.weighted else 1.0)
     return total, Call(loss, tuple(chosen), total.reduction, (), ()), factor

@@ -74,7 +74,8 @@ def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
     if dims is not None and len(dims) == len(shape):
         dims = None
     kept = () if dims is None else tuple(n for d, n in enumerate(shape) if d not in dims)
-    size = prod(shape) if dims is None else prod(shape[d] for d in dims)
+    # Of lists: Dynamo hands them to `prod`, and no generator.
+    size = prod(shape) if dims is None else prod([shape[d] for d in dims])
     # The sum of rows that are means.
     divisor = float(shape[-1]) if rows and shape and kind in ("sum", "batchmean") else 1.0
     if how.normalized or kind == "sum":
