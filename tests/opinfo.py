@@ -38,6 +38,9 @@ WITHOUT_DATA: dict[str, str] = {}
 #: Arguments whose effect torch's samples do not show, each with the reason.
 UNSEEN = {("gaussian_nll_loss", "eps"): "All variances are larger."}
 
+#: Losses that are NaN where torch's data has no label.
+ZERO_IS_NO_LABEL = {"soft_margin_loss", "hinge_embedding_loss"}
+
 #: Deprecated arguments, values of theirs, and the reductions that these mean.
 LEGACY = (("size_average", False, "sum"), ("reduce", False, "none"))
 
@@ -172,6 +175,8 @@ def variants(sample: Sample) -> Iterator[Sample]:
     if len(shapes) == 1 and shapes != {()}:
         yield sample.change(f"broadcast {first}", **{first: lambda x: x[:1].clone()})
         yield sample.change("broadcast others", **dict.fromkeys(others, lambda x: x[:1].clone()))
+    if sample.loss.torch in ZERO_IS_NO_LABEL and not any(x.isnan().any() for x in sample.tensors.values()):
+        yield sample.change("label of 0", target=lambda x: torch.where(torch.ones_like(x).cumsum(0) == 1, 0, x))
     known = inspect.signature(twin(sample.loss)).parameters
     if "weight" in known and "weight" not in sample.arguments and sample.differentiated.keys() == sample.tensors.keys():
         weight = torch.rand_like(sample.tensors[first], requires_grad=False)
@@ -238,12 +243,12 @@ def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
 
 
 def through(module: torch.nn.Module, sample: Sample) -> Function:
-    """A module as a function of the arguments of the loss, in the dtype of the first of them."""
+    """A module as a function of the arguments of the loss, in the dtype and on the device of the first of them."""
     assert sample.operands is not None
 
     def function(**arguments: Any) -> Tensor:
         operands = [arguments[name] for name in sample.operands]
-        return copy.deepcopy(module).to(operands[0].dtype)(*operands)
+        return copy.deepcopy(module).to(operands[0])(*operands)
 
     return function
 
@@ -334,9 +339,20 @@ def stirling_apart(theirs: Function) -> Function:
     return function
 
 
+def nan_of_zero(theirs: Function) -> Function:
+    """torch's function, and NaN for labels of 0."""
+
+    def function(input: Tensor, target: Tensor, **options: Any) -> Tensor:
+        elements = theirs(input, target, **options | {"reduction": "none"})
+        bad = target == 0
+        return reduced(torch.where(bad, torch.where(bad, input + target, 0.0) * torch.nan, elements), options)
+
+    return function
+
+
 def signs(theirs: Function) -> Function:
-    """torch's function of labels of which only the sign is left."""
-    return lambda input, target, **options: theirs(input, target.sign(), **options)
+    """The same of labels of which only the sign is left."""
+    return nan_of_zero(lambda input, target, **options: theirs(input, target.sign(), **options))
 
 
 def shapes_differ(sample: Sample) -> bool:
@@ -348,6 +364,13 @@ def variance_per_row(sample: Sample) -> bool:
     """Whether torch takes a variance of fewer dimensions for one of the rows."""
     input, var = sample.tensors["input"], sample.tensors["var"]
     return var.dim() > 0 and var.shape == input.shape[:-1]
+
+
+def inactive_at_infinity(sample: Sample) -> bool:
+    """Whether a pair of scores that costs nothing is infinitely far apart."""
+    first, second, target = (sample.tensors[name].detach().double() for name in needed(sample.loss))
+    apart = first - second
+    return bool((apart.isinf() & (target * apart > 0)).any())
 
 
 def stirling_of_nothing(sample: Sample) -> bool:
@@ -405,6 +428,12 @@ DIFFERENCES = (
         stirling_apart,
     ),
     Difference(
+        ("soft_margin_loss",),
+        lambda s: bool((s.tensors["target"] == 0).any()),
+        "`soft_margin_loss` and `hinge_embedding_loss` are NaN for a label of 0",
+        nan_of_zero,
+    ),
+    Difference(
         ("hinge_embedding_loss",),
         lambda s: bool((s.tensors["target"].abs() != 1).any()),
         "Of a label of `hinge_embedding_loss` the sign counts; torch returns that sum for every label other than",
@@ -412,7 +441,7 @@ DIFFERENCES = (
     ),
     Difference(
         ("margin_ranking_loss",),
-        lambda s: any(x.isinf().any() for x in s.tensors.values()),
+        inactive_at_infinity,
         "a pair that costs nothing has gradient 0, also where a score is infinite",
         inactive_replaced,
     ),
