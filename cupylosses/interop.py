@@ -88,6 +88,19 @@ def _find_kind(x: Any) -> str:
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
 
 
+_namespaces: dict[str, Any] = {}
+
+
+def namespace(library: str) -> Any:
+    """The array API of a library, found by its name: array-api-compat looks at all loaded modules, which Dynamo
+    would guard while it goes on loading more.
+    """
+    found = _namespaces.get(library)
+    if found is None:
+        found = _namespaces[library] = importlib.import_module(f"array_api_compat.{library}")
+    return found
+
+
 #: Device types of DLPack that the libraries share.
 DLPACK_CPU = 1
 

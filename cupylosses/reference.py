@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from array_api_compat import array_namespace, is_torch_array
-
-from cupylosses import checks
+from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.definition import MASK, WEIGHT, Loss
 from cupylosses.reduction import resolve
@@ -20,7 +18,7 @@ from cupylosses.reduction import resolve
 def evaluate(call: Call, promoted: str) -> Any:
     """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
     loss, operands, parameters = call.loss, call.operands, call.parameters
-    xp = array_namespace(*operands)
+    xp = interop.namespace(interop.kind(operands[0]))
     shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, call.reduction, shape)
     compute = xp.float64 if promoted == "float64" else xp.float32
@@ -44,9 +42,9 @@ def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> 
     """The value per element, in the dtype of the operands; values of parameters and flags by name."""
     if loss.reference is None:
         raise checks.no_reference(loss)
-    xp = array_namespace(*operands)
+    xp = interop.namespace(interop.kind(operands[0]))
     found = loss.reference(xp, *operands, **values)
-    if is_torch_array(found) and found.requires_grad:
+    if interop.kind(found) == "torch" and found.requires_grad:
         found = _with_nan_gradients(xp, found, operands)
     return found
 
@@ -71,11 +69,11 @@ def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axi
 
 
 def _number(xp: Any, like: Any, value: float) -> Any:
-    return xp.asarray(float(value), dtype=xp.float64, device=like.device if is_torch_array(like) else None)
+    return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
 
 
 def _detached(x: Any) -> Any:
-    return x.detach() if is_torch_array(x) else x
+    return x.detach() if interop.kind(x) == "torch" else x
 
 
 def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:

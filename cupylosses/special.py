@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from array_api_compat import is_torch_array
+from cupylosses import interop
 
 
 def detached(x: Any) -> Any:
     """``x`` without its derivative."""
-    return x.detach() if is_torch_array(x) else x
+    return x.detach() if interop.kind(x) == "torch" else x
 
 
 def with_derivative_of(value: Any, surrogate: Any) -> Any:
