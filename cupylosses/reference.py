@@ -13,6 +13,7 @@ from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.definition import MASK, WEIGHT, Loss
 from cupylosses.reduction import resolve
+from cupylosses.special import detached
 
 
 def evaluate(call: Call, promoted: str) -> Any:
@@ -55,7 +56,7 @@ def divide(xp: Any, total: Any, divisor: Any) -> Any:
         divisor = _number(xp, total, divisor)
     empty = divisor == 0
     quotient = total / xp.where(empty, xp.ones_like(divisor), divisor)
-    return xp.where(empty, _detached(total) / _detached(divisor), quotient)
+    return xp.where(empty, detached(total) / detached(divisor), quotient)
 
 
 def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axis: Sequence[int], weights: bool) -> Any:
@@ -70,10 +71,6 @@ def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axi
 
 def _number(xp: Any, like: Any, value: float) -> Any:
     return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
-
-
-def _detached(x: Any) -> Any:
-    return x.detach() if interop.kind(x) == "torch" else x
 
 
 def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupylosses import interop
-
 
 def detached(x: Any) -> Any:
-    """``x`` without its derivative."""
-    return x.detach() if interop.kind(x) == "torch" else x
+    """``x`` without its derivative, where its library has derivatives."""
+    return x.detach() if hasattr(x, "detach") else x
 
 
 def with_derivative_of(value: Any, surrogate: Any) -> Any:
