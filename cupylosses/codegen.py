@@ -15,7 +15,7 @@ from cupylosses.definition import Flag, Loss
 from cupylosses.expressions import cuda
 from cupylosses.forms import Form
 from cupylosses.interop import ITEMSIZE
-from cupylosses.kernel_sources import kernel_directory
+from cupylosses.kernel_sources import PRIMITIVES, kernel_directory
 from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX_THREADS, UNROLL
 
 #: The files of ``kernels/`` in the order of their needs.
@@ -24,7 +24,7 @@ POINTWISE = (
     "types.cuh",
     "tuple.cuh",
     "dual.cuh",
-    "math.cuh",
+    *PRIMITIVES,
     "reduce.cuh",
     "layout.cuh",
     "expectation.cuh",

@@ -1,7 +1,7 @@
 """The expressions of a definition: what they may contain, checked before a compiler sees them.
 
 An expression is one in C++, of the operands, parameters, flags and named parts of its loss, of numbers, operators and
-the primitives in ``kernels/math.cuh``. It is executed on the GPU as it stands. So nothing else may stand in it, and
+the primitives in ``kernels/``. It is executed on the GPU as it stands. So nothing else may stand in it, and
 what is wrong is reported at the line where it was written.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, NoReturn
 
-from cupylosses.kernel_sources import kernel_directory
+from cupylosses.kernel_sources import PRIMITIVES, kernel_directory
 
 _TOKEN = re.compile(
     r"(?P<space>[ \t\r\n]+)"
@@ -79,9 +79,10 @@ _PRIMITIVE = re.compile(
 
 @cache
 def primitives() -> Mapping[str, Primitive]:
-    """The primitives by name, in the order of ``kernels/math.cuh``."""
+    """The primitives by name, in the order of the files that they are in."""
     found = {}
-    for match in _PRIMITIVE.finditer((kernel_directory() / "math.cuh").read_text(encoding="utf-8")):
+    text = "\n".join((kernel_directory() / x).read_text(encoding="utf-8") for x in PRIMITIVES)
+    for match in _PRIMITIVE.finditer(text):
         names = [x.split()[-1].lstrip("&") for x in match["parameters"].split(",") if not x.rstrip().endswith(">")]
         comment = " ".join(line.strip("/ ") for line in match["comment"].splitlines())
         found[match["name"]] = Primitive(match["name"], tuple(x for x in names if x.isidentifier()), comment)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: The files of ``kernels/`` with the primitives of which expressions are made, in the order of their needs.
+PRIMITIVES = ("math.cuh", "logistic.cuh", "divergence.cuh", "likelihood.cuh")
+
 
 def kernel_directory() -> Path:
     """``kernels/``: inside the package when it was installed from a wheel, beside it in a checkout."""
