@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from cupylosses.definition import Flag, Loss
-from cupylosses.expressions import cuda
+from cupylosses.expressions import cuda, in_double
 from cupylosses.forms import Form
 from cupylosses.interop import ITEMSIZE
 from cupylosses.kernel_sources import PRIMITIVES, kernel_directory
@@ -192,6 +192,9 @@ def _functor(variant: Variant) -> str:
     ]
     lines += [f"    constexpr {_choice(x, i)};" for x, i in zip(loss.flags, variant.flags, strict=True)]
     lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
+    for name, expression in loss.constants.items():
+        lines += [*_written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+        lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
     for name, expression in loss.let.items():
         lines += [*_written_at(loss, name), f"    const auto {name} = {cuda(expression)};"]
     form = loss if isinstance(loss, Form) else None

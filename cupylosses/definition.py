@@ -30,7 +30,7 @@ PER_MODULE = ("weight", "dim", "out_dtype")
 PER_CALL = ("mask", "normalizer")
 LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
-#: Names that operands, parameters, flags and `let` must not have: the common arguments, the loss before its weight, and
+#: Names that operands, parameters, flags, `constants` and `let` must not have: the common arguments, the loss before its weight, and
 #: the first argument of a Module's methods.
 RESERVED = frozenset({*COMMON, *LEGACY, "unweighted", "self"})
 
@@ -148,6 +148,7 @@ class Loss:
     value: str
     reference: Callable[..., Any] | None = None
     let: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
     derivatives: Mapping[str, str] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     flags: tuple[Flag, ...] = ()
@@ -167,7 +168,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
-        for name in (self.name, *names, *self.let):
+        for name in (self.name, *names, *self.constants, *self.let):
             identifier = isinstance(name, str) and name.isascii() and name.isidentifier()
             if not identifier or keyword.iskeyword(name) or name in _KEYWORDS:
                 raise ValueError(f"{self.name}: the name {name!r} must be an identifier of Python and of C++")
@@ -179,12 +180,16 @@ class Loss:
         for name in (
             *(x.name for x in self.operands if x is not WEIGHT and x is not MASK),
             *(x.name for x in self.options),
+            *self.constants,
             *self.let,
         ):
             if name in RESERVED:
                 raise ValueError(f"{self.name}: the name {name!r} is taken by every loss; choose another")
-        if len({*names, *self.let}) != len(names) + len(self.let):
-            raise ValueError(f"{self.name}: operands, parameters, flags and `let` names must differ, got {names}")
+        named = [*names, *self.constants, *self.let]
+        if len(set(named)) != len(named):
+            raise ValueError(
+                f"{self.name}: operands, parameters, flags, `constants` and `let` names must differ, got {named}"
+            )
         if not 1 <= len(self.operands) <= MAX_OWN_OPERANDS:
             raise ValueError(f"{self.name}: 1 to {MAX_OWN_OPERANDS} operands, got {len(self.operands)}")
         if self.operands[0].default is not None:
@@ -223,9 +228,14 @@ class Loss:
     def _check_expressions(self) -> None:
         taken = primitives().keys()
         names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
-        for name in (*names, *self.let):
+        for name in (*names, *self.constants, *self.let):
             if name in taken:
                 raise ValueError(f"{self.name}: the name {name!r} is that of a primitive; choose another")
+        numbers = [x.name for x in self.parameters]
+        for name, expression in self.constants.items():
+            check(expression, numbers, Part(self.name, name, self.places.get(name)), functions={})
+            numbers.append(name)
+        names += self.constants
         for name, expression in self.let.items():
             check(expression, names, Part(self.name, name, self.places.get(name)))
             names.append(name)

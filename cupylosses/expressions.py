@@ -122,18 +122,24 @@ class _Level:
     compared: bool = False
 
 
-def check(expression: str, names: Collection[str], part: Part) -> None:
-    """Raises :class:`ExpressionError` unless this is an expression of names, numbers, operators and primitives."""
+def check(
+    expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive] | None = None
+) -> None:
+    """Raises :class:`ExpressionError` unless this is an expression of names, numbers, operators and functions, which
+    are the primitives if not said otherwise.
+    """
     if not isinstance(expression, str):
         raise TypeError(f"{part.line(0)}: an expression is a string, got {type(expression).__name__}.")
-    _Checker(expression, names, part).run()
+    _Checker(expression, names, part, primitives() if functions is None else functions).run()
 
 
 class _Checker:
     """Goes through the tokens, knowing whether a term (a number, a name, a call) or an operator has to follow."""
 
-    def __init__(self, expression: str, names: Collection[str], part: Part) -> None:
-        self.expression, self.names, self.part = expression, names, part
+    def __init__(
+        self, expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive]
+    ) -> None:
+        self.expression, self.names, self.part, self.functions = expression, names, part, functions
         self.levels = [_Level()]
 
     def run(self) -> None:
@@ -154,19 +160,19 @@ class _Checker:
     def check_token(self, token: _Token, called: bool) -> None:
         """Whether it may stand in an expression at all."""
         text = token.text
-        if token.kind == "other" or text == "**" or (text in _INSTEAD and text not in {*self.names, *primitives()}):
+        if token.kind == "other" or text == "**" or (text in _INSTEAD and text not in {*self.names, *self.functions}):
             hint = f"; write {_INSTEAD[text]}" if text in _INSTEAD else ""
             shown = text if text.isprintable() else ascii(text)[1:-1]
             self.fail(token, f"`{shown}` cannot stand in an expression{hint}.")
         if token.kind == "number" and math.isinf(float(text)):
             self.fail(token, f"`{text}` is beyond the largest number, 1.8e308.")
-        if token.kind == "name" and text not in (primitives() if called else (*self.names, *_CONSTANTS)):
+        if token.kind == "name" and text not in (self.functions if called else (*self.names, *_CONSTANTS)):
             self.fail(token, self.unknown(text, called))
 
     def begin(self, token: _Token, before: _Token | None) -> bool:
         """Takes a token where a term has to begin; whether one is complete with it."""
         if token.text == "(":
-            function = primitives().get(before.text) if before else None
+            function = self.functions.get(before.text) if before else None
             self.levels.append(_Level(before if function else token, function))
             return False
         if token.text == ")" and self.levels[-1].function and before and before.text == "(":
@@ -176,7 +182,7 @@ class _Checker:
         if token.kind == "operator" and token.text not in ("-", "!"):
             side = f"between `{before.text}` and `{token.text}`" if before else f"before `{token.text}`"
             self.fail(token, f"something is missing {side}.")
-        return token.kind != "operator" and token.text not in primitives()
+        return token.kind != "operator" and token.text not in self.functions
 
     def go_on(self, token: _Token) -> bool:
         """Takes a token behind a complete term; whether one is complete with it still."""
@@ -211,9 +217,11 @@ class _Checker:
         """What to say of a name that there is not, or not in this place."""
         if called and name in self.names:
             return f"`{name}` is no function; an operator is missing before the parenthesis."
-        if not called and name in primitives():
-            return f"`{name}` is a function: `{primitives()[name].call}`."
-        known = list(primitives()) if called else [*self.names, *_CONSTANTS]
+        if not called and name in self.functions:
+            return f"`{name}` is a function: `{self.functions[name].call}`."
+        if called and not self.functions:
+            return f"`{name}` cannot be called here: a constant is arithmetic on parameters."
+        known = list(self.functions) if called else [*self.names, *_CONSTANTS]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
         return f"the {'function' if called else 'name'} `{name}` is unknown; {hint}"
@@ -232,3 +240,8 @@ def cuda(expression: str) -> str:
     """As the compiler gets it: ``1`` is ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` is ``a - -b``."""
     pieces = (f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression))
     return re.sub(r"-(?=-)", "- ", "".join(pieces)).replace("\r", " ")
+
+
+def in_double(expression: str) -> str:
+    """A constant as the compiler gets it: of parameters as they arrive, doubles whose names end in an underscore."""
+    return "".join(f"{m[0]}_" if m.lastgroup == "name" else m[0] for m in _TOKEN.finditer(cuda(expression)))

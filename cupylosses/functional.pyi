@@ -752,3 +752,337 @@ def huber_loss(
 
     Source: P. J. Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.
     """
+
+def log_cosh_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Logarithm of the hyperbolic cosine: half the squared error for small differences, the absolute for large.
+
+        log(cosh(input - target))
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Source: P. J. Green, Bayesian reconstructions from emission tomography data using a modified EM algorithm, IEEE Transactions on Medical Imaging 9, 1990.
+    """
+
+def charbonnier_loss(
+    input: _Array,
+    target: _Exchangeable,
+    scale: float = 1.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Charbonnier loss, a smooth absolute error, also known as pseudo-Huber.
+
+        sqrt(r^2 + 1) - 1, with r = (input - target) / scale
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    As kornia has it: without the 1 taken off, and as sqrt(d^2 + epsilon^2), it is `epsilon` times this plus
+    `epsilon`, with scale = epsilon. It is Barron's general loss with alpha = 1.
+
+    Source: P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization algorithms for computed imaging, ICIP 1994.
+    """
+
+def cauchy_loss(
+    input: _Array,
+    target: _Exchangeable,
+    scale: float = 1.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as Lorentzian.
+
+        log(1 + r^2 / 2), with r = (input - target) / scale
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    As kornia and Barron have it; it is Barron's general loss with alpha = 0.
+
+    Source: M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow fields, Computer Vision and Image Understanding 63, 1996.
+    """
+
+def welsch_loss(
+    input: _Array,
+    target: _Exchangeable,
+    scale: float = 1.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Welsch loss, an upside-down Gaussian; also known as Leclerc.
+
+        1 - exp(-r^2 / 2), with r = (input - target) / scale
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    As kornia and Barron have it; it is the limit of Barron's general loss for alpha to -inf.
+
+    Source: J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications in Statistics 7, 1978.
+    """
+
+def geman_mcclure_loss(
+    input: _Array,
+    target: _Exchangeable,
+    scale: float = 1.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Geman-McClure loss, which is never more than 2.
+
+        2 r^2 / (r^2 + 4), with r = (input - target) / scale
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    As kornia and Barron have it; r^2 / (r^2 + 1), which is common too, is half of it with twice the scale. It is
+    Barron's general loss with alpha = -2.
+
+    Source: S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography, Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.
+    """
+
+def wing_loss(
+    input: _Array,
+    target: _Exchangeable,
+    width: float = 5.0,
+    epsilon: float = 0.5,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Wing loss: logarithmic, and so steep, for small differences, absolute error for large ones.
+
+        width log(1 + d / epsilon) where d < width, else d - width + width log(1 + width / epsilon), with d = |input - target|
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        width: Where the two branches meet. Must be a number > 0. Default 5.0.
+        epsilon: How flat the logarithm is around 0. Must be a number > 0. Default 0.5.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0; at d = width it is that of
+        the absolute error. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    The defaults are those of segmentation-models-pytorch; the paper has width 10 and epsilon 2.
+
+    Source: Z.-H. Feng, J. Kittler, M. Awais, P. Huber, X.-J. Wu, Wing loss for robust facial landmark localisation with convolutional neural networks, CVPR 2018.
+    """
+
+def quantile_loss(
+    input: _Array,
+    target: _Exchangeable,
+    quantile: float = 0.5,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Quantile loss, also known as pinball: absolute error with one weight below the target and one above.
+
+        quantile (target - input) where input < target, else (1 - quantile) (input - target)
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        quantile: The quantile to predict, between 0 and 1. Must be a number > 0 and < 1. Default 0.5.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Source: R. Koenker, G. Bassett, Regression quantiles, Econometrica 46, 1978.
+    """

@@ -231,3 +231,171 @@ class HuberLoss(torch.nn.HuberLoss):
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
+
+class LogCoshLoss(torch.nn.Module):
+    """Logarithm of the hyperbolic cosine: half the squared error for small differences, the absolute for large."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class CharbonnierLoss(torch.nn.Module):
+    """Charbonnier loss, a smooth absolute error, also known as pseudo-Huber."""
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class CauchyLoss(torch.nn.Module):
+    """Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as Lorentzian."""
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class WelschLoss(torch.nn.Module):
+    """Welsch loss, an upside-down Gaussian; also known as Leclerc."""
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class GemanMcclureLoss(torch.nn.Module):
+    """Geman-McClure loss, which is never more than 2."""
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class WingLoss(torch.nn.Module):
+    """Wing loss: logarithmic, and so steep, for small differences, absolute error for large ones."""
+
+    def __init__(
+        self,
+        width: float = 5.0,
+        epsilon: float = 0.5,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class QuantileLoss(torch.nn.Module):
+    """Quantile loss, also known as pinball: absolute error with one weight below the target and one above."""
+
+    def __init__(
+        self,
+        quantile: float = 0.5,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...

@@ -12,7 +12,7 @@ import pytest
 from cupylosses import checks, codegen, engine, functional, kernel_sources
 from cupylosses.codegen import KINDS, SUMS, Variant, glue, source
 from cupylosses.definition import MAX_OPERANDS, Loss, Operand, Parameter
-from cupylosses.expressions import cuda
+from cupylosses.expressions import cuda, in_double
 from cupylosses.forms import form
 from cupylosses.launch import UNROLL
 from cupylosses.reduction import Reduction
@@ -69,7 +69,10 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     files = codegen.SUMMING if kind in SUMS else codegen.POINTWISE
     expected = [f"kernels/{name}" for name in files]
     expected += [f"<{variant.title}>"]
-    expected += [f"{loss.name}.{x}" for x in (*loss.let, "value", *(f"derivatives.{x}" for x in loss.derivatives))]
+    expected += [
+        f"{loss.name}.{x}"
+        for x in (*loss.constants, *loss.let, "value", *(f"derivatives.{x}" for x in loss.derivatives))
+    ]
     expected += [f"<{variant.title}>.entries"]
     assert labels == expected
 
@@ -77,9 +80,11 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
 def test_labels_point_at_the_expression(loss: Loss) -> None:
     """The line behind a label is line 1 of the named text, so the compiler's line number counts from there."""
     lines = glue(variants(loss)[0]).splitlines()
-    for name, expression in (*loss.let.items(), ("value", loss.value)):
+    parts = {x: in_double(e) for x, e in loss.constants.items()}
+    parts |= {x: cuda(e) for x, e in (*loss.let.items(), ("value", loss.value))}
+    for name, expression in parts.items():
         where = lines.index(f'#line 1 "{loss.name}.{name}"')
-        assert cuda(expression) in lines[where + 1]
+        assert expression in lines[where + 1]
 
 
 def test_skeleton_is_the_kernel_files(loss: Loss) -> None:

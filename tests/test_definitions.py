@@ -64,6 +64,9 @@ def test_example_is_valid() -> None:
         ({"parameters": (Parameter("a", 1.0, ""),)}, "must differ"),
         ({"flags": (Flag("b", True, ""),)}, "must differ"),
         ({"let": {"a": "b"}}, "must differ"),
+        ({"constants": {"a": "1"}}, "must differ"),
+        ({"constants": {"c": "2 * a"}}, "c: the name `a` is unknown"),
+        ({"constants": {"c": "exp(2)"}}, "`exp` cannot be called here"),
         ({"operands": ()}, f"1 to {MAX_OWN_OPERANDS} operands, got 0"),
         (
             {"operands": tuple(Operand(f"x{i}", "") for i in range(MAX_OWN_OPERANDS + 1))},

@@ -381,3 +381,12 @@ def test_gaussian_in_half(device: str) -> None:
     mean = torch.tensor([1.0], dtype=torch.float16, device=device)
     zero = torch.zeros_like(mean)
     assert F.gaussian_nll_loss(mean, zero, zero, reduction="sum", out_dtype="float32").item() == pytest.approx(499993.1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# quantile_loss
+
+
+def test_constants_are_rounded_once(device: str) -> None:
+    """1 - quantile of a rounded quantile would be off by 25 units in the last place."""
+    check("quantile_loss", device, "float32", (1.0, 0.0), (0.01, 0.01, -0.01), quantile=0.99)

@@ -123,9 +123,10 @@ def _held_against(found: Tensor | None, exact: Tensor | None, size: Expected | N
 def follows_declared_kinks(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
 ) -> None:
-    """At each declared kink, value and gradients are the declared ones, exactly, by every kernel that computes them.
+    """At each declared kink, value and gradients are the declared ones, by every kernel that computes them.
 
-    Kinks are declared at numbers that every dtype holds.
+    Kinks are declared at numbers that every dtype holds. Gradients are exact, and so is a value of 0; any other may
+    have to be rounded.
     """
     import torch
 
@@ -138,7 +139,9 @@ def follows_declared_kinks(
             found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
             scale = count if reduction == "sum" else 1
             where = f"at {kink.operands}, reduction {reduction}"
-            require(bool((found.value == kink.value * scale).all()), f"value {where}: {found.value}, not {kink.value}")
+            error = (found.value.double() - kink.value * scale).abs()
+            accepted = error <= 4 * torch.finfo(kind).eps * abs(kink.value * scale)
+            require(bool(accepted.all()), f"value {where}: {found.value}, not {kink.value}")
             for operand, gradient, declared in zip(loss.operands, found.gradients, kink.gradient, strict=True):
                 require(
                     gradient is not None and bool((gradient == declared).all()),
