@@ -554,6 +554,145 @@ def margin_ranking_loss(
     Source: R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large Margin Classifiers, 2000.
     """
 
+def squared_hinge_loss(
+    input: _Array,
+    target: _Exchangeable,
+    margin: float = 1.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Squared hinge loss of a margin classifier, element by element.
+
+        max(0, margin - input target)^2
+
+    Args:
+        input: The score. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        margin: The product above which an element costs nothing. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Keras takes labels of 0 for -1; here they are taken as they are.
+
+    Source: C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
+
+def logistic_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Logistic loss of a score against a label of -1 or +1, element by element.
+
+        log(1 + exp(-input target))
+
+    Args:
+        input: The score, which is the logit of the label +1. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the right sign costs nothing, with gradient
+        0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    `soft_margin_loss` is the same but for a label of 0, where it is NaN and this log(2). With labels of 0 and 1 it
+    is `binary_cross_entropy_with_logits`.
+
+    Source: D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    """
+
+def exponential_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Exponential loss of a score against a label of -1 or +1, that of AdaBoost, element by element.
+
+        exp(-input target)
+
+    Args:
+        input: The score. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the right sign costs nothing, with gradient
+        0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Source: Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to boosting, Journal of Computer and System Sciences 55, 1997.
+    """
+
 def mse_loss(
     input: _Array,
     target: _Exchangeable,

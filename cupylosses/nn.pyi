@@ -172,6 +172,76 @@ class MarginRankingLoss(torch.nn.MarginRankingLoss):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class SquaredHingeLoss(torch.nn.Module):
+    """Squared hinge loss of a margin classifier, element by element."""
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class LogisticLoss(torch.nn.Module):
+    """Logistic loss of a score against a label of -1 or +1, element by element."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class ExponentialLoss(torch.nn.Module):
+    """Exponential loss of a score against a label of -1 or +1, that of AdaBoost, element by element."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class MSELoss(torch.nn.MSELoss):
     """Squared error."""
 

@@ -1,7 +1,9 @@
 """Losses of a margin: the prediction times a label of -1 or +1."""
 
+from math import inf
+
 from cupylosses.definition import Kink, Operand, Parameter, define
-from cupylosses.special import where_nan
+from cupylosses.special import softplus, where_nan
 
 
 def _hinge_reference(xp, input, target, margin):
@@ -105,4 +107,79 @@ margin_ranking_loss = define(
         "R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large "
         "Margin Classifiers, 2000."
     ),
+)
+
+
+def _perfect_scores():
+    return [Kink((inf, 1.0), 0.0, (0.0, 0.0)), Kink((-inf, -1.0), 0.0, (0.0, 0.0))]
+
+
+def _squared_hinge_reference(xp, input, target, margin):
+    return _hinge_reference(xp, input, target, margin) ** 2
+
+
+squared_hinge_loss = define(
+    name="squared_hinge_loss",
+    summary="Squared hinge loss of a margin classifier, element by element.",
+    formula="max(0, margin - input target)^2",
+    operands=(
+        Operand("input", "The score."),
+        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
+    ),
+    parameters=(Parameter("margin", 1.0, "The product above which an element costs nothing."),),
+    value="square(relu_active(margin - input * target))",
+    reference=_squared_hinge_reference,
+    cases=({}, {"margin": 0.5}),
+    notes="Keras takes labels of 0 for -1; here they are taken as they are.",
+    source="C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.",
+)
+
+
+def _of_margin(xp, formula, input, target):
+    # An infinite margin costs nothing, with gradient 0 also where an operand is infinite: it is not formed there.
+    beyond = input * target == inf
+    zero = xp.zeros_like(input * target)
+    margin = xp.where(beyond, zero, input) * xp.where(beyond, zero, target)
+    return xp.where(beyond, zero, formula(-margin))
+
+
+logistic_loss = define(
+    name="logistic_loss",
+    summary="Logistic loss of a score against a label of -1 or +1, element by element.",
+    formula="log(1 + exp(-input target))",
+    operands=(
+        Operand("input", "The score, which is the logit of the label +1."),
+        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
+    ),
+    value="softplus(-(input * target))",
+    reference=lambda xp, input, target: _of_margin(xp, lambda x: softplus(xp, x), input, target),
+    heavy=True,
+    kinks=_perfect_scores,
+    convention="An infinite score of the right sign costs nothing, with gradient 0.",
+    notes=(
+        "`soft_margin_loss` is the same but for a label of 0, where it is NaN and this log(2). With labels of 0 and 1 "
+        "it is `binary_cross_entropy_with_logits`."
+    ),
+    source=(
+        "D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958."
+    ),
+)
+
+
+exponential_loss = define(
+    name="exponential_loss",
+    summary="Exponential loss of a score against a label of -1 or +1, that of AdaBoost, element by element.",
+    formula="exp(-input target)",
+    operands=(
+        Operand("input", "The score."),
+        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
+    ),
+    let={"loss": "exp(-(input * target))"},
+    # The score may be infinite: the derivative with respect to the label is then not inf * 0.
+    value="where(loss == 0, 0, loss)",
+    reference=lambda xp, input, target: _of_margin(xp, xp.exp, input, target),
+    kinks=_perfect_scores,
+    convention="An infinite score of the right sign costs nothing, with gradient 0.",
+    source="Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to "
+    "boosting, Journal of Computer and System Sciences 55, 1997.",
 )
