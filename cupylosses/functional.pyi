@@ -291,6 +291,209 @@ def kl_div(
     Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
     """
 
+def sigmoid_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Focal loss of logits and labels of 0 and 1: cross entropy that counts less what is decided well.
+
+        a (1 - p)^gamma (-log p), with p = sigmoid(input) and a = alpha where target = 1, and p = 1 - sigmoid(input) and a = 1 - alpha where target = 0; a = 1 if alpha < 0
+
+    Args:
+        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        alpha: The weight of the label 1, that of 0 being 1 - alpha; -1 for none. Must be a number <= 1. Default 0.25.
+        gamma: How much less; 0 gives the cross entropy. Must be a number >= 0. Default 2.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
+        0; against an infinite logit, the label has gradient 0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    As torchvision and fvcore have it: of a label between 0 and 1, a, 1 - p and the cross entropy are each the mean
+    for the two labels; the loss of any other is NaN. Keras has the same defaults; optax, MONAI and kornia have no
+    alpha by default.
+
+    Source: T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollar, Focal loss for dense object detection, ICCV 2017.
+    """
+
+def asymmetric_loss(
+    input: _Array,
+    target: _Exchangeable,
+    gamma_neg: float = 4.0,
+    gamma_pos: float = 1.0,
+    clip: float = 0.05,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Asymmetric loss of logits and labels of 0 and 1: focal loss that forgives easy negatives most.
+
+        target (1 - p)^gamma_pos (-log p) + (1 - target) q^gamma_neg (-log(1 - q)), with p = sigmoid(input) and q = max(p - clip, 0)
+
+    Args:
+        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        gamma_neg: How much less a negative counts that is decided well. Must be a number >= 0. Default 4.0.
+        gamma_pos: How much less a positive counts that is decided well. Must be a number >= 0. Default 1.0.
+        clip: The probability up to which a negative costs nothing. Must be a number >= 0 and <= 1. Default 0.05.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. Where p <= clip a negative costs nothing, with gradient 0; so does
+        an infinite logit for the right label. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    The defaults are those of the authors and of timm, who bound the logarithms by that of 1e-8; here they are
+    exact. The factors are differentiated, which their code can switch off.
+
+    Source: T. Ridnik, E. Ben-Baruch, N. Zamir, A. Noy, I. Friedman, M. Protter, L. Zelnik-Manor, Asymmetric loss for multi-label classification, ICCV 2021.
+    """
+
+def poly1_loss(
+    input: _Array,
+    target: _Exchangeable,
+    epsilon: float = 2.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Poly-1 loss of logits and labels of 0 and 1: cross entropy plus a multiple of the probability of error.
+
+        -log p + epsilon (1 - p), with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
+
+    Args:
+        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        epsilon: The weight of 1 - p; 0 gives the cross entropy. Must be a number >= -1. Default 2.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
+        0; against an infinite logit, the label has gradient 0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    The default is that of optax, which has the loss for classes. Of a label between 0 and 1, both terms are the
+    mean for the two labels.
+
+    Source: Z. Leng, M. Tan, C. Liu, E. D. Cubuk, X. Shi, S. Cheng, D. Anguelov, PolyLoss: a polynomial expansion perspective of classification loss functions, ICLR 2022.
+    """
+
+def generalized_cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    q: float = 0.7,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Generalized cross entropy of logits and labels of 0 and 1, which mislabelled elements pull on less.
+
+        (1 - p^q) / q, with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
+
+    Args:
+        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
+        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
+        q: Between 0, which gives the cross entropy, and 1, which gives the absolute error of the probability. Must be a number >= 0 and <= 1. Default 0.7.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Between 0 and 1 a label counts in proportion, as in the cross entropy; Keras, which has the loss for classes,
+    takes the power of the mean probability instead. An infinite logit costs 1 / q against the wrong label.
+
+    Source: Z. Zhang, M. R. Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, NeurIPS 2018.
+    """
+
 def poisson_nll_loss(
     input: _Array,
     target: _Exchangeable,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 #: The files of ``kernels/`` with the primitives of which expressions are made, in the order of their needs.
-PRIMITIVES = ("math.cuh", "logistic.cuh", "divergence.cuh", "likelihood.cuh", "robust.cuh")
+PRIMITIVES = ("math.cuh", "logistic.cuh", "focal.cuh", "divergence.cuh", "likelihood.cuh", "robust.cuh")
 
 
 def kernel_directory() -> Path:

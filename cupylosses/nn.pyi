@@ -86,6 +86,105 @@ class KLDivLoss(torch.nn.KLDivLoss):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class SigmoidFocalLoss(torch.nn.Module):
+    """Focal loss of logits and labels of 0 and 1: cross entropy that counts less what is decided well."""
+
+    def __init__(
+        self,
+        alpha: float = 0.25,
+        gamma: float = 2.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class AsymmetricLoss(torch.nn.Module):
+    """Asymmetric loss of logits and labels of 0 and 1: focal loss that forgives easy negatives most."""
+
+    def __init__(
+        self,
+        gamma_neg: float = 4.0,
+        gamma_pos: float = 1.0,
+        clip: float = 0.05,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class Poly1Loss(torch.nn.Module):
+    """Poly-1 loss of logits and labels of 0 and 1: cross entropy plus a multiple of the probability of error."""
+
+    def __init__(
+        self,
+        epsilon: float = 2.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class GeneralizedCrossEntropyLoss(torch.nn.Module):
+    """Generalized cross entropy of logits and labels of 0 and 1, which mislabelled elements pull on less."""
+
+    def __init__(
+        self,
+        q: float = 0.7,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class PoissonNLLLoss(torch.nn.PoissonNLLLoss):
     """Negative log-likelihood of counts, given the rates of their Poisson distributions."""
 

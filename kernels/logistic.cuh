@@ -16,15 +16,27 @@ struct Logs {
   T failure;  // -log(1 - p)
 };
 
+// -log(1 - p) - p for 0 <= p <= 1/2.
+__device__ __forceinline__ float scalar_log_beyond_linear(float p) {
+  const float excess = scalar_polynomial(p, 0.500000894f, 0.333263248f, 0.251868635f, 0.175874531f, 0.34006843f,
+                                         -0.592270017f, 1.97093475f, -2.47645473f, 1.74344373f);
+  return p * p * excess;
+}
+__device__ __forceinline__ double scalar_log_beyond_linear(double p) {
+  if (p > 0.03125) return -log1p(-p) - p;
+  double sum = 0.0;
+#pragma unroll
+  for (int k = 12; k > 1; --k) sum = fma(sum, p, 1.0 / k);
+  return p * p * sum;
+}
+
 // For 0 <= p <= 1. In float the smaller one of p and 1 - p is exact, and gives both: its own logarithm is the GPU's
 // fast one, which up to 1/2 is within 3.4 units in the last place, and that of the other one a polynomial.
 __device__ __forceinline__ Logs<float> scalar_minus_logs(float p) {
   const bool low = p < 0.5f;
   const float small = low ? p : 1.0f - p;
-  const float excess = scalar_polynomial(small, 0.500000894f, 0.333263248f, 0.251868635f, 0.175874531f, 0.34006843f,
-                                         -0.592270017f, 1.97093475f, -2.47645473f, 1.74344373f);
   const float of_small = -__logf(small);
-  const float of_large = scalar_fma(small * small, excess, small);
+  const float of_large = small + scalar_log_beyond_linear(small);
   return {low ? of_small : of_large, low ? of_large : of_small};
 }
 __device__ __forceinline__ Logs<double> scalar_minus_logs(double p) {

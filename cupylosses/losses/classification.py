@@ -5,8 +5,8 @@ from math import inf
 from cupylosses.definition import Kink, Operand, define
 from cupylosses.special import detached, softplus, softplus_excess, where_nan, with_derivative_of
 
-_LABEL = Operand("target", "The label: 0, 1, or a probability.", domain="probability", integer=True)
-_LOGIT = Operand("input", "The logit of the prediction.")
+LABEL = Operand("target", "The label: 0, 1, or a probability.", domain="probability", integer=True)
+LOGIT = Operand("input", "The logit of the prediction.")
 
 #: Bounds of the logarithm of a probability and of its derivative.
 _LEAST_LOG, _MOST_SLOPE = -100.0, 1e12
@@ -34,7 +34,7 @@ binary_cross_entropy = define(
     name="binary_cross_entropy",
     summary="Cross entropy of predicted probabilities and labels of 0 and 1, element by element.",
     formula="-(target log(input) + (1 - target) log(1 - input)), each logarithm at least -100",
-    operands=(Operand("input", "The predicted probability.", domain="probability"), _LABEL),
+    operands=(Operand("input", "The predicted probability.", domain="probability"), LABEL),
     value="log_loss(input, target)",
     reference=_bce_reference,
     heavy=True,
@@ -54,7 +54,7 @@ binary_cross_entropy = define(
 )
 
 
-def _logistic_reference(xp, x, y, weight):
+def logistic_reference(xp, x, y, weight):
     label = xp.where(x > 0, 1 - y, y)
     factor = xp.where(x > 0, xp.ones_like(x), weight * xp.ones_like(x))
     size = xp.where(x > 0, x, -x)
@@ -68,10 +68,10 @@ def _logistic_reference(xp, x, y, weight):
 def _bce_with_logits_reference(xp, input, target, pos_weight):
     infinite = xp.isinf(pos_weight)
     weight = xp.where(infinite, xp.ones_like(pos_weight), pos_weight)
-    return where_nan(xp, infinite, _logistic_reference(xp, input, target, weight))
+    return where_nan(xp, infinite, logistic_reference(xp, input, target, weight))
 
 
-def _perfect_logits(**_):
+def perfect_logits(**_):
     return [Kink((inf, 1.0), 0.0, (0.0, 0.0)), Kink((-inf, 0.0), 0.0, (0.0, 0.0))]
 
 
@@ -80,8 +80,8 @@ binary_cross_entropy_with_logits = define(
     summary="Cross entropy of logits and labels of 0 and 1, element by element.",
     formula="pos_weight target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))",
     operands=(
-        _LOGIT,
-        _LABEL,
+        LOGIT,
+        LABEL,
         Operand(
             "pos_weight",
             "The weight of the label 1; finite.",
@@ -97,7 +97,7 @@ binary_cross_entropy_with_logits = define(
     torch="binary_cross_entropy_with_logits",
     module="BCEWithLogitsLoss",
     positional="input target weight size_average reduce reduction pos_weight",
-    kinks=lambda: [Kink((*x.operands, 1.0), x.value, (*x.gradient, 0.0)) for x in _perfect_logits()],
+    kinks=lambda: [Kink((*x.operands, 1.0), x.value, (*x.gradient, 0.0)) for x in perfect_logits()],
     convention="An infinite logit for the right label costs nothing, with gradient 0.",
     notes="Value and gradient keep their digits where the prediction is right and confident: neither becomes 0.",
     source=(
@@ -110,15 +110,15 @@ multilabel_soft_margin_loss = define(
     name="multilabel_soft_margin_loss",
     summary="Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension.",
     formula="target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))",
-    operands=(_LOGIT, _LABEL),
+    operands=(LOGIT, LABEL),
     value="log_loss_of_logit(input, target, 1)",
-    reference=lambda xp, input, target: _logistic_reference(xp, input, target, 1.0),
+    reference=lambda xp, input, target: logistic_reference(xp, input, target, 1.0),
     heavy=True,
     torch="multilabel_soft_margin_loss",
     module="MultiLabelSoftMarginLoss",
     positional="input target weight size_average reduce reduction",
     mean_of_rows=True,
-    kinks=_perfect_logits,
+    kinks=perfect_logits,
     convention="An infinite logit for the right label costs nothing, with gradient 0.",
     source=(
         "G. Tsoumakas, I. Katakis, Multi-label classification: an overview, International Journal of Data Warehousing "
