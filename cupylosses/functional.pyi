@@ -291,6 +291,200 @@ def kl_div(
     Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
     """
 
+def generalized_kl_div(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Kullback-Leibler divergence of measures that need not sum to 1, of which no term is negative.
+
+        target log(target / input) - target + input
+
+    Args:
+        input: The prediction, such as an intensity. Shape (*), floating; operands broadcast. Domain: positive.
+        target: The ground truth, such as a count. Shape (*), floating or integer; operands broadcast. Domain: nonnegative.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. Where the target is 0, the gradient with respect to it is 0;
+        against an input of 0 and a target above, the loss is infinite. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Also known as I-divergence, and half the deviance of a Poisson distribution. An infinite or negative operand
+    gives NaN. For distributions the sum is that of `kl_div`, whose terms have both signs and round to sums below 0.
+    As optax has it, but of the prediction, not of its logarithm.
+
+    Source: I. Csiszar, Why least squares and maximum entropy? Annals of Statistics 19, 1991.
+    """
+
+def itakura_saito_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Itakura-Saito divergence of power spectra, which asks for their ratio alone.
+
+        target / input - log(target / input) - 1
+
+    Args:
+        input: The predicted power. Shape (*), floating; operands broadcast. Domain: positive.
+        target: The true power. Shape (*), floating or integer; operands broadcast. Domain: positive.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    It is infinite where one of both is 0, and NaN where both are or one is negative or infinite.
+
+    Source: F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th International Congress on Acoustics, 1968.
+    """
+
+def js_div(
+    input: _Array,
+    target: _Exchangeable,
+    beta: float = 0.5,
+    log_target: bool = False,
+    log_input: bool = True,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Jensen-Shannon divergence of prediction and target, element by element.
+
+        beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, q = exp(input) and p = target; with beta = 0 p log(p / q), with beta = 1 q log(q / p)
+
+    Args:
+        input: The predicted distribution q as log-probabilities, or as probabilities with `log_input=False`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
+        target: The true distribution p as probabilities, or as log-probabilities with `log_target=True`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
+        beta: The weight of the target in the mixture m. Must be a number >= 0 and <= 1. Default 0.5.
+        log_target: Whether `target` holds log-probabilities. Default False.
+        log_input: Whether `input` holds log-probabilities; False fuses the logarithm in. Default True.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. Where the target, or the prediction, has no mass, the gradient
+        with respect to it is 0. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    No term is negative for beta between 0 and 1. The divergence itself is the sum over a distribution, so the mean
+    over a batch is `reduction="batchmean"`. As Liger has it, beta = 0 and 1 are the Kullback-Leibler divergences,
+    and not the limits, which are 0.
+
+    Source: J. Lin, Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37, 1991.
+    """
+
+def tv_distance(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Total variation distance between distributions, element by element.
+
+        |input - target| / 2
+
+    Args:
+        input: The predicted probabilities. Shape (*), floating; operands broadcast. Domain: probability.
+        target: The true probabilities. Shape (*), floating; operands broadcast. Domain: probability.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    The distance itself is the sum over a distribution, so the mean over a batch is `reduction="batchmean"`.
+
+    Source: A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, 2002.
+    """
+
 def sigmoid_focal_loss(
     input: _Array,
     target: _Exchangeable,
@@ -1093,6 +1287,101 @@ def huber_loss(
     Drop-in for ``torch.nn.functional.huber_loss``.
 
     Source: P. J. Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.
+    """
+
+def msle_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Squared error of the logarithms, each of 1 plus a number: mean squared logarithmic error.
+
+        (log(1 + input) - log(1 + target))^2
+
+    Args:
+        input: The prediction, more than -1. Shape (*), floating or integer; operands broadcast. Domain: nonnegative.
+        target: The ground truth, more than -1. Shape (*), floating or integer; operands broadcast. Domain: nonnegative.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    Keras raises either operand to 1e-7 first, which hides a negative prediction and takes its gradient away; here
+    numbers between -1 and 0 are taken as they are, and smaller ones give NaN.
+
+    Source: J. W. Tukey, Exploratory Data Analysis, 1977, for the started logarithm.
+    """
+
+def mape_loss(
+    input: _Array,
+    target: _Exchangeable,
+    epsilon: float = 1e-07,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Absolute error relative to the target, in percent: mean absolute percentage error.
+
+        100 |target - input| / max(|target|, epsilon)
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        epsilon: What a smaller target counts as in the denominator. Must be a number > 0. Default 1e-07.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0; at |target| = epsilon the
+        denominator counts as constant. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    The defaults are those of Keras.
+
+    Source: S. Makridakis, Accuracy measures: theoretical and practical concerns, International Journal of Forecasting 9, 1993.
     """
 
 def log_cosh_loss(

@@ -86,6 +86,101 @@ class KLDivLoss(torch.nn.KLDivLoss):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class GeneralizedKlDivLoss(torch.nn.Module):
+    """Kullback-Leibler divergence of measures that need not sum to 1, of which no term is negative."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class ItakuraSaitoLoss(torch.nn.Module):
+    """Itakura-Saito divergence of power spectra, which asks for their ratio alone."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class JsDivLoss(torch.nn.Module):
+    """Jensen-Shannon divergence of prediction and target, element by element."""
+
+    def __init__(
+        self,
+        beta: float = 0.5,
+        log_target: bool = False,
+        log_input: bool = True,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class TvDistanceLoss(torch.nn.Module):
+    """Total variation distance between distributions, element by element."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class SigmoidFocalLoss(torch.nn.Module):
     """Focal loss of logits and labels of 0 and 1: cross entropy that counts less what is decided well."""
 
@@ -389,6 +484,53 @@ class SmoothL1Loss(torch.nn.SmoothL1Loss):
 class HuberLoss(torch.nn.HuberLoss):
     """Squared error for small differences, absolute error scaled by delta for large ones."""
 
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MsleLoss(torch.nn.Module):
+    """Squared error of the logarithms, each of 1 plus a number: mean squared logarithmic error."""
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MapeLoss(torch.nn.Module):
+    """Absolute error relative to the target, in percent: mean absolute percentage error."""
+
+    def __init__(
+        self,
+        epsilon: float = 1e-07,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
     def forward(
         self,
         input: torch.Tensor,

@@ -65,3 +65,50 @@ def stirling_remainder(xp: Any, t: Any) -> Any:
     for k in range(_STEPS):
         found = found + ((t + (k + 0.5)) * xp.log1p(1 / (t + k)) - 1)
     return xp.astype(found, kind, copy=False)
+
+
+def log_ratio(xp: Any, a: Any, b: Any, difference: Any) -> Any:
+    """log(a / b) for a, b > 0 with the digits that log(a) - log(b) cancels; ``difference`` is a - b."""
+    near, tangent, tail = _near_ratio(xp, a, b, difference)
+    one = xp.ones_like(tangent)
+    ordinary = ~near & (a < 1e15 * b) & (b < 1e15 * a)
+    # Every branch sees ones in the elements of the others.
+    factor = xp.where(ordinary & (b < 2.0**-100), 2.0**100 * one, one)  # for subnormal numbers, whose inverse overflows
+    quotient = (factor * xp.where(ordinary, a, one)) / (factor * xp.where(ordinary, b, one))
+    far_a, far_b = (xp.where(near | ordinary, one, x) for x in (a, b))
+    far = xp.where(ordinary, xp.log(quotient), xp.log(far_a) - xp.log(far_b))
+    return xp.where(near, 2 * tangent * (1 + tangent * tangent * tail), far)
+
+
+def relative_entropy(xp: Any, a: Any, b: Any, difference: Any) -> Any:
+    """a log(a / b) - a + b for a, b > 0, also where a is near b; ``difference`` is a - b."""
+    near, tangent, tail = _near_ratio(xp, a, b, difference)
+    one = xp.ones_like(tangent)
+    far_a, far_b = xp.where(near, one, a), xp.where(near, one, b)
+    far = far_a * log_ratio(xp, far_a, far_b, far_a - far_b) - far_a + far_b
+    return xp.where(near, difference * tangent * (1 + tangent * (1 + tangent) * tail), far)
+
+
+def _near_ratio(xp: Any, a: Any, b: Any, difference: Any) -> tuple[Any, Any, Any]:
+    """Whether a is near b; there (a - b) / (a + b), and the tail of the series of its artanh."""
+    near = xp.abs(difference) < 0.17 * a + 0.17 * b
+    zero = xp.zeros_like(difference)
+    tangent = xp.where(near, difference, zero) / xp.where(near, a + b, zero + 1)
+    tail = zero
+    for k in range(25, 1, -2):
+        tail = tail * tangent * tangent + 1 / k
+    return near, tangent, tail
+
+
+def itakura_saito(xp: Any, t: Any, x: Any) -> Any:
+    """t / x - log(t / x) - 1 for t, x > 0, also where t is near x."""
+    log = log_ratio(xp, t, x, t - x)
+    size = xp.abs(log)
+    zero, one = xp.zeros_like(log), xp.ones_like(log)
+    small, middle = xp.where(size < 0.5, log, zero), xp.where(size < 2, log, zero)
+    series = 1.0
+    for k in range(16, 2, -1):
+        series = 1 + series * small / k
+    far_t, far_x = xp.where(size < 2, one, t), xp.where(size < 2, one, x)
+    far = xp.where(size < 2, xp.exp(middle), far_t / far_x) - 1 - log
+    return xp.where(size < 0.5, 0.5 * small * small * series, far)

@@ -54,3 +54,198 @@ __device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a
   const Ratio<T> ratio = scalar_ratio(a.value, b.value);
   return chain(a, b, a.value * ratio.log, ratio.log + T(1), -ratio.quotient);
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Divergences. What they are made of is log(a / b) beside a - b, which it all but equals where a is near b; there it is
+// expanded in tangent = (a - b) / (a + b), of which log(a / b) is 2 tangent (1 + tangent^2 tail).
+
+template <class T>
+struct LogRatio {
+  T log;
+  T tangent;
+  T tail;
+  bool near;  // whether a is so near b: only there the other two are defined
+};
+
+// It from a - b and a + b, which may be known better than a and b themselves, if a is near b; else from a / b =
+// quotient 2^(exponent / 2^23) by the quotient and 1.
+__device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float difference, float sum, float numerator,
+                                                            float denominator, int exponent) {
+  const float minus = near ? difference : numerator - denominator;
+  const float twice = scalar_divide_closely(minus + minus, near ? sum : numerator + denominator);
+  const float tangent = 0.5f * twice;
+  const float w = tangent * tangent;
+  const float tail = scalar_polynomial(w, 0.33333206f, 0.20010851f, 0.13999526f, 0.14012474f);
+  const float rest = near ? 0.0f : static_cast<float>(exponent) * 8.26295824e-8f;  // log(2) / 2^23
+  return {scalar_fma(twice * w, tail, twice) + rest, tangent, tail, near};
+}
+
+// log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of significands is formed, so that
+// nothing overflows; one polynomial serves near and far.
+__device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
+  constexpr int kSignificand = 0x007fffff, kOne = 0x3f800000, kExponent = 0x7f800000;
+  const int a_bits = __float_as_int(a), b_bits = __float_as_int(b);
+  const float x = __int_as_float((a_bits & kSignificand) | kOne);
+  const float y = __int_as_float((b_bits & kSignificand) | kOne);
+  // A quotient beyond the square roots of 1/2 and 2 is brought between them by a factor of 2 or 1/2.
+  const int power = __float_as_int(scalar_divide_roughly(x, y) * 1.41421356f) & kExponent;
+  const float scaled = x * __int_as_float(2 * kOne - power);
+  const unsigned a_exponent = a_bits & kExponent, b_exponent = b_bits & kExponent;
+  const int exponent = static_cast<int>(a_exponent - b_exponent + (power - kOne));
+  // The inverse of a large sum is out of range.
+  const bool near = fabsf(difference) * 3.0f <= sum && sum < 0x1p100f;
+  return scalar_log_ratio(near, difference, sum, scaled, y, exponent);
+}
+__device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b, double difference, double sum) {
+  const double tangent = difference / sum;
+  const double w = tangent * tangent;
+  const double tail = scalar_polynomial(
+      w, 0.33333333333333154, 0.20000000000078666, 0.14285714273920425, 0.11111111985313143, 0.09090871945398053,
+      0.07693280349226594, 0.06650481421906265, 0.06053087611756998, 0.04169848443101636, 0.08509676187994455);
+  if (fabs(difference) * 3.0 <= sum && sum <= scalar_largest(0.0))
+    return {2.0 * scalar_fma(tangent * w, tail, tangent), tangent, tail, true};
+  const double ratio = a / b;
+  const bool in_range = ratio > 1e-300 && ratio < 1e300;
+  return {in_range ? log(ratio) + fma(-ratio, b, a) / a : log(a) - log(b), 0.0, 0.0, false};
+}
+
+// log(x), for the sake of where that is infinite or NaN.
+__device__ __forceinline__ float scalar_log_at_ends(float x) {
+  return __logf(x);
+}
+__device__ __forceinline__ double scalar_log_at_ends(double x) {
+  return log(x);
+}
+
+// log((1 + a) / (1 + b))^2, for a and b no less than -1.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T x = T(1) + a.value;
+  const T y = T(1) + b.value;
+  const T ends = scalar_log_at_ends(x) - scalar_log_at_ends(y);
+  const bool usual = scalar_abs(ends) <= scalar_largest(T());
+  const T log = usual ? scalar_log_ratio(x, y, a.value - b.value, T(2) + (a.value + b.value)).log : ends;
+  return chain(a, b, log * log, scalar_divide_in_range(log + log, x), scalar_divide_in_range(-(log + log), y));
+}
+
+// a log(a / b) - a + b for a, b > 0, never negative; the difference is a - b.
+template <class T>
+__device__ __forceinline__ T scalar_relative_entropy(T a, const LogRatio<T>& ratio, T difference) {
+  const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, ratio.tangent), ratio.tail, T(1));
+  return ratio.near ? difference * ratio.tangent * correction : scalar_fma(a, ratio.log, -difference);
+}
+
+// a log(a / b) - a + b, for a, b >= 0. Where a = 0 the derivative with respect to it, -inf, is given as 0.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T difference = a.value - b.value;
+  const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference, a.value + b.value);
+  const T usual = scalar_relative_entropy(a.value, ratio, difference);
+  const bool empty = a.value == T(0);
+  const bool impossible = b.value == T(0);
+  const T positive = impossible ? scalar_infinity(T()) : usual;
+  const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
+  const T value = valid ? (empty ? b.value : positive) : scalar_nan(T());
+  const T slope = impossible ? scalar_infinity(T()) : ratio.log;
+  return chain(a, b, value, empty ? T(0) : slope, empty ? T(1) : scalar_divide_in_range(-difference, b.value));
+}
+
+// log(a / m), and a log(a / m) - a + m, for a >= 0 and m > 0 of moderate size, from a - m and 1 / m.
+template <class T>
+struct Entropy {
+  T log;
+  T value;
+};
+
+__device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float difference, float inverse) {
+  const int ratio = __float_as_int(a * inverse);
+  // So that the quotient is between 1 / sqrt(2) and sqrt(2); unsigned, because a may be -0.
+  const int exponent = static_cast<int>((static_cast<unsigned>(ratio) - 0x3f3504f3u) & ~0x7fffffu);
+  const bool near = fabsf(difference) * 3.0f <= a + m;
+  const LogRatio<float> found =
+      scalar_log_ratio(near, difference, a + m,
+                       __int_as_float(static_cast<int>(static_cast<unsigned>(ratio) - exponent)), 1.0f, exponent);
+  return {found.log, scalar_relative_entropy(a, found, difference)};
+}
+__device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, double difference, double) {
+  const LogRatio<double> ratio = scalar_log_ratio(a, m, difference, a + m);
+  return {ratio.log, a == 0.0 ? m : scalar_relative_entropy(a, ratio, difference)};
+}
+
+// beta a log(a / m) + rest b log(b / m) with rest = 1 - beta and m = beta a + rest b, for a, b >= 0; never negative.
+// With beta = 0 it is a log(a / b) instead, and with beta = 1 b log(b / a). `difference` is a - b. Where a or b is 0,
+// the derivative with respect to it is given as 0.
+template <class T, unsigned kA, unsigned kB, unsigned kD>
+__device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
+                                                           const Dual<T, kD>& difference, const Dual<T, 0>& beta,
+                                                           const Dual<T, 0>& rest) {
+  const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
+  const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
+  if (beta.value == T(0) || rest.value == T(0)) {
+    const bool swapped = rest.value == T(0);
+    const T x = swapped ? b.value : a.value;
+    const T y = swapped ? a.value : b.value;
+    const LogRatio<T> ratio = scalar_log_ratio(x, y, swapped ? -difference.value : difference.value, x + y);
+    const T log = y == T(0) ? scalar_infinity(T()) : ratio.log;
+    const T by_x = x == T(0) ? T(0) : log + T(1);
+    const T by_y = x == T(0) || y == T(0) ? T(0) : scalar_divide_in_range(-x, y);
+    return chain(a, b, valid ? (x == T(0) ? T(0) : x * log) : scalar_nan(T()), swapped ? by_y : by_x,
+                 swapped ? by_x : by_y);
+  }
+  // Upwards by 2^24, so that differences of the smallest numbers are not flushed.
+  const T x = a.value * T(0x1p24), y = b.value * T(0x1p24);
+  const T gap = difference.value == T(0) ? x - y : difference.value * T(0x1p24);
+  const T mean = scalar_fma(beta.value, gap, y);
+  const T m = mean > T(0) ? mean : T(1);
+  const T inverse = scalar_divide_roughly(T(1), m);
+  const Entropy<T> of_a = scalar_entropy(x, m, rest.value * gap, inverse);
+  const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
+  const T sum = scalar_fma(beta.value, of_a.value, rest.value * of_b.value) * T(0x1p-24);
+  return chain(a, b, valid ? (mean > T(0) ? sum : T(0)) : scalar_nan(T()), empty_a ? T(0) : beta.value * of_a.log,
+               empty_b ? T(0) : rest.value * of_b.log);
+}
+
+// exp(a) - exp(b), also where a is near b; 0 where both are -inf.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T of_a = scalar_exp(a.value);
+  const T of_b = scalar_exp(b.value);
+  const bool above = a.value > b.value;
+  const T fraction = scalar_expm1(above ? b.value - a.value : a.value - b.value);
+  const T difference = above ? -of_a * fraction : of_b * fraction;
+  return chain(a, b, of_a == of_b && of_a == T(0) ? T(0) : difference, of_a, -of_b);
+}
+
+// t / x - log(t / x) - 1, which is never negative, for t, x >= 0.
+template <class T, unsigned kT, unsigned kX>
+__device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, const Dual<T, kX>& x) {
+  const T difference = t.value - x.value;
+  const LogRatio<T> ratio = scalar_log_ratio(t.value, x.value, difference, t.value + x.value);
+  const T excess = scalar_divide_in_range(difference, x.value);
+  const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, -ratio.tangent), ratio.tail, T(1));
+  const T usual = ratio.near ? excess * ratio.tangent * correction : excess - ratio.log;
+  const bool silent = t.value == T(0) || x.value == T(0);
+  const bool valid =
+      is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
+  const T value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
+  const bool beyond = excess > scalar_largest(T());
+  return chain(t, x, value, scalar_divide_roughly(beyond ? T(1) : excess, beyond ? x.value : t.value),
+               -scalar_divide_roughly(excess, x.value));
+}
+
+// 100 |t - x| / max(|t|, floor), by whose derivative the difference of two quotients need not be formed. At t = x it is
+// 0, and at |t| = floor that of a constant denominator.
+template <class T, unsigned kX, unsigned kT>
+__device__ __forceinline__ Dual<T, kX | kT> percentage_error(const Dual<T, kX>& x, const Dual<T, kT>& t,
+                                                             const Dual<T, 0>& floor) {
+  const T size = scalar_abs(t.value);
+  const bool relative = !(size <= floor.value);
+  const T rate = scalar_divide_in_range(T(100), relative ? size : floor.value);
+  const T difference = t.value - x.value;
+  const T rising = scalar_sign(difference) * rate;
+  // rising x / t, by the product of two of them that is in range.
+  const bool small = scalar_abs(x.value) < T(1);
+  const T quotient = scalar_divide_in_range(small ? x.value * rising : x.value, t.value);
+  const T against = relative ? (small ? quotient : quotient * rising) : rising;
+  return chain(x, t, scalar_abs(difference) * rate, -rising, against);
+}

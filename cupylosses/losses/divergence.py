@@ -1,6 +1,9 @@
 """Divergences between distributions, element by element."""
 
-from cupylosses.definition import Flag, Kink, Operand, define
+from math import inf
+
+from cupylosses.definition import Flag, Kink, Operand, Parameter, define
+from cupylosses.special import detached, itakura_saito, log_ratio, relative_entropy, where_nan
 
 
 def _log_ratio(xp, a, b):
@@ -75,4 +78,179 @@ kl_div = define(
         "dimension of the broadcast shape, is the divergence itself."
     ),
     source="S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.",
+)
+
+
+def _generalized_kl_reference(xp, input, target):
+    empty = (target == 0) & (input >= 0)
+    one = xp.ones_like(target)
+    # Without mass the derivative with respect to the target would be -inf.
+    t, x = xp.where(empty, one, target), xp.where(empty, one, input)
+    ordinary = (t > 0) & (x > 0)
+    safe_t, safe_x = xp.where(ordinary, t, one), xp.where(ordinary, x, one)
+    value = relative_entropy(xp, safe_t, safe_x, safe_t - safe_x)
+    value = xp.where(ordinary, value, t * (xp.log(t) - xp.log(x)) - t + x)
+    value = xp.where(empty, xp.where(empty, input, one), value)
+    return where_nan(xp, xp.isinf(input) | xp.isinf(target), value)
+
+
+generalized_kl_div = define(
+    name="generalized_kl_div",
+    summary="Kullback-Leibler divergence of measures that need not sum to 1, of which no term is negative.",
+    formula="target log(target / input) - target + input",
+    operands=(
+        Operand("input", "The prediction, such as an intensity.", domain="positive"),
+        Operand("target", "The ground truth, such as a count.", domain="nonnegative", integer=True),
+    ),
+    value="relative_entropy(target, input)",
+    reference=_generalized_kl_reference,
+    heavy=True,
+    kinks=lambda: [Kink((0.25, 0.0), 0.25, (1.0, 0.0)), Kink((0.0, 0.0), 0.0, (1.0, 0.0))],
+    convention=(
+        "Where the target is 0, the gradient with respect to it is 0; against an input of 0 and a target above, the "
+        "loss is infinite."
+    ),
+    notes=(
+        "Also known as I-divergence, and half the deviance of a Poisson distribution. An infinite or negative operand "
+        "gives NaN. For distributions the sum is that of `kl_div`, whose terms have both signs and round to sums below "
+        "0. As optax has it, but of the prediction, not of its logarithm."
+    ),
+    source="I. Csiszar, Why least squares and maximum entropy? Annals of Statistics 19, 1991.",
+)
+
+
+def _itakura_saito_reference(xp, input, target):
+    ordinary = (target > 0) & (input > 0)
+    one = xp.ones_like(target)
+    value = itakura_saito(xp, xp.where(ordinary, target, one), xp.where(ordinary, input, one))
+    silent = (input == 0) & (target > 0)
+    limit = xp.where(silent, target, one) / xp.where(silent, input, one)
+    t, x = xp.where(ordinary | silent, one, target), xp.where(ordinary | silent, one, input)
+    value = xp.where(ordinary, value, xp.where(silent, limit, t / x - xp.log(t) + xp.log(x)))
+    return where_nan(xp, xp.isinf(input) | xp.isinf(target), value)
+
+
+itakura_saito_loss = define(
+    name="itakura_saito_loss",
+    summary="Itakura-Saito divergence of power spectra, which asks for their ratio alone.",
+    formula="target / input - log(target / input) - 1",
+    operands=(
+        Operand("input", "The predicted power.", domain="positive"),
+        Operand("target", "The true power.", domain="positive", integer=True),
+    ),
+    value="itakura_saito(target, input)",
+    reference=_itakura_saito_reference,
+    heavy=True,
+    notes="It is infinite where one of both is 0, and NaN where both are or one is negative or infinite.",
+    source="F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th "
+    "International Congress on Acoustics, 1968.",
+)
+
+
+_TINY = 2.0**-100
+
+
+def _js_reference(xp, input, target, beta, log_target, log_input):
+    p = xp.exp(target) if log_target else target
+    q = xp.exp(input) if log_input else input
+    zero, one = xp.zeros_like(p + q), xp.ones_like(p + q)
+    no_p, no_q = p == 0, q == 0
+    # Where a mass is 0, its derivative is 0 by convention, so it is a constant.
+    p, q = xp.where(no_p, zero, p), xp.where(no_q, zero, q)
+    difference = p - q
+    if log_target and log_input:
+        both = ~(no_p & no_q)
+        t, x = xp.where(both, target, zero), xp.where(both, input, zero)
+        above = t > x
+        fraction = xp.expm1(xp.where(above, x - t, t - x))
+        difference = xp.where(above, -p, q) * xp.where(both, fraction, zero)
+    if beta in (0, 1):
+        a, b, gap, nothing = (p, q, difference, no_p) if beta == 0 else (q, p, -difference, no_q)
+        a, b, gap = xp.where(nothing, one, a), xp.where(nothing, one, b), xp.where(nothing, zero, gap)
+        value = xp.where(nothing, zero, a * log_ratio(xp, a, b, gap))
+    else:
+        # Numbers so small that their products vanish are scaled, and, the loss being homogeneous, weighed by the
+        # derivatives.
+        tiny = (p < _TINY) & (q < _TINY)
+        scale = xp.where(tiny, one * 2.0**32, one)
+        gap = difference * scale
+        mean, value, linear = q * scale + beta * gap, zero, zero
+        for mass, nothing, weight, moved in ((p, no_p, beta, (1 - beta) * gap), (q, no_q, 1 - beta, -beta * gap)):
+            a, b = xp.where(nothing, one, mass * scale), xp.where(nothing, one, mean)
+            excess = xp.where(nothing, zero, moved)
+            value = value + weight * xp.where(nothing, mean, relative_entropy(xp, a, b, excess))
+            linear = linear + mass * detached(weight * log_ratio(xp, a, b, excess))
+        value = xp.where(tiny, linear, value)
+    finite = (p >= 0) & (q >= 0) & xp.isfinite(p) & xp.isfinite(q)
+    return where_nan(xp, ~finite, xp.where(no_p & no_q, zero, value))
+
+
+js_div = define(
+    name="js_div",
+    summary="Jensen-Shannon divergence of prediction and target, element by element.",
+    formula="beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, q = exp(input) and "
+    "p = target; with beta = 0 p log(p / q), with beta = 1 q log(q / p)",
+    operands=(
+        Operand(
+            "input",
+            "The predicted distribution q as log-probabilities, or as probabilities with `log_input=False`.",
+            domain=("log_input", {True: "log_probability", False: "probability"}),
+        ),
+        Operand(
+            "target",
+            "The true distribution p as probabilities, or as log-probabilities with `log_target=True`.",
+            domain=("log_target", {True: "log_probability", False: "probability"}),
+        ),
+    ),
+    parameters=(Parameter("beta", 0.5, "The weight of the target in the mixture m.", minimum=0.0, maximum=1.0),),
+    flags=(
+        Flag("log_target", False, "Whether `target` holds log-probabilities."),
+        Flag("log_input", True, "Whether `input` holds log-probabilities; False fuses the logarithm in."),
+    ),
+    constants={"rest": "1 - beta"},
+    let={
+        "p": "where(log_target, exp(target), target)",
+        "q": "where(log_input, exp(input), input)",
+        "difference": "where(log_target && log_input, exp_difference(target, input), p - q)",
+    },
+    value="jensen_shannon(p, q, difference, beta, rest)",
+    reference=_js_reference,
+    heavy=True,
+    kinks=lambda beta, log_target, log_input: [
+        Kink((-inf if log_input else 0.0, -inf if log_target else 0.0), 0.0, (0.0, 0.0))
+    ],
+    convention="Where the target, or the prediction, has no mass, the gradient with respect to it is 0.",
+    cases=(
+        {},
+        {"log_target": True},
+        {"log_input": False, "beta": 0.1},
+        {"log_target": True, "log_input": False},
+        {"log_target": True, "beta": 0.0},
+        {"log_input": False, "beta": 1.0},
+    ),
+    notes=(
+        "No term is negative for beta between 0 and 1. The divergence itself is the sum over a distribution, so the "
+        'mean over a batch is `reduction="batchmean"`. As Liger has it, beta = 0 and 1 are the Kullback-Leibler '
+        "divergences, and not the limits, which are 0."
+    ),
+    source="J. Lin, Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37, "
+    "1991.",
+)
+
+
+tv_distance = define(
+    name="tv_distance",
+    summary="Total variation distance between distributions, element by element.",
+    formula="|input - target| / 2",
+    operands=(
+        Operand("input", "The predicted probabilities.", domain="probability"),
+        Operand("target", "The true probabilities.", domain="probability"),
+    ),
+    value="0.5 * abs(input - target)",
+    reference=lambda xp, input, target: 0.5 * xp.abs(input - target),
+    kinks=lambda: [Kink((0.25, 0.25), 0.0, (0.0, 0.0))],
+    convention="At input = target the gradient is 0.",
+    notes='The distance itself is the sum over a distribution, so the mean over a batch is `reduction="batchmean"`.',
+    source="A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, "
+    "2002.",
 )
