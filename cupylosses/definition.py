@@ -30,8 +30,8 @@ PER_MODULE = ("weight", "dim", "out_dtype")
 PER_CALL = ("mask", "normalizer")
 LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
-#: Names that operands, parameters, flags, `constants` and `let` must not have: the common arguments, the loss before its weight, and
-#: the first argument of a Module's methods.
+#: Names that operands, parameters, flags, `constants` and `let` must not have: the common arguments, the loss before
+#: its weight, and the first argument of a Module's methods.
 RESERVED = frozenset({*COMMON, *LEGACY, "unweighted", "self"})
 
 #: What operands hold: any number; [0, 1]; the logarithm of one of these; -1 or +1; 0 or 1; (0, inf); [0, inf).

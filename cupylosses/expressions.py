@@ -136,9 +136,7 @@ def check(
 class _Checker:
     """Goes through the tokens, knowing whether a term (a number, a name, a call) or an operator has to follow."""
 
-    def __init__(
-        self, expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive]
-    ) -> None:
+    def __init__(self, expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive]) -> None:
         self.expression, self.names, self.part, self.functions = expression, names, part, functions
         self.levels = [_Level()]
 
@@ -244,4 +242,5 @@ def cuda(expression: str) -> str:
 
 def in_double(expression: str) -> str:
     """A constant as the compiler gets it: of parameters as they arrive, doubles whose names end in an underscore."""
-    return "".join(f"{m[0]}_" if m.lastgroup == "name" else m[0] for m in _TOKEN.finditer(cuda(expression)))
+    tokens = _TOKEN.finditer(cuda(expression))
+    return "".join(f"{m[0]}_" if m.lastgroup == "name" and m[0] not in _CONSTANTS else m[0] for m in tokens)

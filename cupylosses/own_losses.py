@@ -20,6 +20,7 @@ def define_loss(
     parameters: Mapping[str, float] | Sequence[Parameter] = (),
     *,
     let: Mapping[str, str] | None = None,
+    constants: Mapping[str, str] | None = None,
     derivatives: Mapping[str, str] | None = None,
     reference: Callable[..., Any] | None = None,
     flags: Mapping[str, bool] | Sequence[Flag] = (),
@@ -56,6 +57,8 @@ def define_loss(
         operands: The tensor arguments in their order: names, or :class:`Operand`.
         parameters: The numbers that the kernel takes: names with defaults, or :class:`Parameter`.
         let: Named parts of the expression, each of which sees those before it.
+        constants: Named numbers that follow from the parameters by arithmetic, ``{"rest": "1 - alpha"}``; each sees
+            those before it. They are computed in float64 and rounded once.
         derivatives: The derivative of the value with respect to an operand by hand, where the one of the expression
             loses digits.
         reference: The same loss by the array API, ``reference(xp, *operands, **parameters)``. What does not run kernels
@@ -75,8 +78,8 @@ def define_loss(
         ValueError: names that collide or are none, defaults out of range.
     """
     frame = sys._getframe(1)
-    let, derivatives = dict(let or {}), dict(derivatives or {})
-    parts = {**let, "value": value, **{f"derivatives.{n}": x for n, x in derivatives.items()}}
+    let, constants, derivatives = dict(let or {}), dict(constants or {}), dict(derivatives or {})
+    parts = {**constants, **let, "value": value, **{f"derivatives.{n}": x for n, x in derivatives.items()}}
     given: dict[str, Any] = {} if kinks is None else {"kinks": kinks}
     loss = Loss(
         name=name,
@@ -86,6 +89,7 @@ def define_loss(
         value=value,
         reference=reference,
         let=let,
+        constants=constants,
         derivatives=derivatives,
         parameters=_specified(parameters, lambda n, x: Parameter(n, x, "A number.")),
         flags=_specified(flags, lambda n, x: Flag(n, x, "A choice.")),

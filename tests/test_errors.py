@@ -172,7 +172,8 @@ def test_parameters_that_are_tensors(loss: Loss, value: Any) -> None:
 @pytest.mark.parametrize("value", [1, numpy.float32(1.0), numpy.int64(1)], ids=lambda x: type(x).__name__)
 def test_parameters_may_be_any_real_number(loss: Loss, value: Any) -> None:
     for parameter in loss.parameters:
-        assert torch.equal(call(loss, **{parameter.name: value}), call(loss, **{parameter.name: float(value)}))
+        if parameter.accepts(float(value)):
+            assert torch.equal(call(loss, **{parameter.name: value}), call(loss, **{parameter.name: float(value)}))
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes", numpy.True_, torch.tensor(True)], ids=repr)

@@ -221,6 +221,26 @@ def test_a_derivative_replaces_the_one_of_the_chain_rule() -> None:
     assert [g.tolist()[:2] for g in gradients] == [[1.0, 10.0], [0.5, 0.0]]
 
 
+@pytest.mark.kernels
+def test_constants() -> None:
+    """They are computed in float64, each from those before it, and rounded once; parts see them like parameters."""
+    made = define_loss(
+        "made",
+        "part * input",
+        operands=("input",),
+        parameters={"alpha": 0.5},
+        constants={"rest": "1 - alpha", "third": "1 / 3 * rest", "sure": "(alpha < 1) * true"},
+        let={"part": "third * sure"},
+    )
+    x = torch.ones(3, device=KERNELS, requires_grad=True)
+    for alpha in (0.99, 1 - 1e-9):  # 1 - alpha is off by 1e-6 of a rounded alpha, or is 0
+        value = made(x, alpha=alpha, reduction="sum")
+        (gradient,) = torch.autograd.grad(value, x)
+        exact = torch.tensor((1 - alpha) / 3, device=KERNELS)
+        assert torch.equal(gradient, exact.expand(3))
+        assert value.item() == pytest.approx(3 * exact.item(), rel=1e-7)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Everything that a function of the library has
 
@@ -487,9 +507,9 @@ def test_errors_show_the_line() -> None:
     assert message == "the name `inptu` is unknown; did you mean `input`?\n    - abs(inptu)\n          ^^^^^"
 
 
-@pytest.mark.parametrize("part", ["value", "d", "derivatives.input"])
+@pytest.mark.parametrize("part", ["value", "d", "c", "derivatives.input"])
 def test_errors_name_the_part(part: str) -> None:
-    fields: dict[str, Any] = {"value": "d", "let": {"d": "input"}, "derivatives": {"input": "d"}}
+    fields: dict[str, Any] = {"constants": {"c": "oops" if part == "c" else "1"}}
     fields["value"] = "oops" if part == "value" else "d"
     fields["let"] = {"d": "oops" if part == "d" else "input"}
     fields["derivatives"] = {"input": "oops" if part == "derivatives.input" else "d"}
@@ -503,6 +523,11 @@ def test_parts_see_those_before_them() -> None:
     with pytest.raises(ExpressionError, match=r"^wrong: a, .*the name `a` is unknown"):
         define_loss("wrong", "a", let={"a": "a + input"})
     assert define_loss("right", "b", let={"a": "input", "b": "a"}).loss.let == {"a": "input", "b": "a"}
+    for unseen in ("input", "a"):
+        with pytest.raises(ExpressionError, match=rf"^wrong: c, .*the name `{unseen}` is unknown"):
+            define_loss("wrong", "a", let={"a": "input"}, constants={"c": unseen})
+    with pytest.raises(ExpressionError, match=r"^wrong: c, .*`abs` cannot be called here: a constant is arithmetic"):
+        define_loss("wrong", "c", parameters={"p": 1.0}, constants={"c": "abs(p)"})
 
 
 def test_expressions_are_strings() -> None:
@@ -562,6 +587,16 @@ wrong = define_loss(
     "square(d)",
     let={
         "d": "input - MISTAKE",
+    },
+)
+""",
+    "constant": """
+wrong = define_loss(
+    "wrong",
+    "input * c",
+    parameters={"p": 1.0},
+    constants={
+        "c": "p - MISTAKE",
     },
 )
 """,
