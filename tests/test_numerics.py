@@ -390,3 +390,142 @@ def test_gaussian_in_half(device: str) -> None:
 def test_constants_are_rounded_once(device: str) -> None:
     """1 - quantile of a rounded quantile would be off by 25 units in the last place."""
     check("quantile_loss", device, "float32", (1.0, 0.0), (0.01, 0.01, -0.01), quantile=0.99)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses that torch lacks
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + mpmath.exp(-x))
+
+
+def _of_label(x: Any, y: Any) -> Any:
+    """The probability of a label of 0 or 1."""
+    return _sigmoid(x) if y else _sigmoid(-x)
+
+
+def _half_squares(*points: float) -> list[tuple[float, float]]:
+    return [(x, 0.0) for x in points] + [(1.0 + 2.0**-20, 1.0)]
+
+
+#: The formula as it is published, and points in the interior: of each two that nearly cancel.
+INTERIOR: dict[str, tuple[Any, list[tuple[float, float]]]] = {
+    "squared_hinge_loss": (lambda x, y: max(1 - x * y, 0) ** 2, [(0.5, 1.0), (0.5, -1.0), (1 - 2.0**-20, 1.0)]),
+    "logistic_loss": (lambda x, y: mpmath.log(1 + mpmath.exp(-x * y)), [(0.5, -1.0), (-80.0, 1.0), (80.0, 1.0)]),
+    "exponential_loss": (lambda x, y: mpmath.exp(-x * y), [(0.5, -1.0), (2.0**-20, 1.0)]),
+    "log_cosh_loss": (lambda x, y: mpmath.log(mpmath.cosh(x - y)), _half_squares(2.0**-16, 0.5, -3.0, 2.0**40)),
+    "charbonnier_loss": (lambda x, y: mpmath.sqrt((x - y) ** 2 + 1) - 1, _half_squares(2.0**-16, -3.0, 2.0**100)),
+    "cauchy_loss": (lambda x, y: mpmath.log(1 + (x - y) ** 2 / 2), _half_squares(2.0**-16, -3.0, 2.0**100)),
+    "welsch_loss": (lambda x, y: 1 - mpmath.exp(-((x - y) ** 2) / 2), _half_squares(2.0**-16, -3.0, 0.5)),
+    "geman_mcclure_loss": (lambda x, y: 2 * (x - y) ** 2 / ((x - y) ** 2 + 4), _half_squares(2.0**-16, -3.0, 2.0**20)),
+    "wing_loss": (
+        lambda x, y: 5 * mpmath.log(1 + abs(x - y) * 2) if abs(x - y) < 5 else abs(x - y) - 5 + 5 * mpmath.log(11),
+        [(2.0**-16, 0.0), (-3.0, 0.0), (7.0, 1.0)],
+    ),
+    "quantile_loss": (lambda x, y: max((y - x) / 2, (x - y) / 2), [(3.0, 1.0), (-3.0, 1.0)]),
+    "sigmoid_focal_loss": (
+        lambda x, y: (
+            -(mpmath.mpf(1) / 4 if y else mpmath.mpf(3) / 4) * (1 - _of_label(x, y)) ** 2 * mpmath.log(_of_label(x, y))
+        ),
+        [(0.5, 1.0), (-4.0, 1.0), (4.0, 1.0), (-4.0, 0.0)],
+    ),
+    "poly1_loss": (
+        lambda x, y: -mpmath.log(_of_label(x, y)) + 2 * (1 - _of_label(x, y)),
+        [(0.5, 1.0), (-4.0, 1.0), (20.0, 1.0), (0.5, 0.0)],
+    ),
+    "generalized_cross_entropy": (
+        lambda x, y: (1 - _of_label(x, y) ** mpmath.mpf(0.7)) / mpmath.mpf(0.7),
+        [(0.5, 1.0), (-4.0, 1.0), (20.0, 1.0), (0.5, 0.0)],
+    ),
+    "generalized_kl_div": (
+        lambda x, y: y * mpmath.log(y / x) - y + x,
+        [(0.5, 2.0), (1.0, 1 + 2.0**-20), (2.0**-100, 1.0), (2.0**100, 1.0)],
+    ),
+    "itakura_saito_loss": (
+        lambda x, y: y / x - mpmath.log(y / x) - 1,
+        [(0.5, 2.0), (1.0, 1 + 2.0**-20), (2.0**-40, 1.0), (2.0**40, 1.0)],
+    ),
+    "tv_distance": (lambda x, y: abs(x - y) / 2, [(0.25, 0.75), (0.75, 0.25)]),
+    "msle_loss": (
+        lambda x, y: (mpmath.log(1 + x) - mpmath.log(1 + y)) ** 2,
+        [(3.0, 0.5), (2.0**-20, 2.0**-21), (1 + 2.0**-20, 1.0), (2.0**100, 1.0)],
+    ),
+    "mape_loss": (lambda x, y: 100 * abs(x - y) / abs(y), [(3.0, -4.0), (0.5, 2.0**40), (1 + 2.0**-20, 1.0)]),
+}
+
+
+@FLOATS
+@pytest.mark.parametrize("name", INTERIOR)
+def test_interior(name: str, dtype: str, device: str) -> None:
+    formula, points = INTERIOR[name]
+    for point in points:
+        with mpmath.workdps(60):
+            at_point = [mpmath.mpf(x) for x in point]
+            value, slope = formula(*at_point), mpmath.diff(lambda x, y=at_point[1]: formula(x, y), at_point[0])
+            check(name, device, dtype, point, (float(value), float(slope)))
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("name", "operands", "expected"),
+    [
+        ("squared_hinge_loss", (1.0, 1.0), (0.0, 0.0, 0.0)),
+        ("squared_hinge_loss", (inf, 1.0), (0.0, 0.0)),
+        ("squared_hinge_loss", (-inf, 1.0), (inf, -inf)),
+        ("logistic_loss", (inf, 1.0), (0.0, 0.0, 0.0)),
+        ("logistic_loss", (-inf, 1.0), (inf, -1.0)),
+        ("exponential_loss", (inf, 1.0), (0.0, 0.0, 0.0)),
+        ("exponential_loss", (2000.0, 1.0), (0.0, 0.0, 0.0)),
+        ("exponential_loss", (-2000.0, 1.0), (inf, -inf)),
+        ("log_cosh_loss", (-inf, 0.0), (inf, -1.0, 1.0)),
+        ("charbonnier_loss", (-inf, 0.0), (inf, -1.0, 1.0)),
+        ("cauchy_loss", (-inf, 0.0), (inf, 0.0, 0.0)),
+        ("welsch_loss", (-inf, 0.0), (1.0, 0.0, 0.0)),
+        ("geman_mcclure_loss", (-inf, 0.0), (2.0, 0.0, 0.0)),
+        ("wing_loss", (0.5, 0.5), (0.0, 0.0, 0.0)),
+        ("wing_loss", (-inf, 0.0), (inf, -1.0, 1.0)),
+        ("quantile_loss", (0.5, 0.5), (0.0, 0.0, 0.0)),
+        ("quantile_loss", (-inf, 0.0), (inf, -0.5, 0.5)),
+        ("sigmoid_focal_loss", (inf, 1.0), (0.0, 0.0, 0.0)),
+        ("sigmoid_focal_loss", (-inf, 1.0), (inf, -0.25)),
+        ("asymmetric_loss", (inf, 1.0), (0.0, 0.0)),
+        ("asymmetric_loss", (-inf, 1.0), (inf, -1.0)),
+        # No more than the clip: neither value nor gradient.
+        ("asymmetric_loss", (-4.0, 0.0), (0.0, 0.0)),
+        ("asymmetric_loss", (-inf, 0.0), (0.0, 0.0)),
+        ("poly1_loss", (inf, 1.0), (0.0, 0.0, 0.0)),
+        ("poly1_loss", (-inf, 1.0), (inf, -1.0)),
+        ("generalized_cross_entropy", (inf, 1.0), (0.0, 0.0)),
+        ("generalized_cross_entropy", (-inf, 1.0), (1 / 0.7, 0.0)),
+        ("generalized_kl_div", (0.5, 0.5), (0.0, 0.0, 0.0)),
+        ("generalized_kl_div", (0.5, 0.0), (0.5, 1.0, 0.0)),
+        ("generalized_kl_div", (0.0, 0.0), (0.0, 1.0, 0.0)),
+        ("generalized_kl_div", (0.0, 0.5), (inf, -inf, inf)),
+        ("generalized_kl_div", (-0.5, 0.5), (nan, nan, nan)),
+        ("itakura_saito_loss", (0.5, 0.5), (0.0, 0.0, 0.0)),
+        ("itakura_saito_loss", (0.0, 0.5), (inf, -inf)),
+        ("itakura_saito_loss", (0.5, 0.0), (inf, 2.0, -inf)),
+        ("itakura_saito_loss", (0.0, 0.0), (nan, nan, nan)),
+        # Distributions that do not overlap.
+        ("js_div", (-inf, 1.0), (0.5 * log(2), 0.0, 0.5 * log(2))),
+        ("js_div", (0.0, 0.0), (0.5 * log(2), 0.5 * log(2), 0.0)),
+        ("js_div", (-inf, 0.0), (0.0, 0.0, 0.0)),
+        ("js_div", (0.0, 1.0), (0.0, 0.0, 0.0)),
+        ("tv_distance", (0.5, 0.5), (0.0, 0.0, 0.0)),
+        ("msle_loss", (0.5, 0.5), (0.0, 0.0, 0.0)),
+        ("msle_loss", (-1.0, 0.0), (inf, -inf)),
+        ("msle_loss", (-2.0, 0.0), (nan, nan, nan)),
+        ("mape_loss", (0.0, 0.0), (0.0, 0.0, 0.0)),
+        ("mape_loss", (1.0, 0.0), (1e9, 1e9)),
+        ("mape_loss", (inf, 2.0), (inf, 50.0)),
+    ],
+)
+def test_limits(name: str, operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check(name, device, dtype, operands, expected)
+
+
+@pytest.mark.parametrize("name", [*INTERIOR, "asymmetric_loss", "js_div"])
+def test_nan_is_kept(name: str, device: str) -> None:
+    for operands in [(nan, 0.5), (0.5, nan), (nan, nan)]:
+        assert all(isnan(x) for x in at(name, device, "float32", operands)), operands
