@@ -1472,7 +1472,7 @@ def charbonnier_loss(
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
     As kornia has it: without the 1 taken off, and as sqrt(d^2 + epsilon^2), it is `epsilon` times this plus
-    `epsilon`, with scale = epsilon. It is Barron's general loss with alpha = 1.
+    `epsilon`, with scale = epsilon. It is `general_robust_loss` with alpha = 1.
 
     Source: P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization algorithms for computed imaging, ICIP 1994.
     """
@@ -1520,7 +1520,7 @@ def cauchy_loss(
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
-    As kornia and Barron have it; it is Barron's general loss with alpha = 0.
+    As kornia and Barron have it; it is `general_robust_loss` with alpha = 0.
 
     Source: M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow fields, Computer Vision and Image Understanding 63, 1996.
     """
@@ -1568,7 +1568,7 @@ def welsch_loss(
         TypeError: an operand that is no array, has another dtype, or belongs to another library.
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
-    As kornia and Barron have it; it is the limit of Barron's general loss for alpha to -inf.
+    As kornia and Barron have it; it is the limit of `general_robust_loss` for alpha to -inf.
 
     Source: J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications in Statistics 7, 1978.
     """
@@ -1617,7 +1617,7 @@ def geman_mcclure_loss(
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
     As kornia and Barron have it; r^2 / (r^2 + 1), which is common too, is half of it with twice the scale. It is
-    Barron's general loss with alpha = -2.
+    `general_robust_loss` with alpha = -2.
 
     Source: S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography, Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.
     """
@@ -1716,4 +1716,57 @@ def quantile_loss(
         ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
 
     Source: R. Koenker, G. Bassett, Regression quantiles, Econometrica 46, 1978.
+    """
+
+def general_robust_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | float | None = None,
+    scale: _Exchangeable | float | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Barron's general robust loss, of which `alpha` sets how little an outlier counts.
+
+        (b / alpha) ((r^2 / b + 1)^(alpha / 2) - 1), with b = |alpha - 2| and r = (input - target) / scale
+
+    Args:
+        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
+        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
+        alpha: The shape: any number, infinities included. Shape (*), floating or integer, or a number; operands broadcast. Domain: real. Default 1.
+        scale: The residual around which errors begin to count as outliers. Shape (*), floating, or a number; operands broadcast. Domain: positive. Default 1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
+        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
+            differentiable. An element of weight 0 counts for nothing, whatever it holds.
+        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
+            whatever they hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
+        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+
+    Returns:
+        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
+        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
+        by the sum of their weights, `batchmean` by the size of the first dimension.
+        In the promoted dtype of the operands, on their device.
+
+    Gradient:
+        Every floating operand is differentiable. The derivative with respect to alpha is 0 at alpha = 2, where it
+        is infinite, and beyond 2^60 either way, which counts as infinite. Where the loss is NaN so is the gradient.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+
+    alpha = 2 is half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss`, -inf
+    `welsch_loss`. The limits are exact, and values and derivatives near them as accurate as elsewhere. The loss is
+    NaN for an infinite difference and for a scale that is not positive. To learn alpha and scale, add log(scale)
+    and the logarithm of the partition function, which is a function of alpha.
+
+    Source: J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """

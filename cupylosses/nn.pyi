@@ -710,3 +710,28 @@ class QuantileLoss(torch.nn.Module):
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
+
+class GeneralRobustLoss(torch.nn.Module):
+    """Barron's general robust loss, of which `alpha` sets how little an outlier counts."""
+
+    def __init__(
+        self,
+        alpha: torch.Tensor | float | None = None,
+        scale: torch.Tensor | float | None = None,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...

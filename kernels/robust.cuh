@@ -77,3 +77,166 @@ __device__ __forceinline__ Dual<T, kMask> geman_mcclure(const Dual<T, kMask>& x)
   const T inverse = scalar_divide_closely(T(1), scalar_fma(limited, limited, T(4)));
   return chain(x, T(2) * limited * limited * inverse, T(16) * limited * inverse * inverse);
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Barron's family of robust losses: f = (b / alpha) (P - 1) with P = (1 + u)^(alpha / 2), b = |alpha - 2|, u = z / b,
+// z = r^2 and a residual r = d / scale. Below, L = log(1 + u) and v = alpha L / 2, the logarithm of P.
+
+// x = 2^exponent e^rest for 0 < x, not subnormal.
+template <class T>
+struct LogParts {
+  T exponent;
+  T rest;
+};
+
+// The power of two by which x is between 2/3 and 4/3, as an addend to the bits.
+__device__ __forceinline__ int exponent_bits(float x) {
+  return (__float_as_int(x) - 0x3f2aaaab) & ~0x7fffff;
+}
+__device__ __forceinline__ long long exponent_bits(double x) {
+  return (__double_as_longlong(x) - 0x3fe5555555555555LL) & ~0xfffffffffffffLL;
+}
+
+__device__ __forceinline__ LogParts<float> scalar_log_parts(float x) {
+  const int exponent = exponent_bits(x);
+  const float f = __int_as_float(__float_as_int(x) - exponent) - 1.0f;
+  return {static_cast<float>(exponent) * 0x1p-23f, scalar_log1p_near_zero(f)};
+}
+__device__ __forceinline__ LogParts<double> scalar_log_parts(double x) {
+  const long long exponent = exponent_bits(x);
+  return {static_cast<double>(exponent >> 52), log(__longlong_as_double(__double_as_longlong(x) - exponent))};
+}
+
+// Those of 1 + u, which is not formed for the rest, so that this keeps the digits of u.
+__device__ __forceinline__ LogParts<float> scalar_log1p_parts(float u) {
+  const int exponent = exponent_bits(1.0f + u);
+  const float scale = __int_as_float(0x3f800000 - exponent);
+  return {static_cast<float>(exponent) * 0x1p-23f, scalar_log1p_near_zero(fmaf(u, scale, scale - 1.0f))};
+}
+__device__ __forceinline__ LogParts<double> scalar_log1p_parts(double u) {
+  const long long exponent = exponent_bits(1.0 + u);
+  const double scale = __longlong_as_double(0x3ff0000000000000LL - exponent);
+  return {static_cast<double>(exponent >> 52), log1p(fma(u, scale, scale - 1.0))};
+}
+
+// Those of (d / c)^2 / b, where that or the quotient may be beyond the range.
+template <class T>
+__device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
+  constexpr T kPower = sizeof(T) == 4 ? T(64) : T(512);
+  constexpr T kDown = T(sizeof(T) == 4 ? 0x1p-64 : 0x1p-512);
+  const bool large = d > T(1), small = c < T(1);
+  const LogParts<T> r = scalar_log_parts((large ? d * kDown : d) / (small ? c / kDown : c));
+  const LogParts<T> of_b = scalar_log_parts(b);
+  const T moved = (large ? kPower : T(0)) + (small ? kPower : T(0));
+  return {T(2) * (r.exponent + moved) - of_b.exponent, T(2) * r.rest - of_b.rest};
+}
+
+// A number that may be beyond the range, as a factor and two like powers of two, which are multiplied one by one: its
+// product with another number, or with a quotient, is in range wherever the result is.
+template <class T>
+struct Scaled {
+  T factor;
+  T first;
+  T second;
+  __device__ __forceinline__ T times(T x) const {
+    return x * factor * first * second;
+  }
+  __device__ __forceinline__ T times(T x, T divisor) const {
+    return factor == T(0) ? T(0) : scalar_divide_in_range(x * factor * first, divisor) * second;
+  }
+};
+
+// x^t. The exponential is taken of what the powers of two leave, so it is as accurate for large x as for small.
+template <class T>
+__device__ __forceinline__ Scaled<T> scalar_power(const LogParts<T>& x, T t) {
+  constexpr T kMost = sizeof(T) == 4 ? T(254) : T(2046);
+  const T n = scalar_round(t * scalar_fma(x.rest, T(1.4426950408889634), x.exponent));
+  const T factor = scalar_exp(scalar_fma(scalar_fma(t, x.exponent, -n), T(0.69314718055994530942), t * x.rest));
+  if (!(n <= kMost)) return {n * scalar_infinity(T()), T(1), T(1)};
+  if (n < T(2) - kMost) return {T(0), T(1), T(1)};
+  const T half = scalar_round(T(0.5) * n);
+  return {factor, scalar_power_of_two(half), scalar_power_of_two(n - half)};
+}
+
+// rho(t) = 2 (exp(-t) - 1 + t) / t^2 for t >= 0, given exp(-t).
+template <class T>
+__device__ __forceinline__ T scalar_rho(T t, T e) {
+  constexpr int kOrder = sizeof(T) == 4 ? 10 : 18;
+  T series = T(1);
+#pragma unroll
+  for (int n = kOrder; n > 2; --n) series = scalar_fma(t * (T(-1) / T(n)), series, T(1));
+  return t < T(1) ? series : T(2) / t * (T(1) - (T(1) - e) / t);
+}
+
+// The derivative of f with respect to alpha, which is, with the sign of alpha - 2, P (L / 2)^2 (rho(L) - rho(v)). Where
+// both are near 1, that is (b / 4) L^3 times the integral of exp(v y) (exp(-L y) - 1 + L y) / L^2 over y from 0 to 1: a
+// series in the moments M_n = integral of y^n exp(v y), and all terms of the integral are positive.
+template <class T>
+__device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, const Scaled<T>& power) {
+  constexpr int kTerms = sizeof(T) == 4 ? 16 : 28;
+  // exp(-v) M_n, from above: what is left out there is divided by a factorial on the way down.
+  T moment = T(0), series = T(0), first = T(0);
+#pragma unroll
+  for (int n = kTerms; n > 1; --n) {
+    moment = scalar_fma(-v, moment, T(1)) * (T(1) / T(n));  // that of n - 1
+    if (n > 2) series = scalar_fma(log * (T(-1) / T(n)), series, moment);
+    if (n == 2) first = moment;
+  }
+  const bool moderate = scalar_abs(v) <= T(2);
+  if (moderate && log < T(2)) return T(0.125) * (power.times(b) * log) * log * log * series;
+  const T e = scalar_exp(-log);
+  if (b < T(0.5)) {
+    // With v = L + p the parts that do not have the factor p are subtracted on paper.
+    const T inverse = scalar_divide_roughly(T(1), log * v);
+    const T joined = scalar_fma(p * (v + log), T(1) - e, e * log * log * scalar_expm1(-p));
+    return scalar_abs(T(0.5) * power.times(log / v * scalar_fma(-joined, inverse, p)));
+  }
+  const T of_log = scalar_rho(log, e);
+  const T quarter = T(0.25) * log * log;
+  if (v < T(-2)) {
+    const T bracket = scalar_fma(power.times(T(1)), v - T(1), T(1));
+    return T(2) / alpha * bracket / alpha - power.times(quarter * of_log);
+  }
+  const T of_v = moderate ? T(2) * first : T(2) / v * (T(1) - (T(1) - scalar_exp(-v)) / v);
+  return power.times(quarter * (alpha > T(2) ? of_log - of_v : of_v - of_log));
+}
+
+// f, for a scale that is not subnormal. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite,
+// and near 0 f is b L / 2, which goes to z / 2 with u. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and of
+// what is left of the power, each times a power near 1. Where u is large, it is known by its logarithm alone.
+template <class T, unsigned kD, unsigned kA, unsigned kC>
+__device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& d, const Dual<T, kA>& alpha,
+                                                             const Dual<T, kC>& scale) {
+  constexpr bool kFloat = sizeof(T) == 4;
+  const T c = scale.value;
+  const bool endless = scalar_abs(alpha.value) > T(0x1p60);
+  const T a = endless ? copysign(T(0x1p60), alpha.value) : alpha.value;
+  const T b = scalar_abs(a - T(2));
+  const T r = d.value / c;
+  const T z = r * r;
+  const T u = b == T(0) ? T(0) : scalar_divide_in_range(z, b);
+  const bool far = b > T(0) && !(u < T(kFloat ? 0x1p30 : 0x1p60));
+  const LogParts<T> parts = far ? scalar_log_parts(scalar_abs(d.value), c, b) : scalar_log1p_parts(u);
+  const T log = scalar_fma(parts.exponent, T(0.69314718055994530942), parts.rest);
+  const Scaled<T> power = scalar_power(parts, T(0.5) * a);
+  const T inverse = scalar_divide_roughly(T(1), far ? T(1) : T(1) + u);
+  const T mass = far ? b : z * inverse;  // z / (1 + u)
+
+  const T v = T(0.5) * a * log;
+  const T p = (a > T(2) ? T(0.5) : T(-0.5)) * b * log;
+  const bool linear = scalar_abs(v) < T(kFloat ? 0x1p-26 : 0x1p-55);
+  const bool near_two = b < T(0.5);
+  const bool steep = scalar_abs(v) > T(1);
+  const T expm1 = scalar_expm1(near_two ? p : v);
+  const T product = u < T(kFloat ? 0x1p-26 : 0x1p-55) ? z : b * log;
+  const T ratio = scalar_divide_closely(b, a);
+  const T usual = steep ? power.times(ratio) - ratio : ratio * expm1;
+  const T about_two = scalar_fma(ratio, expm1, power.times(scalar_divide_closely(mass, a)));
+  const T value = linear ? T(0.5) * product : (near_two ? about_two : usual);
+
+  const T by_d = power.times(far ? b : r * inverse, far ? d.value : c);
+  const T by_scale = z < T(1) ? -r * by_d : power.times(-mass, c);
+  const T by_alpha = b == T(0) || log == T(0) || endless ? T(0) : scalar_robust_slope(a, b, log, v, p, power);
+  const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_largest(T());
+  return chain(d, alpha, scale, valid ? value : scalar_nan(T()), by_d, by_alpha, by_scale);
+}

@@ -49,6 +49,8 @@ def test_parameters_and_dtypes(
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_edges_of_the_domain(loss: Loss, case: Mapping[str, Any], dtype: str, reduction: str, device: str) -> None:
     """The kinks with their neighbours, zeros of both signs, subnormal and huge numbers, infinities, NaN."""
+    if (loss.name, dtype) == ("general_robust_loss", "float64"):
+        pytest.skip("the truth overflows on the way; tests/test_numerics.py has one of many digits")
     agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, layout=EDGES, device=device)
 
 

@@ -6,16 +6,19 @@ The numbers are exact limits, or were computed with 40 digits. Each point is tri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isnan, log, nan, pi
+from dataclasses import replace
+from math import exp, inf, isnan, log, nan, pi
 from typing import Any
 
 import mpmath
 import numpy
 import pytest
 import torch
+from devices import KERNELS
 
 import cupylosses.functional as F
 from cupylosses.special import log_factorial, stirling_remainder
+from cupylosses.testing import accuracy, exact
 
 #: Epsilons that a finite result other than 0 may be off.
 EPSILONS = 4
@@ -529,3 +532,55 @@ def test_limits(name: str, operands: Sequence[float], expected: Sequence[float],
 def test_nan_is_kept(name: str, device: str) -> None:
     for operands in [(nan, 0.5), (0.5, nan), (nan, nan)]:
         assert all(isnan(x) for x in at(name, device, "float32", operands)), operands
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# general_robust_loss
+
+
+def _general_robust(xp: Any, input: Any, target: Any, alpha: Any, scale: Any) -> Any:
+    """As it is published, in so many digits that neither its limits nor its derivatives need a formula of their own."""
+    two = alpha == 2
+    alpha = xp.where(two, 3, xp.where(alpha == 0, alpha + mpmath.mpf(10) ** -150, alpha))
+    b = xp.where(alpha > 2, alpha - 2, 2 - alpha)
+    z = ((input - target) / scale) ** 2
+    return xp.where(two, z / 2, b / alpha * xp.expm1(alpha / 2 * xp.log1p(z / b)))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_general_robust(dtype: str) -> None:
+    """Also where the truth of the generic tests overflows on the way, or cancels."""
+    published = replace(F.general_robust_loss.loss, reference=_general_robust)
+    sweep = accuracy.Sweep(F.general_robust_loss, {}, (dtype,), KERNELS, count=300)
+    every = torch.cat(sweep.operands(), dim=1)
+    operands = every[(every.double().abs() < 2.0**50).all(1) & (every[:, 3] > 2.0**-50)].split(1, dim=1)
+    at = [x.flatten().double().cpu().numpy() for x in operands]
+    truth = exact.evaluate(published, at, {}, digits=1000)
+    assert len(at[0]) > 50
+    computed = "float64" if dtype == "float64" else "float32"
+    for found, figure in zip(sweep.results(operands), (truth.value, *truth.gradients), strict=True):
+        error, _ = accuracy.errors(found, exact.Figure(*map(torch.from_numpy, figure)), computed)
+        worst = int(error.argmax())
+        assert error[worst] <= accuracy.BAR, (error[worst], [x[worst] for x in at], found[worst], figure.high[worst])
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    ("operands", "expected"),
+    [
+        ((0.5, 0.5, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0, 0.0)),
+        # The members of the family that have names.
+        ((3.0, 0.0, 2.0, 1.0), (4.5, 3.0, -3.0, 0.0, -9.0)),
+        ((3.0, 0.0, 1.0, 1.0), (10**0.5 - 1, 3 / 10**0.5)),
+        ((3.0, 0.0, 0.0, 1.0), (log(5.5), 3 / 5.5)),
+        ((3.0, 0.0, -2.0, 1.0), (18 / 13, 48 / 169)),
+        ((1.0, 0.0, -inf, 1.0), (1 - exp(-0.5), exp(-0.5), -exp(-0.5), 0.0, -exp(-0.5))),
+        ((1.0, 0.0, inf, 1.0), (exp(0.5) - 1, exp(0.5), -exp(0.5), 0.0, -exp(0.5))),
+        ((inf, 0.0, 1.0, 1.0), (nan, nan, nan, nan, nan)),
+        ((1.0, 0.0, 1.0, 0.0), (nan, nan, nan, nan, nan)),
+        ((1.0, 0.0, nan, 1.0), (nan, nan, nan, nan, nan)),
+    ],
+)
+def test_general_robust_limits(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
+    check("general_robust_loss", device, dtype, operands, expected)

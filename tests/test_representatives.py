@@ -52,7 +52,6 @@ FIRST = PLAIN.operands[0]
     [
         loss(operands=1),
         loss(operands=3),
-        loss(operands=4),
         loss(parameters=1),
         loss(flags=1),
         loss(let={"x": "a"}),
@@ -67,6 +66,11 @@ FIRST = PLAIN.operands[0]
 )
 def test_another_structure_is_a_representative(other: Loss) -> None:
     assert representatives([PLAIN, other]) == (PLAIN, other)
+
+
+def test_operands_are_one_two_or_several() -> None:
+    several = loss(operands=3)
+    assert representatives([several, loss(operands=4)]) == (several,)
 
 
 def test_options_are_none_one_or_several() -> None:

@@ -3,6 +3,7 @@
 import math
 
 from cupylosses.definition import Kink, Operand, Parameter, define
+from cupylosses.special import detached, where_nan
 
 _INPUT = Operand("input", "The prediction.", integer=True)
 _TARGET = Operand("target", "The ground truth.", integer=True)
@@ -64,7 +65,7 @@ charbonnier_loss = define(
     cases=({}, {"scale": 2.0}),
     notes=(
         "As kornia has it: without the 1 taken off, and as sqrt(d^2 + epsilon^2), it is `epsilon` times this plus "
-        "`epsilon`, with scale = epsilon. It is Barron's general loss with alpha = 1."
+        "`epsilon`, with scale = epsilon. It is `general_robust_loss` with alpha = 1."
     ),
     source="P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization "
     "algorithms for computed imaging, ICIP 1994.",
@@ -88,7 +89,7 @@ cauchy_loss = define(
     reference=_cauchy_reference,
     heavy=True,
     cases=({}, {"scale": 2.0}),
-    notes="As kornia and Barron have it; it is Barron's general loss with alpha = 0.",
+    notes="As kornia and Barron have it; it is `general_robust_loss` with alpha = 0.",
     source="M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow "
     "fields, Computer Vision and Image Understanding 63, 1996.",
 )
@@ -112,7 +113,7 @@ welsch_loss = define(
     reference=_welsch_reference,
     heavy=True,
     cases=({}, {"scale": 2.0}),
-    notes="As kornia and Barron have it; it is the limit of Barron's general loss for alpha to -inf.",
+    notes="As kornia and Barron have it; it is the limit of `general_robust_loss` for alpha to -inf.",
     source="J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications "
     "in Statistics 7, 1978.",
 )
@@ -140,7 +141,7 @@ geman_mcclure_loss = define(
     cases=({}, {"scale": 2.0}),
     notes=(
         "As kornia and Barron have it; r^2 / (r^2 + 1), which is common too, is half of it with twice the scale. "
-        "It is Barron's general loss with alpha = -2."
+        "It is `general_robust_loss` with alpha = -2."
     ),
     source="S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography, "
     "Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.",
@@ -207,4 +208,129 @@ quantile_loss = define(
     convention="At input = target the gradient is 0.",
     cases=({}, {"quantile": 0.95}),
     source="R. Koenker, G. Bassett, Regression quantiles, Econometrica 46, 1978.",
+)
+
+
+def _log1p_ratio(u):
+    # log(1 + u) / u for small u.
+    tangent = u / (2 + u)
+    series = 0.0
+    for k in range(25, 0, -2):
+        series = series * tangent * tangent + 1 / k
+    return 2 * series / (2 + u)
+
+
+def _robust_series(z, b, sign):
+    # The binomial series, where its terms fall fast: the derivatives of all other formulas cancel there.
+    term, total = 1.0, 1.0
+    for k in range(1, 29):
+        term = term * (0.5 * sign * z - (k - 1) * (z / b)) / k
+        total = total + term / (k + 1)
+    return 0.5 * z * total
+
+
+def _robust_power(xp, alpha, b, sign, log, product, times_z):
+    # By log = log(1 + z / b) and b log, where z itself may be beyond range; times_z(x, there) is z e^x there.
+    power = 0.5 * sign * product
+    exponent = log + power  # which is alpha / 2 log
+    near_two = b < 0.5
+    small = ~near_two & (xp.abs(exponent) < 2)
+    one = xp.ones_like(log)
+    zero = 0 * one
+    series, v = 1.0, xp.where(small, exponent, zero)
+    for k in range(24, 1, -1):
+        series = 1 + series * v / k
+    p, a = xp.where(near_two, power, zero), xp.where(small, one, alpha)
+    near = (times_z(p, near_two) + b * xp.expm1(p)) / a
+    far = b * (xp.exp(xp.where(near_two | small, zero, exponent)) - 1) / a
+    return xp.where(small, 0.5 * product * series, xp.where(near_two, near, far))
+
+
+def _general_reference(xp, input, target, alpha, scale):
+    # In float64, where neither the exponential nor the residual leaves the range before the loss does.
+    kind = (input + target + alpha + scale).dtype
+    input, target, alpha, scale = (xp.astype(x, xp.float64, copy=False) for x in (input, target, alpha, scale))
+    d = input - target
+    zero = xp.zeros_like(d + alpha + scale)
+    one = zero + 1
+    d, alpha, scale = d + zero, alpha + zero, scale + zero
+    distance = xp.abs(alpha - 2)
+    r = d / scale
+    usual = (distance > 0) & (distance < _LARGE)
+    beyond = ~(r * r < 2.0**100 * distance)
+    smooth = (r * r <= 2) & (r * r <= 0.25 * distance)
+    # Where the power overflows, its derivatives would be differences of infinities.
+    log = xp.where(beyond, 2 * xp.log(xp.abs(d)) - 2 * xp.log(scale) - xp.log(distance), xp.log1p(r * r / distance))
+    over = xp.where(usual, 0.5 * alpha * log, xp.where(alpha > 0, 0.5 * r * r, zero)) > 709
+    usual = usual & ~over
+
+    def choose(value, region, formula):
+        # Every region sees its own elements, and 1 in the others.
+        x, a, c = (xp.where(region, y, one) for y in (d, alpha, scale))
+        return xp.where(region, formula(x, x / c, a, xp.abs(a - 2), xp.where(a > 2, one, -one), c), value)
+
+    def endless(x, r, a, b, sign, c):
+        large = xp.abs(r) > _LARGE
+        half = 0.5 * xp.where(large & (sign < 0), one, r) ** 2
+        falling = xp.where(half < 1, -xp.expm1(-half), 1 - xp.exp(-xp.where(half < 1, one, half)))
+        rising = xp.expm1(xp.where(sign > 0, half, zero))
+        return xp.where(sign > 0, rising, xp.where(large, one, falling))
+
+    def far(x, r, a, b, sign, c):
+        log_z = 2 * (xp.log(xp.abs(x)) - xp.log(c))
+        log = log_z - xp.log(b)
+        return _robust_power(xp, a, b, sign, log, b * log, lambda p, there: xp.exp(xp.where(there, log_z + p, zero)))
+
+    def near(x, r, a, b, sign, c):
+        u = r * r / b
+        small = u < 0.5
+        ratio, large = _log1p_ratio(xp.where(small, u, one)), xp.log1p(xp.where(small, one, u))
+        # Each by what it is proportional to, because their derivatives cancel otherwise.
+        log, product = xp.where(small, u * ratio, large), xp.where(small, r * r * ratio, b * large)
+        return _robust_power(xp, a, b, sign, log, product, lambda p, _: r * r * xp.exp(p))
+
+    def infinite(x, r, a, b, sign, c):
+        rise = 1e-300 * (xp.abs(x) + xp.where(b < _LARGE, a, zero) - c)
+        return (rise - detached(rise) + 1) * math.inf
+
+    value = choose(zero, distance == 0, lambda x, r, a, b, sign, c: 0.5 * r * r)
+    value = choose(value, (distance >= _LARGE) & ~over, endless)
+    value = choose(value, over, infinite)
+    value = choose(value, usual & beyond, far)
+    value = choose(value, usual & ~beyond & smooth, lambda x, r, a, b, sign, c: _robust_series(r * r, b, sign))
+    value = choose(value, usual & ~beyond & ~smooth, near)
+    normal = scale >= 2.0**-1022
+    return xp.astype(where_nan(xp, ~normal | ~xp.isfinite(d) | xp.isnan(alpha), value), kind, copy=False)
+
+
+general_robust_loss = define(
+    name="general_robust_loss",
+    summary="Barron's general robust loss, of which `alpha` sets how little an outlier counts.",
+    formula="(b / alpha) ((r^2 / b + 1)^(alpha / 2) - 1), with b = |alpha - 2| and r = (input - target) / scale",
+    operands=(
+        _INPUT,
+        _TARGET,
+        Operand("alpha", "The shape: any number, infinities included.", integer=True, number=True, default=1.0),
+        Operand(
+            "scale",
+            "The residual around which errors begin to count as outliers.",
+            domain="positive",
+            number=True,
+            default=1.0,
+        ),
+    ),
+    value="robust_loss(input - target, alpha, scale)",
+    reference=_general_reference,
+    heavy=True,
+    convention=(
+        "The derivative with respect to alpha is 0 at alpha = 2, where it is infinite, and beyond 2^60 either way, "
+        "which counts as infinite."
+    ),
+    notes=(
+        "alpha = 2 is half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss`, -inf "
+        "`welsch_loss`. The limits are exact, and values and derivatives near them as accurate as elsewhere. The loss "
+        "is NaN for an infinite difference and for a scale that is not positive. To learn alpha and scale, add "
+        "log(scale) and the logarithm of the partition function, which is a function of alpha."
+    ),
+    source="J. T. Barron, A general and adaptive robust loss function, CVPR 2019.",
 )

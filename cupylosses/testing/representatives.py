@@ -21,19 +21,19 @@ FORMULA = frozenset({
 #: The same of an operand; its domain decides what is sampled.
 MEANING = frozenset({"name", "doc", "domain"})
 
-#: What is counted; of the last two, several are like two.
-COUNTED = ("operands", "parameters", "flags")
+#: What is counted, and from where on more make no difference. A weight and a mask are operands too, so there are more
+#: operands than three among the forms of every loss.
+COUNTED = {"operands": 3, "parameters": 2, "flags": 2}
 
 Trait = tuple[Any, ...]
 
 
 def traits(loss: Loss) -> list[Trait]:
     """What the structure of a definition consists of."""
-    operands, *options = (len(getattr(loss, name)) for name in COUNTED)
-    found: list[Trait] = [*zip(COUNTED, (operands, *(min(2, n) for n in options)), strict=True)]
+    found: list[Trait] = [(name, min(most, len(getattr(loss, name)))) for name, most in COUNTED.items()]
     found += [("choices", len(x.choices)) for x in loss.flags]
     found += [(x.name, bool(getattr(loss, x.name))) for x in fields(Loss) if x.name not in {*FORMULA, *COUNTED}]
-    for position, operand in enumerate(loss.operands):
+    for position, operand in enumerate(loss.operands[: COUNTED["operands"]]):
         for x in fields(Operand):
             if x.name not in MEANING:
                 found.append((position, x.name, getattr(operand, x.name) != x.default))
