@@ -3,7 +3,7 @@
 import math
 
 from cupylosses.definition import Kink, Operand, Parameter, define
-from cupylosses.special import detached, where_nan
+from cupylosses.special import where_nan
 
 _INPUT = Operand("input", "The prediction.", integer=True)
 _TARGET = Operand("target", "The ground truth.", integer=True)
@@ -290,8 +290,7 @@ def _general_reference(xp, input, target, alpha, scale):
         return _robust_power(xp, a, b, sign, log, product, lambda p, _: r * r * xp.exp(p))
 
     def infinite(x, r, a, b, sign, c):
-        rise = 1e-300 * (xp.abs(x) + xp.where(b < _LARGE, a, zero) - c)
-        return (rise - detached(rise) + 1) * math.inf
+        return xp.abs(x) / c * xp.where(b < _LARGE, a, one) * math.inf
 
     value = choose(zero, distance == 0, lambda x, r, a, b, sign, c: 0.5 * r * r)
     value = choose(value, (distance >= _LARGE) & ~over, endless)
