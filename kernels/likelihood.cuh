@@ -107,7 +107,8 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const T rounded_off = (x.value - (rate - part)) + (epsilon.value - part);
   const bool finite = rate > T(0) && rate <= scalar_largest(T());
   const T log_rate = scalar_log(rate) + (finite ? scalar_divide_roughly(rounded_off, rate) : T(0));
-  const T log_ratio = scalar_ratio(rate, t.value).log;
+  const T scale = t.value > T(1e30) ? T(0.0625) : T(1);  // the fast inverse of 2^126 is 0
+  const T log_ratio = scalar_ratio(rate * scale, t.value * scale).log;
   const Point<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
   return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_roughly(t.value, rate), loss.slope);
 }
