@@ -18,7 +18,7 @@ from cupylosses.forms import Form
 from cupylosses.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
-from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Comparison, compare, dtype_name
+from cupylosses.testing.tolerance import SUMMED_BY_TORCH, TABLE, Comparison, compare, dtype_name
 from cupylosses.testing.truth import Truth, common_shape, flushes, runs_kernels, truth
 
 if TYPE_CHECKING:
@@ -290,9 +290,13 @@ def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: st
 
 
 def biases(operands: Sequence[Tensor]) -> list[float | None]:
-    """Where a gradient may be off by more than the table says: broadcast operands, where torch adds it up."""
+    """Where a gradient may be off by more than the table says: that of a broadcast operand. The terms of its sum share
+    what depends on that operand alone, with as much of an error as one element may have; and on the CPU torch adds up.
+    """
     elements = prod(common_shape(operands))
-    return [SUMMED_BY_TORCH if not runs_kernels(x) and x.numel() < elements else None for x in operands]
+    ours = [runs_kernels(x) and x.is_floating_point() for x in operands]
+    shared = [TABLE[dtype_name(x.dtype)].element if o else SUMMED_BY_TORCH for x, o in zip(operands, ours, strict=True)]
+    return [bias if x.numel() < elements else None for x, bias in zip(operands, shared, strict=True)]
 
 
 def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
