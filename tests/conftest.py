@@ -7,10 +7,11 @@
 A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only; and marked
 
 ``representatives``  for these only, with or without kernels: it is about what all losses share, not about a formula;
-``covering``         for every loss, so far as ``cupylosses.testing.covering`` contains it: it is about the formula. The
-                     marker's arguments are those fields of its check that are no parameters.
+``covering``         for every loss, so far as ``cupylosses.testing.covering`` contains it: it is about the formula,
+                     that of the kernels or the reference. The marker's arguments are those fields of its check that
+                     are no parameters.
 
-On a GPU ``--every-loss`` puts every loss through what the representatives go through.
+``--every-loss`` puts every loss through what the representatives go through.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ settings.load_profile("cupylosses")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-loss", action="store_true", help="run kernels of all losses in tests for representatives")
+    parser.addoption("--every-loss", action="store_true", help="run all losses in tests for representatives")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,12 +85,12 @@ def stays(item: pytest.Item) -> bool:
         return True
     if item.get_closest_marker("representatives"):
         return False
-    if not (item.get_closest_marker("kernels") or item.get_closest_marker("gpu")):
-        return True
     if item.config.getoption("--every-loss"):
         return True
     covered = item.get_closest_marker("covering")
-    return covered is not None and covering.contains(check_of(parameters | covered.kwargs))
+    if covered is None:
+        return not (item.get_closest_marker("kernels") or item.get_closest_marker("gpu"))
+    return covering.contains(check_of(parameters | covered.kwargs))
 
 
 def check_of(fields: Mapping[str, Any]) -> Check:

@@ -383,6 +383,7 @@ def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
     return name.startswith("another convention") and not loss.kinks(**loss.values())
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize(("spoil", "check"), PAIRS)
 def test_wrong_function_is_caught(
     spoil: Callable[[Function, Loss], Function],
