@@ -255,6 +255,7 @@ def test_the_latest_row_of_each_measurement_on_the_last_gpu_counts() -> None:
 
 
 def test_the_commit_is_that_of_the_checkout_and_marked_when_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYLOSSES_COMMIT", raising=False)
     answers = {"rev-parse": "0123abcd", "status": ""}
     monkeypatch.setattr(records, "output", lambda *command: answers[command[3]])
     assert records.commit() == "0123abcd"
@@ -262,6 +263,9 @@ def test_the_commit_is_that_of_the_checkout_and_marked_when_it_differs(monkeypat
     assert records.commit() == "0123abcd-dirty"
     answers.update({"rev-parse": "", "status": ""})
     assert records.commit() == "unknown"
+    monkeypatch.setenv("CUPYLOSSES_COMMIT", "4567cdef")
+    answers["status"] = "?? cupylosses/"
+    assert records.commit() == "4567cdef", "what git says of a copy without history says nothing"
 
 
 def test_a_command_that_does_not_exist_or_fails_prints_nothing() -> None:

@@ -44,7 +44,9 @@ def commit() -> str:
 
     ``CUPYLOSSES_COMMIT`` names it where the files were copied without their history.
     """
-    name = os.environ.get("CUPYLOSSES_COMMIT") or output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    if given := os.environ.get("CUPYLOSSES_COMMIT"):
+        return given
+    name = output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     changed = output("git", "-C", str(ROOT), "status", "--porcelain", "--", "cupylosses", "kernels")
     return (name or "unknown") + ("-dirty" if changed else "")
 
