@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "broadcast mask counted once, along a dimension",
         CALL,
-        "prod(shape[d] for d in dims if sizes[d] == 1)",
+        "prod([shape[d] for d in dims if sizes[d] == 1])",
         "1.0",
         ("truth, column of a mask along a dimension",),
     ),

@@ -102,6 +102,9 @@ class Nvrtc:
                 "NVRTC is not installed: `pip install nvidia-cuda-nvrtc`, or point CUDA_PATH at a CUDA toolkit."
             )
         self.path = Path(path)
+        # The compiler opens this one by its name alone, and not every build of it looks beside itself.
+        for builtins in self.path.parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(str(path))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
