@@ -22,7 +22,8 @@ def main() -> None:
     given = parser.parse_args()
     variables = {**os.environ, "CUPYLOSSES_HOST": "1", "CUPYLOSSES_HOST_SANITIZE": given.sanitize}
     if "address" in given.sanitize.split(","):
-        variables["LD_PRELOAD"] = str(sanitizer_library())
+        # And what throws exceptions, which the sanitizer has to find when it starts: the first of torch's would abort.
+        variables["LD_PRELOAD"] = f"{sanitizer_library()} libstdc++.so.6"
         # Python does not free what lives as long as it does.
         variables["ASAN_OPTIONS"] = "detect_leaks=0:" + os.environ.get("ASAN_OPTIONS", "")
     os.execve(sys.executable, [sys.executable, *given.program], variables)
