@@ -70,8 +70,6 @@ class TorchDevice(engine.Device):
 #: A loss about to be computed, as the engine takes it: plan, device, addresses of the operands, parameters, divisor.
 _Launch = tuple[engine.Plan, TorchDevice, list[int], tuple[float, ...], engine.Divisor]
 
-interop.namespace("torch")  # Dynamo, tracing a formula, could not import it
-
 _devices: dict[int, TorchDevice] = {}
 _plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
 

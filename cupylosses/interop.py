@@ -88,17 +88,23 @@ def _find_kind(x: Any) -> str:
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
 
 
-_namespaces: dict[str, Any] = {}
-
-
-def namespace(library: str) -> Any:
-    """The array API of a library, found by its name: array-api-compat looks at all loaded modules, which Dynamo
-    would guard while it goes on loading more.
+def namespace(x: Any) -> Any:
+    """The array API of an array's library. array-api-compat would look for it through all loaded modules, which Dynamo
+    guards while it goes on loading more; imports it traces.
     """
-    found = _namespaces.get(library)
-    if found is None:
-        found = _namespaces[library] = importlib.import_module(f"array_api_compat.{library}")
-    return found
+    match kind(x):
+        case "torch":
+            import array_api_compat.torch
+
+            return array_api_compat.torch
+        case "cupy":
+            import array_api_compat.cupy
+
+            return array_api_compat.cupy
+        case _:
+            import array_api_compat.numpy
+
+            return array_api_compat.numpy
 
 
 #: Device types of DLPack that the libraries share.

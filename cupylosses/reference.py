@@ -19,7 +19,7 @@ from cupylosses.special import detached
 def evaluate(call: Call, promoted: str) -> Any:
     """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
     loss, operands, parameters = call.loss, call.operands, call.parameters
-    xp = interop.namespace(interop.kind(operands[0]))
+    xp = interop.namespace(operands[0])
     shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, call.reduction, shape)
     compute = xp.float64 if promoted == "float64" else xp.float32
@@ -43,7 +43,7 @@ def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> 
     """The value per element, in the dtype of the operands; values of parameters and flags by name."""
     if loss.reference is None:
         raise checks.no_reference(loss)
-    xp = interop.namespace(interop.kind(operands[0]))
+    xp = interop.namespace(operands[0])
     found = loss.reference(xp, *operands, **values)
     if interop.kind(found) == "torch" and found.requires_grad:
         found = _with_nan_gradients(xp, found, operands)

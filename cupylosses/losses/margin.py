@@ -5,6 +5,9 @@ from math import inf
 from cupylosses.definition import Kink, Operand, Parameter, define
 from cupylosses.special import softplus, where_nan
 
+_SCORE = Operand("input", "The score.")
+_LABEL = Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True)
+
 
 def _hinge_reference(xp, input, target, margin):
     # An inactive element has gradient 0 also where an operand is infinite, so the product is not formed there.
@@ -18,10 +21,7 @@ hinge_loss = define(
     name="hinge_loss",
     summary="Hinge loss of a margin classifier, element by element, with broadcasting.",
     formula="max(0, margin - input * target)",
-    operands=(
-        Operand("input", "The score."),
-        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
-    ),
+    operands=(_SCORE, _LABEL),
     parameters=(Parameter("margin", 1.0, "The product above which an element costs nothing."),),
     value="relu_active(margin - input * target)",
     reference=_hinge_reference,
@@ -122,10 +122,7 @@ squared_hinge_loss = define(
     name="squared_hinge_loss",
     summary="Squared hinge loss of a margin classifier, element by element.",
     formula="max(0, margin - input target)^2",
-    operands=(
-        Operand("input", "The score."),
-        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
-    ),
+    operands=(_SCORE, _LABEL),
     parameters=(Parameter("margin", 1.0, "The product above which an element costs nothing."),),
     value="square(relu_active(margin - input * target))",
     reference=_squared_hinge_reference,
@@ -149,7 +146,7 @@ logistic_loss = define(
     formula="log(1 + exp(-input target))",
     operands=(
         Operand("input", "The score, which is the logit of the label +1."),
-        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
+        _LABEL,
     ),
     value="softplus(-(input * target))",
     reference=lambda xp, input, target: _of_margin(xp, lambda x: softplus(xp, x), input, target),
@@ -170,10 +167,7 @@ exponential_loss = define(
     name="exponential_loss",
     summary="Exponential loss of a score against a label of -1 or +1, that of AdaBoost, element by element.",
     formula="exp(-input target)",
-    operands=(
-        Operand("input", "The score."),
-        Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True),
-    ),
+    operands=(_SCORE, _LABEL),
     let={"loss": "exp(-(input * target))"},
     # The score may be infinite: the derivative with respect to the label is then not inf * 0.
     value="where(loss == 0, 0, loss)",
