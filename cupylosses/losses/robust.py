@@ -261,7 +261,7 @@ def _general_reference(xp, input, target, alpha, scale):
     smooth = (r * r <= 2) & (r * r <= 0.25 * distance)
     # Where the power overflows, its derivatives would be differences of infinities.
     log = xp.where(beyond, 2 * xp.log(xp.abs(d)) - 2 * xp.log(scale) - xp.log(distance), xp.log1p(r * r / distance))
-    over = xp.where(usual, 0.5 * alpha * log, xp.where(alpha > 0, 0.5 * r * r, zero)) > 709
+    over = xp.where(usual, 0.5 * alpha * log, xp.where(alpha > 2, 0.5 * r * r, zero)) > 709
     usual = usual & ~over
 
     def choose(value, region, formula):
