@@ -24,6 +24,6 @@ def evaluate(call: Call) -> Any:
     if (call.reduction.out_dtype or promoted) == "bfloat16":
         raise checks.no_bfloat16(loss)
     # Empty sums and infinities have their results without NumPy's remarks.
-    with numpy.errstate(divide="ignore", invalid="ignore"):
+    with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
         return reference.evaluate(call, promoted)[()]

@@ -1,7 +1,8 @@
 """The reference formulas, through the array API: the path of CPU arrays, and the second derivatives of any.
 
-Written for being right, not fast: a definition's formula runs in the arithmetic type (float32, or float64 for float64
-operands), sums run in float64, and the result is rounded once. Derivatives are the array library's own.
+Written for being right, not fast: a formula of a definition runs in the arithmetic type (float32; float64 for float64
+operands and NumPy arrays), sums run in float64, and the result is rounded once. Derivatives are those of the array
+library.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def evaluate(call: Call, promoted: str) -> Any:
     xp = interop.namespace(operands[0])
     shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, call.reduction, shape)
-    compute = xp.float64 if promoted == "float64" else xp.float32
-    wide = [xp.astype(x, compute, copy=False) for x in operands]
+    # NumPy's own functions of float32 are off by several units.
+    single = promoted != "float64" and interop.kind(operands[0]) != "numpy"
+    wide = [xp.astype(x, xp.float32 if single else xp.float64, copy=False) for x in operands]
     result = elements(loss, wide, loss.bind(parameters, call.flags))
     if resolved.dims != ():
         axis = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
