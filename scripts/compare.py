@@ -12,7 +12,7 @@ executed on the CPU (--device host); without that, the formulas that CPU tensors
 Executed on the CPU, each kernel is compiled once, and kept (in ~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So
 the run without arguments has fewer rows there: every loss, dtype and reduction, but of most losses few of them
 together, and few layouts. With --device host it has all, which takes minutes for each loss the first time. With
---device cpu it has all and takes seconds, but sees no kernel. Neither takes times.
+--device cpu it has all and takes three minutes, but sees no kernel. Neither takes times.
 
 With --accuracy, instead of that, value and gradient of every loss, case and dtype are held against a truth of at least
 64 digits, at some thousand points all over the domain; more than 4 units in the last place fail.

@@ -72,6 +72,3 @@ SIZES = sorted(
     | {lanes * k + d for lanes in (2, 4, WIDEST) for k in (1, 2) for d in (-1, 0, 1)}
     | {32 * 4 * lanes + d for lanes in (1, 2, 4, WIDEST) for d in (-1, 0, 1)}
 )
-
-#: Where the truth in float64 overflows at the edges of a domain, though the loss does not.
-OVERFLOWING_TRUTH = {("general_robust_loss", "float64")}

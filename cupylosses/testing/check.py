@@ -19,7 +19,7 @@ from cupylosses.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, TABLE, Comparison, compare, dtype_name
-from cupylosses.testing.truth import Truth, common_shape, flushes, runs_kernels, truth
+from cupylosses.testing.truth import OVERFLOWING, Truth, common_shape, flushes, runs_kernels, truth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +105,11 @@ class Check:
             for name, operand in zip(self.operand_dtypes, self.loss.operands, strict=True)
         )
         return accepted and (self.layout == EDGES or len(self.shape) >= LAYOUTS[self.layout].rank)
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether there is something to hold the loss against."""
+        return self.layout != EDGES or not any((self.loss.name, name) in OVERFLOWING for name in self.operand_dtypes)
 
     @cached_property
     def id(self) -> str:

@@ -15,7 +15,7 @@ import cupylosses
 from comparing.matrix import Selection, set_of
 from comparing.rows import Row, row
 from cupylosses.testing import host, memory
-from cupylosses.testing.check import Check, Result, function_for, run
+from cupylosses.testing.check import Check, Result, by_position, run
 from cupylosses.testing.tolerance import compare, same_bits
 from cupylosses.testing.truth import truth
 
@@ -149,7 +149,7 @@ def arrays(check: Check) -> Row:
         if not x.data_ptr() == other.pointer(y) == other.back(y).data_ptr():
             problems.append(f"{operand.name}: copied between torch and {other.name}")
 
-    function = function_for(check.loss)
+    function = by_position(check.loss)
     positions = [i for i, w in enumerate(check.gradients_of) if w]
     options = {"reduction": check.reduction, **check.case}
     expected, expected_gradients = cupylosses.value_and_grad(function, *tensors, argnums=positions, **options)

@@ -62,7 +62,7 @@ class Selection:
     def takes(self, check: Check) -> bool:
         """Whether a check is possible and wanted."""
         whole = not self.few or (among_few(check) and (check.loss in representatives() or covering.contains(check)))
-        return check.possible and whole
+        return check.possible and check.has_truth and whole
 
 
 def checks(selection: Selection) -> list[Check]:
