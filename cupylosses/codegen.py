@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from cupylosses.checks import FLOATING
 from cupylosses.definition import Flag, Loss
 from cupylosses.expressions import cuda, in_double
 from cupylosses.forms import Form
@@ -23,6 +24,7 @@ POINTWISE = (
     "ptx.cuh",
     "types.cuh",
     "tuple.cuh",
+    "scalars.cuh",
     "dual.cuh",
     *PRIMITIVES,
     "reduce.cuh",
@@ -163,7 +165,14 @@ def _skeleton(files: tuple[str, ...]) -> str:
 def source(variant: Variant) -> str:
     """The whole translation unit of a variant."""
     files = SUMMING if variant.kind in SUMS else POINTWISE
-    return f'{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
+    return f'{_precision(variant)}{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
+
+
+def _precision(variant: Variant) -> str:
+    """What the arithmetic of a variant must keep: only 16 bits where no floating operand and no result has more."""
+    floats = [x for x in (*variant.storage, variant.result) if x in FLOATING]
+    narrow = all(ITEMSIZE[x] == 2 for x in floats) and variant.compute == "float32"
+    return f"constexpr bool kNarrow = {str(narrow).lower()};\n"
 
 
 def glue(variant: Variant) -> str:
@@ -182,7 +191,7 @@ def _functor(variant: Variant) -> str:
     compute = STORAGE[variant.compute][0]
     operands = [x.name for x in loss.operands]
     lines = ["struct Loss {", f"  using Compute = {compute};"]
-    lines += [f"  static constexpr bool kHeavy = {str(loss.heavy).lower()};"]
+    lines += [f"  static constexpr int kHeavy = {loss.heavy};"]
     lines += [f"  double {x.name}_;" for x in loss.parameters]
     lines += [
         "",
@@ -267,13 +276,15 @@ def _blocks_per_sm(variant: Variant) -> int:
     """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
     then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
-    only those in float whose elements lie one behind the other.
+    only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
+    what depends on that alone is kept in registers.
     """
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
     simple = variant.layout == "flat" or variant.lanes * len(variant.storage) <= 8
     if variant.loss.heavy:
         simple = variant.layout == "flat" and variant.compute == "float32"
+        simple = simple and not (variant.loss.heavy > 1 and "splat" in variant.access[:-1])
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 

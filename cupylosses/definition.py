@@ -158,7 +158,7 @@ class Loss:
     mean_of_weights: bool = False
     mean_of_rows: bool = False
     warn_broadcast: bool = False
-    heavy: bool = False
+    heavy: int = 0
     kinks: Callable[..., Sequence[Kink]] = _no_kinks
     convention: str = "The loss is differentiable everywhere."
     cases: tuple[Mapping[str, Any], ...] = ({},)

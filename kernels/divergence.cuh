@@ -19,6 +19,14 @@ struct Ratio {
   T log;
 };
 
+// log(a) - log(b), whose digits may cancel: for where they do not, and where it is infinite or NaN.
+__device__ __forceinline__ float scalar_log_difference(float a, float b) {
+  return (__log2f(a) - __log2f(b)) * 0.693147181f;
+}
+__device__ __forceinline__ double scalar_log_difference(double a, double b) {
+  return log(a) - log(b);
+}
+
 // a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) lack what the quotient rounded
 // off: that remainder is exact in one fma and is added. (log1p of the excess over 1 took more arithmetic, by which such
 // a loss is bound.) Small operands are scaled first, because a remainder below the range would be flushed. Where the
@@ -27,6 +35,11 @@ struct Ratio {
 template <class T>
 __device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
   const RatioRange<T> range = scalar_ratio_range(a);
+  if (kNarrow) {
+    const T quotient = a * scalar_divide_roughly(T(1), b);
+    if (a > T(0) && quotient > T(1) / range.most && quotient < range.most) return {quotient, scalar_log(quotient)};
+    return {scalar_divide(a, b), scalar_log_difference(a, b)};
+  }
   const T scale = a < range.small && b < range.small ? range.scale : T(1);
   const T x = a * scale;
   const T y = b * scale;
@@ -67,6 +80,20 @@ struct LogRatio {
   bool near;  // whether a is so near b: only there the other two are defined
 };
 
+__device__ __forceinline__ bool is_near(float difference, float sum) {
+  return fabsf(difference) * 3.0f <= sum && sum < 0x1p100f;  // the inverse of a large sum is out of range
+}
+
+// It to 16 bits from a - b, a + b, and the logarithm itself to as many digits as are left where it is not small.
+__device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, float sum, float log) {
+  const float twice = scalar_divide_roughly(difference + difference, sum);
+  const float tangent = 0.5f * twice;
+  const float w = tangent * tangent;
+  const float tail = scalar_polynomial(w, 0.332455456f, 0.224556133f);
+  const bool near = is_near(difference, sum);
+  return {near ? scalar_fma(twice * w, tail, twice) : log, tangent, tail, near};
+}
+
 // It from a - b and a + b, which may be known better than a and b themselves, if a is near b; else from a / b =
 // quotient 2^(exponent / 2^23) by the quotient and 1.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float difference, float sum, float numerator,
@@ -83,6 +110,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float dif
 // log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of significands is formed, so that
 // nothing overflows; one polynomial serves near and far.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
+  if (kNarrow) return scalar_log_ratio(difference, sum, computed(scalar_log_difference(a, b)));
   constexpr int kSignificand = 0x007fffff, kOne = 0x3f800000, kExponent = 0x7f800000;
   const int a_bits = __float_as_int(a), b_bits = __float_as_int(b);
   const float x = __int_as_float((a_bits & kSignificand) | kOne);
@@ -92,9 +120,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, fl
   const float scaled = x * __int_as_float(2 * kOne - power);
   const unsigned a_exponent = a_bits & kExponent, b_exponent = b_bits & kExponent;
   const int exponent = static_cast<int>(a_exponent - b_exponent + (power - kOne));
-  // The inverse of a large sum is out of range.
-  const bool near = fabsf(difference) * 3.0f <= sum && sum < 0x1p100f;
-  return scalar_log_ratio(near, difference, sum, scaled, y, exponent);
+  return scalar_log_ratio(is_near(difference, sum), difference, sum, scaled, y, exponent);
 }
 __device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b, double difference, double sum) {
   const double tangent = difference / sum;
@@ -109,23 +135,18 @@ __device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b,
   return {in_range ? log(ratio) + fma(-ratio, b, a) / a : log(a) - log(b), 0.0, 0.0, false};
 }
 
-// log(x), for the sake of where that is infinite or NaN.
-__device__ __forceinline__ float scalar_log_at_ends(float x) {
-  return __logf(x);
-}
-__device__ __forceinline__ double scalar_log_at_ends(double x) {
-  return log(x);
-}
-
 // log((1 + a) / (1 + b))^2, for a and b no less than -1.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T x = T(1) + a.value;
   const T y = T(1) + b.value;
-  const T ends = scalar_log_at_ends(x) - scalar_log_at_ends(y);
-  const bool usual = scalar_abs(ends) <= scalar_largest(T());
+  const T ends = scalar_log_difference(x, y);
+  const bool usual = kNarrow || scalar_abs(ends) <= scalar_largest(T());
   const T log = usual ? scalar_log_ratio(x, y, a.value - b.value, T(2) + (a.value + b.value)).log : ends;
-  return chain(a, b, log * log, scalar_divide_in_range(log + log, x), scalar_divide_in_range(-(log + log), y));
+  // The inverse of the largest numbers is out of range.
+  const T twice = log + log;
+  return chain(a, b, log * log, T(0.25) * scalar_divide_roughly(twice, T(0.25) * x),
+               T(-0.25) * scalar_divide_roughly(twice, T(0.25) * y));
 }
 
 // a log(a / b) - a + b for a, b > 0, never negative; the difference is a - b.
@@ -140,7 +161,7 @@ template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = a.value - b.value;
   const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference, a.value + b.value);
-  const T usual = scalar_relative_entropy(a.value, ratio, difference);
+  const T usual = computed(scalar_relative_entropy(a.value, ratio, difference));
   const bool empty = a.value == T(0);
   const bool impossible = b.value == T(0);
   const T positive = impossible ? scalar_infinity(T()) : usual;
@@ -158,6 +179,11 @@ struct Entropy {
 };
 
 __device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float difference, float inverse) {
+  if (kNarrow) {
+    // A finite logarithm for a = 0, which it is multiplied by.
+    const LogRatio<float> found = scalar_log_ratio(difference, a + m, scalar_log_difference(fmaxf(a, 1e-37f), m));
+    return {found.log, scalar_relative_entropy(a, found, difference)};
+  }
   const int ratio = __float_as_int(a * inverse);
   // So that the quotient is between 1 / sqrt(2) and sqrt(2); unsigned, because a may be -0.
   const int exponent = static_cast<int>((static_cast<unsigned>(ratio) - 0x3f3504f3u) & ~0x7fffffu);
@@ -223,7 +249,7 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
   const LogRatio<T> ratio = scalar_log_ratio(t.value, x.value, difference, t.value + x.value);
   const T excess = scalar_divide_in_range(difference, x.value);
   const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, -ratio.tangent), ratio.tail, T(1));
-  const T usual = ratio.near ? excess * ratio.tangent * correction : excess - ratio.log;
+  const T usual = computed(ratio.near ? excess * ratio.tangent * correction : excess - ratio.log);
   const bool silent = t.value == T(0) || x.value == T(0);
   const bool valid =
       is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);

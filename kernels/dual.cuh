@@ -170,8 +170,8 @@ template <class A, class B, class T = typename ScalarOf<A, B>::type>
 __device__ __forceinline__ auto operator/(const A& a, const B& b) {
   const auto x = lift<T>(a);
   const auto y = lift<T>(b);
-  const T quotient = x.value / y.value;
-  return chain(x, y, quotient, T(1) / y.value, -(quotient / y.value));
+  const T quotient = scalar_divide(x.value, y.value);
+  return chain(x, y, quotient, scalar_divide(T(1), y.value), -scalar_divide(quotient, y.value));
 }
 
 template <class T, unsigned kMask>

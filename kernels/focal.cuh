@@ -30,6 +30,7 @@ __device__ __forceinline__ Fraction<T> scalar_fraction(T n, T e) {
   const T sum = T(1) + e;
   const T inverse = scalar_divide_roughly(T(1), sum);
   const T value = n * inverse;
+  if (kNarrow) return {value, T(0)};
   const T remainder = scalar_fma(-value, sum, n) - value * (e - (sum - T(1)));
   return {value, value > T(0) ? scalar_divide_roughly(remainder * inverse, value) : T(0)};
 }
@@ -49,6 +50,7 @@ struct Power {
 // the exponential of what whole powers of two leave, so that no digits are lost where x^t is small. The exponents in
 // use are products. All threads have the same t, so they take one branch.
 __device__ __forceinline__ Power<float> scalar_power(float x, float t) {
+  if (kNarrow) return {t == 0.0f ? 1.0f : __powf(x, t), 1.0f};
   if (t == 0.0f) return {1.0f, 1.0f};
   if (t == 1.0f) return {x, 1.0f};
   if (t == 2.0f) return {x, x};
@@ -77,12 +79,13 @@ __device__ __forceinline__ Power<double> scalar_power(double x, double t) {
 template <class T>
 __device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
   const Power<T> power = scalar_power(x.value, t);
+  if (kNarrow) return power;
   return {scalar_fma(power.first, t * x.rest, power.first), power.second};
 }
 
 // -log(1 - q), given q and 1 - q, of which the larger one may have rounded the digits of the other one away.
 __device__ __forceinline__ float scalar_minus_log_of_rest(float q, float rest) {
-  return q < 0.33f ? -scalar_log1p_near_zero(-q) : -logf(rest);
+  return q < 0.33f ? -scalar_log1p_near_zero(-q) : -scalar_log(rest);
 }
 __device__ __forceinline__ double scalar_minus_log_of_rest(double q, double rest) {
   return q < 0.5 ? -log1p(-q) : -log(rest);
@@ -102,7 +105,9 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
                                                   const Dual<T, 0>& rest, const Dual<T, 0>& gamma) {
   const Decision<T> d = scalar_decision(x.value, y.value);
   const bool balanced = alpha.value >= T(0);
-  const T factor = balanced ? scalar_fma(alpha.value, y.value, rest.value * (T(1) - y.value)) : T(1);
+  const T of_yes = balanced ? alpha.value : T(1);
+  const T of_no = balanced ? rest.value : T(1);
+  const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
   const T log_loss = scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess);
   const T e = scalar_exp(-d.size);
   const Fraction<T> miss = scalar_fraction(scalar_fma(d.right, e, d.wrong), e);
@@ -116,7 +121,7 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
   const bool valid = d.wrong * d.right >= T(0);
   const T by_power = scalar_fma(gamma.value * scalar_confidence(d), power.times(factor * (log_loss * per_miss)),
                                 power.times(factor * d.size));
-  const T by_factor = balanced ? (alpha.value - rest.value) * power.times(log_loss) : T(0);
+  const T by_factor = (of_yes - of_no) * power.times(log_loss);
   const T value = nothing ? T(0) : (infinite ? d.size : factor * power.times(log_loss));
   return chain(x, y, valid ? value : scalar_nan(T()), nothing ? T(0) : d.side * (factor * power.times(bent)),
                infinite ? T(0) : by_factor - d.side * by_power);

@@ -2,6 +2,10 @@
 
 // log(1 + e) for 0 <= e <= 1. In float a polynomial, to 2^-27 before rounding: less than half of log1pf's arithmetic.
 __device__ __forceinline__ float scalar_log1p_of_fraction(float e) {
+  if (kNarrow) {
+    const float excess = scalar_polynomial(e, -0.499539465f, 0.326226056f, -0.212404132f, 0.103592552f, -0.0247345064f);
+    return scalar_fma(e * e, excess, e);
+  }
   const float excess = scalar_polynomial(e, -0.499999315f, 0.333304644f, -0.249580204f, 0.196921214f, -0.153449774f,
                                          0.106613711f, -0.0574604832f, 0.0200884603f, -0.00329107419f);
   return scalar_fma(e * e, excess, e);
@@ -18,6 +22,10 @@ struct Logs {
 
 // -log(1 - p) - p for 0 <= p <= 1/2.
 __device__ __forceinline__ float scalar_log_beyond_linear(float p) {
+  if (kNarrow) {
+    return p * p *
+           scalar_polynomial(p, 0.499994487f, 0.334105581f, 0.232870683f, 0.334603935f, -0.28428486f, 0.744241774f);
+  }
   const float excess = scalar_polynomial(p, 0.500000894f, 0.333263248f, 0.251868635f, 0.175874531f, 0.34006843f,
                                          -0.592270017f, 1.97093475f, -2.47645473f, 1.74344373f);
   return p * p * excess;
@@ -30,17 +38,24 @@ __device__ __forceinline__ double scalar_log_beyond_linear(double p) {
   return p * p * sum;
 }
 
-// For 0 <= p <= 1. In float the smaller one of p and 1 - p is exact, and gives both: its own logarithm is the GPU's
-// fast one, which up to 1/2 is within 3.4 units in the last place, and that of the other one a polynomial.
+// `min` would take NaN for 100.
+template <class T>
+__device__ __forceinline__ T scalar_no_more_than_100(T x) {
+  return x > T(100) ? T(100) : x;
+}
+
+// The logarithms, but no more than 100; NaN where p is no probability. In float the smaller one of p and 1 - p is
+// exact, and gives both: its own logarithm is the GPU's fast one, which up to 1/2 is within 3.4 units in the last
+// place, and that of the other one a polynomial, which is not large.
 __device__ __forceinline__ Logs<float> scalar_minus_logs(float p) {
   const bool low = p < 0.5f;
   const float small = low ? p : 1.0f - p;
-  const float of_small = -__logf(small);
+  const float of_small = scalar_no_more_than_100(-__logf(small));
   const float of_large = small + scalar_log_beyond_linear(small);
   return {low ? of_small : of_large, low ? of_large : of_small};
 }
 __device__ __forceinline__ Logs<double> scalar_minus_logs(double p) {
-  return {-log(p), -log1p(-p)};
+  return {scalar_no_more_than_100(-log(p)), scalar_no_more_than_100(-log1p(-p))};
 }
 
 // What softplus and sigmoid of x and -x have in common: one exponential.
@@ -101,15 +116,13 @@ template <class T, unsigned kP, unsigned kY>
 __device__ __forceinline__ Dual<T, kP | kY> log_loss(const Dual<T, kP>& p, const Dual<T, kY>& y) {
   const T not_p = T(1) - p.value;
   const T not_y = T(1) - y.value;
-  const bool valid = p.value * not_p >= T(0) && y.value * not_y >= T(0);
+  const bool valid = y.value * not_y >= T(0);
   const Logs<T> logs = scalar_minus_logs(p.value);
-  const T hit = min(logs.success, T(100));
-  const T miss = min(logs.failure, T(100));
-  const T value = scalar_fma(y.value, hit, not_y * miss);
+  const T value = scalar_fma(y.value, logs.success, not_y * logs.failure);
   const T per_p = min(scalar_divide_roughly(T(1), p.value), T(1e12));
   const T per_not_p = min(scalar_divide_roughly(T(1), not_p), T(1e12));
   // The logarithm of (1 - p) / p, where the logarithms cancel: 1 - 2 p is exact there.
   const T excess = not_p - p.value;
-  const T odds = scalar_abs(excess) < T(0.5) ? scalar_log1p(excess / p.value) : hit - miss;
+  const T odds = scalar_abs(excess) < T(0.5) ? scalar_log1p(excess / p.value) : logs.success - logs.failure;
   return chain(p, y, valid ? value : scalar_nan(T()), scalar_fma(not_y, per_not_p, -(y.value * per_p)), odds);
 }

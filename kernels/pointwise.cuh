@@ -5,7 +5,7 @@
 //   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output a number or per element
 //
 // Knows no loss by name, no framework, and no shape beyond the layout. The generated glue (codegen.py) supplies
-//   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy`
+//   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
 //   Layout    Flat or Rows
 //   Sources   Tuple of Source, one per operand; the stream of operand k is k
 //   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
@@ -237,13 +237,14 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   // Vectors in flight: a batch, and fewer where registers would be spilled. A double takes two of them, and so does the
   // offset of each stream of each vector; to find those in many dimensions takes more. A heavy loss takes them for its
-  // arithmetic, which is what it waits for.
+  // arithmetic. With one vector of 16 bits it waits for memory all the same: two gave up to a sixth more bandwidth.
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1);
   constexpr int kFree = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
-  constexpr int kElements = kWide ? 4 : 8;
+  constexpr bool kRoom = kNarrow && Program::Loss::kHeavy == 1 && Program::Layout::kOuter == 0;
+  constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
-  constexpr int kMost = Program::Loss::kHeavy && kFew < kFree ? kFew : kFree;
+  constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
   constexpr int kFlight = in_flight(kMost, Program::kVectorWords, max_words(Program::kGradients));
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);

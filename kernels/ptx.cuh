@@ -30,6 +30,13 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 }
 #endif
 
+// x, computed whether it is needed or not: the compiler would branch around a few instructions where only one side of a
+// choice needs them, which keeps it from interleaving elements and costs more than they do.
+__device__ __forceinline__ float computed(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
 // Increments with wrap-around at `limit` and returns the old value. Whatever the block wrote before its last barrier is
 // visible to whoever reads the new value so, and what they wrote to this thread: one instruction instead of an atomic
 // between two full fences, which took a microsecond of every small loss.

@@ -13,12 +13,18 @@ __device__ __forceinline__ double scalar_limited(double x) {
 __device__ __forceinline__ Point<float> scalar_log_cosh(float x) {
   const float a = fabsf(x);
   const float w = x * x;
-  const float value = w * scalar_polynomial(w, 0.5f, -0.083332695f, 0.022204667f, -0.0065939566f, 0.0016502878f);
-  const float slope =
-      x * scalar_polynomial(w, 1.0f, -0.333333f, 0.13331936f, -0.053784717f, 0.020798622f, -0.0058979555f);
-  const float e = expf(-2.0f * a);
-  const float log1p =
-      e * scalar_polynomial(e, 1.0f, -0.4999902f, 0.33298832f, -0.24553773f, 0.17229533f, -0.078362785f);
+  const float e = scalar_exp(-2.0f * a);
+  const float of_w = kNarrow ? scalar_polynomial(w, 0.499999791f, -0.0833133385f, 0.0219367072f, -0.00540476758f)
+                             : scalar_polynomial(w, 0.5f, -0.083332695f, 0.022204667f, -0.0065939566f, 0.0016502878f);
+  const float slope_of_w =
+      kNarrow ? scalar_polynomial(w, 0.999997854f, -0.333140403f, 0.130578548f, -0.0409293883f)
+              : scalar_polynomial(w, 1.0f, -0.333333f, 0.13331936f, -0.053784717f, 0.020798622f, -0.0058979555f);
+  const float of_e =
+      kNarrow ? scalar_polynomial(e, 0.999992192f, -0.499147117f, 0.318417877f, -0.161633551f)
+              : scalar_polynomial(e, 1.0f, -0.4999902f, 0.33298832f, -0.24553773f, 0.17229533f, -0.078362785f);
+  const float value = w * of_w;
+  const float slope = x * slope_of_w;
+  const float log1p = e * of_e;
   const bool near = a < 0.6f;
   return {near ? value : (a - 0.69314718f) + log1p,
           near ? slope : copysignf(scalar_divide_closely(1.0f - e, 1.0f + e), x)};

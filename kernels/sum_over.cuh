@@ -19,8 +19,9 @@
 // tree. All of it follows from the two sizes, never from the grid. Everything is added in double: these terms have
 // signs and cancel, and float runs as in pointwise.cuh lost digits that PyTorch keeps.
 
-constexpr int kInFlight = 4;  // terms whose loads are issued together
-constexpr int kValue = -1;    // instead of a slot: the terms are values
+constexpr int kMostTerms = 4;       // whose loads are issued together ...
+constexpr int kMostTermWords = 60;  // ... where they take no more registers
+constexpr int kValue = -1;          // instead of a slot: the terms are values
 
 template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_, int kLanes_>
 struct SumOver {
@@ -94,6 +95,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
                                            double* partials) {
   constexpr int kStreams = Program::kStreams;
   constexpr int kLanes = Program::kLanes;
+  constexpr int kInFlight = in_flight(kMostTerms, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kLanes : 1;
   constexpr int kBundle = kWarp * kTotals;  // outputs of a warp with lanes along them
   constexpr int kStride = kColumns ? 1 : kWarp * kLanes;

@@ -20,6 +20,8 @@ from cupylosses.testing.variants import variants as all_variants
 
 pytestmark = pytest.mark.representatives
 
+NARROW = "constexpr bool kNarrow = true;"
+
 
 @cache
 def variants(loss: Loss) -> list[Variant]:
@@ -51,6 +53,15 @@ def test_variants_differ_in_source_and_title(loss: Loss) -> None:
     found = variants(loss)
     assert len({glue(v) for v in found}) == len(found)
     assert len({v.title for v in found}) == len(found)
+
+
+def test_arithmetic_is_narrow_only_where_nothing_keeps_more(loss: Loss) -> None:
+    """One operand or a result of 32 bits, and every digit of float32 counts."""
+    found = {narrow: [v for v in variants(loss) if (NARROW in source(v)) is narrow] for narrow in (False, True)}
+    floats = {v: {x for x in (*v.storage, v.result) if x in checks.FLOATING} for v in variants(loss)}
+    assert all(floats[v] <= {"float16", "bfloat16"} and v.compute == "float32" for v in found[True])
+    assert all(floats[v] & {"float32", "float64"} or v.compute == "float64" for v in found[False])
+    assert found[True] and found[False]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -104,7 +104,7 @@ generalized_kl_div = define(
     ),
     value="relative_entropy(target, input)",
     reference=_generalized_kl_reference,
-    heavy=True,
+    heavy=2,
     kinks=lambda: [Kink((0.25, 0.0), 0.25, (1.0, 0.0)), Kink((0.0, 0.0), 0.0, (1.0, 0.0))],
     convention=(
         "Where the target is 0, the gradient with respect to it is 0; against an input of 0 and a target above, the "
@@ -140,7 +140,7 @@ itakura_saito_loss = define(
     ),
     value="itakura_saito(target, input)",
     reference=_itakura_saito_reference,
-    heavy=True,
+    heavy=2,
     notes="It is infinite where one of both is 0, and NaN where both are or one is negative or infinite.",
     source="F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th "
     "International Congress on Acoustics, 1968.",
@@ -215,7 +215,7 @@ js_div = define(
     },
     value="jensen_shannon(p, q, difference, beta, rest)",
     reference=_js_reference,
-    heavy=True,
+    heavy=1,
     kinks=lambda beta, log_target, log_input: [
         Kink((-inf if log_input else 0.0, -inf if log_target else 0.0), 0.0, (0.0, 0.0))
     ],

@@ -55,7 +55,7 @@ sigmoid_focal_loss = define(
     constants={"rest": "1 - alpha"},
     value="focal(input, target, alpha, rest, gamma)",
     reference=_focal_reference,
-    heavy=True,
+    heavy=2,
     kinks=lambda alpha, gamma: perfect_logits(),
     convention="An infinite logit for the right label costs nothing, with gradient 0; against an infinite logit, the "
     "label has gradient 0.",
@@ -108,7 +108,7 @@ asymmetric_loss = define(
     ),
     value="asymmetric(input, target, gamma_neg, gamma_pos, clip)",
     reference=_asymmetric_reference,
-    heavy=True,
+    heavy=1,
     # With a clip, even a perfect positive has a derivative with respect to the label.
     kinks=lambda gamma_neg, gamma_pos, clip: [x for x in perfect_logits() if clip == 0 or x.operands[1] == 0],
     convention="Where p <= clip a negative costs nothing, with gradient 0; so does an infinite logit for the right "
@@ -153,7 +153,7 @@ poly1_loss = define(
     constants={"sum": "1 + epsilon"},
     value="poly1(input, target, epsilon, sum)",
     reference=_poly1_reference,
-    heavy=True,
+    heavy=2,
     kinks=lambda epsilon: perfect_logits(),
     convention="An infinite logit for the right label costs nothing, with gradient 0; against an infinite logit, the "
     "label has gradient 0.",
@@ -199,7 +199,7 @@ generalized_cross_entropy = define(
     ),
     value="where(q > 0, generalized_log_loss(input, target, q), log_loss_of_logit(input, target, 1))",
     reference=_generalized_reference,
-    heavy=True,
+    heavy=2,
     cases=({}, {"q": 0.0}, {"q": 1e-6}, {"q": 1.0}),
     notes=(
         "Between 0 and 1 a label counts in proportion, as in the cross entropy; Keras, which has the loss for classes, "

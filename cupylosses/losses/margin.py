@@ -150,7 +150,7 @@ logistic_loss = define(
     ),
     value="softplus(-(input * target))",
     reference=lambda xp, input, target: _of_margin(xp, lambda x: softplus(xp, x), input, target),
-    heavy=True,
+    heavy=1,
     kinks=_perfect_scores,
     convention="An infinite score of the right sign costs nothing, with gradient 0.",
     notes=(

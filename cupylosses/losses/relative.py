@@ -18,7 +18,7 @@ msle_loss = define(
     ),
     value="squared_log_error(input, target)",
     reference=_msle_reference,
-    heavy=True,
+    heavy=1,
     notes=(
         "Keras raises either operand to 1e-7 first, which hides a negative prediction and takes its gradient away; "
         "here numbers between -1 and 0 are taken as they are, and smaller ones give NaN."

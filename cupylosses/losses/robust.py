@@ -41,7 +41,7 @@ log_cosh_loss = define(
     operands=(_INPUT, _TARGET),
     value="log_cosh(input - target)",
     reference=_log_cosh_reference,
-    heavy=True,
+    heavy=1,
     source="P. J. Green, Bayesian reconstructions from emission tomography data using a modified EM algorithm, "
     "IEEE Transactions on Medical Imaging 9, 1990.",
 )
@@ -61,7 +61,7 @@ charbonnier_loss = define(
     constants=_SHARPNESS,
     value="hypotenuse_minus_one((input - target) * sharpness)",
     reference=_charbonnier_reference,
-    heavy=True,
+    heavy=1,
     cases=({}, {"scale": 2.0}),
     notes=(
         "As kornia has it: without the 1 taken off, and as sqrt(d^2 + epsilon^2), it is `epsilon` times this plus "
@@ -87,7 +87,7 @@ cauchy_loss = define(
     constants=_SHARPNESS,
     value="log1p_half_square((input - target) * sharpness)",
     reference=_cauchy_reference,
-    heavy=True,
+    heavy=1,
     cases=({}, {"scale": 2.0}),
     notes="As kornia and Barron have it; it is `general_robust_loss` with alpha = 0.",
     source="M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow "
@@ -111,7 +111,7 @@ welsch_loss = define(
     constants=_SHARPNESS,
     value="one_minus_gaussian((input - target) * sharpness)",
     reference=_welsch_reference,
-    heavy=True,
+    heavy=1,
     cases=({}, {"scale": 2.0}),
     notes="As kornia and Barron have it; it is the limit of `general_robust_loss` for alpha to -inf.",
     source="J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications "
@@ -137,7 +137,7 @@ geman_mcclure_loss = define(
     constants=_SHARPNESS,
     value="geman_mcclure((input - target) * sharpness)",
     reference=_geman_mcclure_reference,
-    heavy=True,
+    heavy=1,
     cases=({}, {"scale": 2.0}),
     notes=(
         "As kornia and Barron have it; r^2 / (r^2 + 1), which is common too, is half of it with twice the scale. "
@@ -178,7 +178,7 @@ wing_loss = define(
     },
     value="width * log1p(within * steepness) + beyond",
     reference=_wing_reference,
-    heavy=True,
+    heavy=1,
     kinks=_wing_kinks,
     convention="At input = target the gradient is 0; at d = width it is that of the absolute error.",
     cases=({}, {"width": 2.0, "epsilon": 4.0}),
@@ -320,7 +320,7 @@ general_robust_loss = define(
     ),
     value="robust_loss(input - target, alpha, scale)",
     reference=_general_reference,
-    heavy=True,
+    heavy=2,
     convention=(
         "The derivative with respect to alpha is 0 at alpha = 2, where it is infinite, and beyond 2^60 either way, "
         "which counts as infinite."

@@ -1,6 +1,6 @@
 struct Loss {
   using Compute = float;
-  static constexpr bool kHeavy = false;
+  static constexpr int kHeavy = 0;
 
   template <class input_, class target_, class weight_, class mask_>
   __device__ __forceinline__ auto

@@ -292,6 +292,12 @@ inline float __expf(float x) {
 inline float __logf(float x) {
   return logf(x);
 }
+inline float __log2f(float x) {
+  return log2f(x);
+}
+inline float __powf(float x, float y) {
+  return exp2f(y * log2f(x));
+}
 inline float __fdividef(float x, float y) {
   return x / y;
 }
@@ -364,6 +370,9 @@ inline unsigned host_float_to_half(float x) {
   return sign | (kept + (rest > half || (rest == half && (kept & 1u))));
 }
 
+inline float computed(float x) {
+  return x;
+}
 inline unsigned floats_to_half_pair(float low, float high) {
   return host_float_to_half(high) << 16 | host_float_to_half(low);
 }
