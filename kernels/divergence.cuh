@@ -81,7 +81,7 @@ struct LogRatio {
 };
 
 __device__ __forceinline__ bool is_near(float difference, float sum) {
-  return fabsf(difference) * 3.0f <= sum && sum < 0x1p100f;  // the inverse of a large sum is out of range
+  return fabsf(difference) * 3.0f <= sum && sum < 0x1p126f;  // the inverse of a larger sum is out of range
 }
 
 // It to 16 bits from a - b, a + b, and the logarithm itself to as many digits as are left where it is not small.

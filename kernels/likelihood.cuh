@@ -86,13 +86,19 @@ __device__ __forceinline__ Point<T> scalar_poisson(T rate, T shift, T log_rate, 
   return {plain.value + factorial.value, plain.slope + factorial.slope};
 }
 
+// log(rate / t), of which a squared difference from 0 is multiplied by t: so it is 0 where they are equal.
+template <class T>
+__device__ __forceinline__ T scalar_log_rate_ratio(T rate, T t) {
+  return kNarrow ? scalar_log_ratio(rate, t, rate - t, rate + t).log : scalar_ratio(rate, t).log;
+}
+
 // e^x - t x, plus log(t!) by `terms`; see scalar_poisson.
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX>& x, const Dual<T, kT>& t, int terms) {
   const T rate = scalar_exp(x.value);
   // The rate knows its distance from t to its own digits; x, which is large where the rate is, does not.
   const bool normal = rate > T(1e-30) && rate <= scalar_largest(T());
-  const T log_ratio = normal ? scalar_ratio(rate, t.value).log : x.value - scalar_log(t.value);
+  const T log_ratio = normal ? scalar_log_rate_ratio(rate, t.value) : x.value - scalar_log(t.value);
   const Point<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
   return chain(x, t, loss.value, rate - t.value, loss.slope);
 }
@@ -108,7 +114,7 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const bool finite = rate > T(0) && rate <= scalar_largest(T());
   const T log_rate = scalar_log(rate) + (finite ? scalar_divide_roughly(rounded_off, rate) : T(0));
   const T scale = t.value > T(1e30) ? T(0.0625) : T(1);  // the fast inverse of 2^126 is 0
-  const T log_ratio = scalar_ratio(rate * scale, t.value * scale).log;
+  const T log_ratio = scalar_log_rate_ratio(rate * scale, t.value * scale);
   const Point<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
   return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_roughly(t.value, rate), loss.slope);
 }

@@ -311,6 +311,7 @@ def test_errors_are_in_units_of_the_result(kind: torch.dtype) -> None:
 def test_conditioned_errors_are_in_units_of_the_arithmetic() -> None:
     eps = torch.finfo(torch.float32).eps
     assert errors(1 + 32 * eps, 1.0, torch.float32, size=16.0) == (2.0, 32.0)
+    assert errors(2.0**127 * (1 + 32 * eps), 2.0**127, torch.float32, size=2.0**131) == (2.0, 32.0)
     # The rounding to 16 bits is larger than anything float32 does to it, until it is not.
     assert errors(1 + 2**-7, 1.0, torch.bfloat16, size=16.0) == (1.0, 1.0)
     assert errors(1 + 2**-7, 1.0, torch.bfloat16, size=2.0**20) == (2**-4, 1.0)

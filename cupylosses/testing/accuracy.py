@@ -180,6 +180,8 @@ def _unit(figure: Figure, kind: dtype, computed: str) -> Tensor:
     """The unit of the conditioned error of a result of dtype ``kind``."""
     import torch
 
-    arithmetic = getattr(torch, computed)
-    size = figure.size.clamp(max=torch.finfo(arithmetic).max)
-    return torch.maximum(ulp(figure.high, kind), ulp(size, arithmetic))
+    info = torch.finfo(getattr(torch, computed))
+    # A size may be beyond the range of the arithmetic, unless it is infinite.
+    size = torch.where(figure.size.isfinite(), figure.size, info.max)
+    beyond = torch.exp2((torch.frexp(size).exponent - 1).double()) * info.eps
+    return torch.maximum(torch.maximum(ulp(figure.high, kind), ulp(size, getattr(torch, computed))), beyond)
