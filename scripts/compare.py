@@ -6,13 +6,16 @@
     python scripts/compare.py --layout row column --json rows.json     some layouts, and a file for machines
     python scripts/compare.py --accuracy --loss kl_div                 the whole domain, in digits; see below
 
+Without arguments, the losses that stand for all in their structure have every row; the others have enough for each
+dtype, set of parameters, reduction and layout to be met. Whatever is asked for has every row.
+
 The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
 executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
 
 Executed on the CPU, each kernel is compiled once, and kept (in ~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So
-the run without arguments has fewer rows there: every loss, dtype and reduction, but of most losses few of them
-together, and few layouts. With --device host it has all, which takes minutes for each loss the first time. With
---device cpu it has all and takes three minutes, but sees no kernel. Neither takes times.
+the run without arguments has fewer rows there: few layouts, and of dtypes, reductions and gradients few together. With
+--device host it has all, which takes minutes for each loss the first time. With --device cpu it has all and takes three
+minutes, but sees no kernel. Neither takes times.
 
 With --accuracy, instead of that, value and gradient of every loss, case and dtype are held against a truth of at least
 64 digits, at some thousand points all over the domain; more than 4 units in the last place fail.
@@ -157,10 +160,14 @@ def run(sections: Sequence[Section], lines: report.Report, console: Console) -> 
     return True
 
 
+def asked(arguments: argparse.Namespace) -> bool:
+    """Whether something in particular was asked for."""
+    return any((arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.full))
+
+
 def few(arguments: argparse.Namespace, place: str) -> bool:
-    """Whether only some rows run: where kernels are dear and nothing in particular was asked for."""
-    asked = (arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.full)
-    return place == "host" and arguments.device == "auto" and not any(asked)
+    """Whether only some rows of a loss run: where kernels are dear."""
+    return place == "host" and arguments.device == "auto" and not asked(arguments)
 
 
 def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
@@ -175,6 +182,7 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         seed=arguments.seed,
         full=arguments.full,
         few=few(arguments, place),
+        covered=few(arguments, place) or (place == "cuda" and not asked(arguments)),
     )
     measure = partial(accuracy_and_time, compile=arguments.compile)
     sections = [Section("losses", matrix.checks(selection), measure, rehearse)]

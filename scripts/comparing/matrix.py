@@ -45,6 +45,7 @@ class Selection:
     seed: int = 0
     full: bool = False
     few: bool = False
+    covered: bool = False
 
     @property
     def chosen_dtypes(self) -> Sequence[Dtypes]:
@@ -61,8 +62,9 @@ class Selection:
 
     def takes(self, check: Check) -> bool:
         """Whether a check is possible and wanted."""
-        whole = not self.few or (among_few(check) and (check.loss in representatives() or covering.contains(check)))
-        return check.possible and check.has_truth and whole
+        kept = not self.few or among_few(check)
+        kept &= not self.covered or check.loss in representatives() or covering.contains(check)
+        return check.possible and check.has_truth and kept
 
 
 def checks(selection: Selection) -> list[Check]:
