@@ -80,17 +80,13 @@ struct LogRatio {
   bool near;  // whether a is so near b: only there the other two are defined
 };
 
-__device__ __forceinline__ bool is_near(float difference, float sum) {
-  return fabsf(difference) * 3.0f <= sum && sum < 0x1p126f;  // the inverse of a larger sum is out of range
-}
-
 // It to 16 bits from a - b, a + b, and the logarithm itself to as many digits as are left where it is not small.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, float sum, float log) {
-  const float twice = scalar_divide_roughly(difference + difference, sum);
+  const float twice = scalar_divide_in_range(difference + difference, sum);
   const float tangent = 0.5f * twice;
   const float w = tangent * tangent;
-  const float tail = scalar_polynomial(w, 0.332455456f, 0.224556133f);
-  const bool near = is_near(difference, sum);
+  const float tail = scalar_atanh_tail(w);
+  const bool near = fabsf(difference) * 3.0f <= sum && sum <= scalar_largest(0.0f);
   return {near ? scalar_fma(twice * w, tail, twice) : log, tangent, tail, near};
 }
 
@@ -102,7 +98,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float dif
   const float twice = scalar_divide_closely(minus + minus, near ? sum : numerator + denominator);
   const float tangent = 0.5f * twice;
   const float w = tangent * tangent;
-  const float tail = scalar_polynomial(w, 0.33333206f, 0.20010851f, 0.13999526f, 0.14012474f);
+  const float tail = scalar_atanh_tail(w);
   const float rest = near ? 0.0f : static_cast<float>(exponent) * 8.26295824e-8f;  // log(2) / 2^23
   return {scalar_fma(twice * w, tail, twice) + rest, tangent, tail, near};
 }
@@ -120,14 +116,14 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, fl
   const float scaled = x * __int_as_float(2 * kOne - power);
   const unsigned a_exponent = a_bits & kExponent, b_exponent = b_bits & kExponent;
   const int exponent = static_cast<int>(a_exponent - b_exponent + (power - kOne));
-  return scalar_log_ratio(is_near(difference, sum), difference, sum, scaled, y, exponent);
+  // The inverse of a large sum is out of range.
+  const bool near = fabsf(difference) * 3.0f <= sum && sum < 0x1p100f;
+  return scalar_log_ratio(near, difference, sum, scaled, y, exponent);
 }
 __device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b, double difference, double sum) {
   const double tangent = difference / sum;
   const double w = tangent * tangent;
-  const double tail = scalar_polynomial(
-      w, 0.33333333333333154, 0.20000000000078666, 0.14285714273920425, 0.11111111985313143, 0.09090871945398053,
-      0.07693280349226594, 0.06650481421906265, 0.06053087611756998, 0.04169848443101636, 0.08509676187994455);
+  const double tail = scalar_atanh_tail(w);
   if (fabs(difference) * 3.0 <= sum && sum <= scalar_largest(0.0))
     return {2.0 * scalar_fma(tangent * w, tail, tangent), tangent, tail, true};
   const double ratio = a / b;
@@ -255,8 +251,8 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
       is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
   const T value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
   const bool beyond = excess > scalar_largest(T());
-  return chain(t, x, value, scalar_divide_roughly(beyond ? T(1) : excess, beyond ? x.value : t.value),
-               -scalar_divide_roughly(excess, x.value));
+  return chain(t, x, value, scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value),
+               -scalar_divide_in_range(excess, x.value));
 }
 
 // 100 |t - x| / max(|t|, floor), by whose derivative the difference of two quotients need not be formed. At t = x it is

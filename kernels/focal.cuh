@@ -50,7 +50,10 @@ struct Power {
 // the exponential of what whole powers of two leave, so that no digits are lost where x^t is small. The exponents in
 // use are products. All threads have the same t, so they take one branch.
 __device__ __forceinline__ Power<float> scalar_power(float x, float t) {
-  if (kNarrow) return {t == 0.0f ? 1.0f : __powf(x, t), 1.0f};
+  if (kNarrow) {
+    const float root = t == 0.0f ? 1.0f : __powf(x, 0.5f * t);
+    return {root, root};
+  }
   if (t == 0.0f) return {1.0f, 1.0f};
   if (t == 1.0f) return {x, 1.0f};
   if (t == 2.0f) return {x, x};
@@ -134,7 +137,11 @@ template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& epsilon,
                                                   const Dual<T, 0>& sum) {
   const Decision<T> d = scalar_decision(x.value, y.value);
-  const T smaller = d.at.smaller;
+  // Where the two terms of the right label cancel, for an epsilon of -1, a unit in the last place of it counts
+  // threefold.
+  const T e = scalar_exp(-d.size);
+  const Fraction<T> fraction = scalar_fraction(e, e);
+  const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.rest, fraction.value);
   const T of_right = scalar_fma(sum.value, smaller, scalar_log_beyond_linear(smaller));
   const T more = scalar_fma(epsilon.value, scalar_confidence(d), d.size);
   const T slope = scalar_fma(d.wrong * d.at.larger, scalar_fma(epsilon.value, smaller, T(1)),

@@ -116,5 +116,5 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const T scale = t.value > T(1e30) ? T(0.0625) : T(1);  // the fast inverse of 2^126 is 0
   const T log_ratio = scalar_log_rate_ratio(rate * scale, t.value * scale);
   const Point<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
-  return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_roughly(t.value, rate), loss.slope);
+  return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate), loss.slope);
 }

@@ -30,12 +30,11 @@ __device__ __forceinline__ float scalar_log_beyond_linear(float p) {
                                          -0.592270017f, 1.97093475f, -2.47645473f, 1.74344373f);
   return p * p * excess;
 }
+// It is 2 atanh(t) - p for t = p / (2 - p), and 2 t - p is p t: nothing cancels.
 __device__ __forceinline__ double scalar_log_beyond_linear(double p) {
-  if (p > 0.03125) return -log1p(-p) - p;
-  double sum = 0.0;
-#pragma unroll
-  for (int k = 12; k > 1; --k) sum = fma(sum, p, 1.0 / k);
-  return p * p * sum;
+  const double t = p / (2.0 - p);
+  const double w = t * t;
+  return fma(2.0 * t * w, scalar_atanh_tail(w), p * t);
 }
 
 // `min` would take NaN for 100.

@@ -97,7 +97,7 @@ __device__ __forceinline__ double scalar_divide_closely(double x, double y) {
 
 // x / y to two units in the last place, also for y beyond 2^126, where the GPU's own fast division gives 0.
 __device__ __forceinline__ float scalar_divide_in_range(float x, float y) {
-  const float scale = fabsf(y) > 1.0f ? 0.25f : 1.0f;
+  const float scale = fabsf(y) > 0x1p64f ? 0.25f : 1.0f;
   return __fdividef(x * scale, y * scale);
 }
 __device__ __forceinline__ double scalar_divide_in_range(double x, double y) {
@@ -143,6 +143,17 @@ __device__ __forceinline__ float scalar_power_of_two(float n) {
 }
 __device__ __forceinline__ double scalar_power_of_two(double n) {
   return __longlong_as_double((static_cast<long long>(n) + 1023) << 52);
+}
+
+// log((1 + t) / (1 - t)) = 2 atanh(t) = 2 t (1 + w tail) with w = t^2 for t between -1/3 and 1/3.
+__device__ __forceinline__ float scalar_atanh_tail(float w) {
+  if (kNarrow) return scalar_polynomial(w, 0.332455456f, 0.224556133f);
+  return scalar_polynomial(w, 0.33333206f, 0.20010851f, 0.13999526f, 0.14012474f);
+}
+__device__ __forceinline__ double scalar_atanh_tail(double w) {
+  return scalar_polynomial(w, 0.33333333333333154, 0.20000000000078666, 0.14285714273920425, 0.11111111985313143,
+                           0.09090871945398053, 0.07693280349226594, 0.06650481421906265, 0.06053087611756998,
+                           0.04169848443101636, 0.08509676187994455);
 }
 
 // log(1 + f) = f + f^2 excess for f between -1/3 and 1/3.

@@ -6,7 +6,8 @@ Its error is divided by two units:
 - *plain*: the unit in the last place of the result's dtype at the truth;
 - *conditioned*, which the bar is for: the same, or the unit of the arithmetic's dtype at the size of the result where
   that is larger. The size is that of ``truth.py``: how far a result moves, relative to the movement, when the operands
-  do. It is much larger than the result only where something cancels that had to be rounded.
+  do. It is much larger than the result only where something cancels that had to be rounded. Where results have 16 bits
+  the arithmetic's unit is 2^-16.
 
 What lies beyond the range of the dtype counts as infinity. Next to the smallest normal number of the arithmetic nothing
 is measured, since a float32 may be flushed there, at the end or on the way, and others have few digits left: an error
@@ -43,6 +44,9 @@ BAR = 4.0
 
 #: The error, in smallest normal numbers of the arithmetic, that is none.
 FLUSHED = 4.0
+
+#: The unit of the arithmetic at 1 where results have 16 bits ("kNarrow" in ``kernels/scalars.cuh``).
+NARROW = 2.0**-16
 
 #: Points to draw for each case and dtype.
 COUNT = 2000
@@ -183,5 +187,6 @@ def _unit(figure: Figure, kind: dtype, computed: str) -> Tensor:
     info = torch.finfo(getattr(torch, computed))
     # A size may be beyond the range of the arithmetic, unless it is infinite.
     size = torch.where(figure.size.isfinite(), figure.size, info.max)
-    beyond = torch.exp2((torch.frexp(size).exponent - 1).double()) * info.eps
-    return torch.maximum(torch.maximum(ulp(figure.high, kind), ulp(size, getattr(torch, computed))), beyond)
+    eps = max(info.eps, NARROW) if kind.itemsize == 2 and computed == "float32" else info.eps
+    of_size = torch.exp2((torch.frexp(size).exponent - 1).double()) * eps
+    return torch.maximum(torch.maximum(ulp(figure.high, kind), ulp(size, getattr(torch, computed))), of_size)
