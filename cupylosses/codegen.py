@@ -277,14 +277,18 @@ def _blocks_per_sm(variant: Variant) -> int:
     then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
-    what depends on that alone is kept in registers.
+    what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
+    have an SM to themselves.
     """
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
     simple = variant.layout == "flat" or variant.lanes * len(variant.storage) <= 8
     if variant.loss.heavy:
         simple = variant.layout == "flat" and variant.compute == "float32"
-        simple = simple and not (variant.loss.heavy > 1 and "splat" in variant.access[:-1])
+    if variant.loss.heavy > 1:
+        simple &= "splat" not in variant.access[:-1]
+        if variant.layout != "flat" and variant.lanes * sum(variant.gradients) > 8:
+            return 1
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 

@@ -95,7 +95,9 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
                                            double* partials) {
   constexpr int kStreams = Program::kStreams;
   constexpr int kLanes = Program::kLanes;
-  constexpr int kInFlight = in_flight(kMostTerms, sizeof(typename Program::Terms) / 4, kMostTermWords);
+  // Fewer of a heavy loss in 16 bits, whose elements are computed together without a branch between them.
+  constexpr int kMost = kNarrow ? kMostTerms >> Program::Loss::kHeavy : kMostTerms;
+  constexpr int kInFlight = in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kLanes : 1;
   constexpr int kBundle = kWarp * kTotals;  // outputs of a warp with lanes along them
   constexpr int kStride = kColumns ? 1 : kWarp * kLanes;
