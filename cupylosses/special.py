@@ -11,6 +11,14 @@ def detached(x: Any) -> Any:
     return x.detach() if hasattr(x, "detach") else x
 
 
+def of_degree_one(mass: Any, derivative: Any) -> Any:
+    """A mass times the derivative with respect to it: a function that is homogeneous of degree one is the sum of these.
+
+    What the derivatives' own derivatives add up to is 0 (Euler), which only numbers that do not round find.
+    """
+    return mass * (derivative if getattr(derivative, "exact", False) else detached(derivative))
+
+
 def with_derivative_of(value: Any, surrogate: Any) -> Any:
     """``value`` with the derivatives of ``surrogate``; both must be finite."""
     return surrogate + detached(value - surrogate)

@@ -3,7 +3,7 @@
 from math import inf
 
 from cupylosses.definition import Flag, Kink, Operand, Parameter, define
-from cupylosses.special import detached, itakura_saito, log_ratio, relative_entropy, where_nan
+from cupylosses.special import itakura_saito, log_ratio, of_degree_one, relative_entropy, where_nan
 
 
 def _log_ratio(xp, a, b):
@@ -179,7 +179,7 @@ def _js_reference(xp, input, target, beta, log_target, log_input):
             a, b = xp.where(nothing, one, mass * scale), xp.where(nothing, one, mean)
             excess = xp.where(nothing, zero, moved)
             value = value + weight * xp.where(nothing, mean, relative_entropy(xp, a, b, excess))
-            linear = linear + mass * detached(weight * log_ratio(xp, a, b, excess))
+            linear = linear + of_degree_one(mass, weight * log_ratio(xp, a, b, excess))
         value = xp.where(tiny, linear, value)
     finite = (p >= 0) & (q >= 0) & xp.isfinite(p) & xp.isfinite(q)
     return where_nan(xp, ~finite, xp.where(no_p & no_q, zero, value))

@@ -407,6 +407,9 @@ _FUNCTIONS: dict[str, Callable[[Jet], Jet]] = {
 class Jets(numpy.ndarray):
     """An array of jets."""
 
+    #: What is 0 on paper is 0 here, to all digits.
+    exact = True
+
     def detach(self) -> Jets:
         """The same numbers as constants, as torch has it."""
         return numpy.frompyfunc(lambda x: Jet(x.value), 1, 1)(self)
