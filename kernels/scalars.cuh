@@ -1,8 +1,8 @@
 // Functions of one number, so that one name serves both arithmetic types.
 //
 // Where operands and results have 16 bits, kNarrow (codegen.py says so), the arithmetic stays in float, but to 2^-16:
-// 32 times as many digits as float16 keeps. Functions are then those of the GPU's special function unit, and
-// polynomials have fewer terms. Without that, every loss with a logarithm is bound by arithmetic in 16 bits.
+// five bits more than float16 keeps. Functions are then those of the GPU's special function unit, and polynomials have
+// fewer terms. Without that, every loss with a logarithm is bound by arithmetic in 16 bits.
 
 __device__ __forceinline__ float scalar_abs(float x) {
   return fabsf(x);
