@@ -69,12 +69,6 @@ __device__ __forceinline__ double scalar_fma(double x, double y, double z) {
   return fma(x, y, z);
 }
 
-// x / y, to two units in the last place where that is enough.
-__device__ __forceinline__ float scalar_divide(float x, float y);
-__device__ __forceinline__ double scalar_divide(double x, double y) {
-  return x / y;
-}
-
 // x / y to a few units in the last place, for what is corrected or small beside what it is added to.
 __device__ __forceinline__ float scalar_divide_roughly(float x, float y) {
   return __fdividef(x, y);
@@ -103,8 +97,13 @@ __device__ __forceinline__ float scalar_divide_in_range(float x, float y) {
 __device__ __forceinline__ double scalar_divide_in_range(double x, double y) {
   return x / y;
 }
+
+// x / y, to two units in the last place where that is enough.
 __device__ __forceinline__ float scalar_divide(float x, float y) {
   return kNarrow ? scalar_divide_in_range(x, y) : x / y;
+}
+__device__ __forceinline__ double scalar_divide(double x, double y) {
+  return x / y;
 }
 
 // c + d x + e x^2 + ...

@@ -189,4 +189,4 @@ def _unit(figure: Figure, kind: dtype, computed: str) -> Tensor:
     size = torch.where(figure.size.isfinite(), figure.size, info.max)
     eps = max(info.eps, NARROW) if kind.itemsize == 2 and computed == "float32" else info.eps
     of_size = torch.exp2((torch.frexp(size).exponent - 1).double()) * eps
-    return torch.maximum(torch.maximum(ulp(figure.high, kind), ulp(size, getattr(torch, computed))), of_size)
+    return torch.maximum(ulp(figure.high, kind), of_size)
