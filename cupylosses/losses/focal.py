@@ -175,7 +175,8 @@ def _generalized_reference(xp, input, target, q):
         z = q * s
         # torch has the derivative of expm1 as expm1 + 1, which cancels for large z.
         small = xp.where(z < 1, z, xp.zeros_like(z))
-        near = xp.where(z < 1e-20, s, -xp.expm1(-small) / q)
+        tiny = xp.where(z < 1e-20, z, xp.zeros_like(z))
+        near = xp.where(z < 1e-20, s * (1 - 0.5 * tiny), -xp.expm1(-small) / q)
         return xp.where(z < 1, near, (1 - xp.exp(-z)) / q)
 
     excess = softplus_excess(xp, input)
