@@ -8,16 +8,18 @@ that can be wrong in a loss's expression is reported by the compiler at ``<loss>
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Flag, Loss
+from cupylosses.directional import Directional
 from cupylosses.expressions import cuda, in_double
 from cupylosses.forms import Form
 from cupylosses.interop import ITEMSIZE
 from cupylosses.kernel_sources import PRIMITIVES, kernel_directory
-from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_RANK, MAX_THREADS, UNROLL
+from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
 
 #: The files of ``kernels/`` in the order of their needs.
 POINTWISE = (
@@ -33,6 +35,8 @@ POINTWISE = (
     "pointwise.cuh",
 )
 SUMMING = (*POINTWISE, "sum_over.cuh")
+#: What stands behind the primitives where second derivatives are computed.
+NESTED = "nested.cuh"
 
 #: How a dtype is spelled in CUDA, and its short name in entry points.
 STORAGE = {
@@ -164,14 +168,20 @@ def _skeleton(files: tuple[str, ...]) -> str:
 
 def source(variant: Variant) -> str:
     """The whole translation unit of a variant."""
-    files = SUMMING if variant.kind in SUMS else POINTWISE
+    files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
+    if isinstance(variant.loss, Directional):
+        behind = files.index(PRIMITIVES[-1]) + 1
+        files = (*files[:behind], NESTED, *files[behind:])
     return f'{_precision(variant)}{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
 
 
 def _precision(variant: Variant) -> str:
-    """What the arithmetic of a variant must keep: only 16 bits where no floating operand and no result has more."""
+    """What the arithmetic of a variant must keep: only 16 bits where no floating operand and no result has more, and
+    nothing is differentiated twice.
+    """
     floats = [x for x in (*variant.storage, variant.result) if x in FLOATING]
     narrow = all(ITEMSIZE[x] == 2 for x in floats) and variant.compute == "float32"
+    narrow = narrow and not isinstance(variant.loss, Directional)
     return f"constexpr bool kNarrow = {str(narrow).lower()};\n"
 
 
@@ -187,40 +197,75 @@ def _functor(variant: Variant) -> str:
     Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
     underscore where the definition's names have none.
     """
-    loss = variant.loss
-    compute = STORAGE[variant.compute][0]
+    loss, compute = variant.loss, STORAGE[variant.compute][0]
+    heavy = f"  static constexpr int kHeavy = {loss.heavy};"
+    if isinstance(loss, Directional):
+        # On numbers of whatever kind: of the arithmetic type, or nested.
+        lines = ["struct Base {", f"  using Compute = {compute};"]
+        lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss, heavy)]
+    else:
+        lines = ["struct Loss {", f"  using Compute = {compute};", heavy, *_operator(variant, loss, compute), "};"]
+    return "\n".join(lines) + "\n"
+
+
+def _operator(variant: Variant, loss: Loss, number: str) -> list[str]:
+    """The parameters, and the value from operands that are dual numbers of type ``number``."""
     operands = [x.name for x in loss.operands]
-    lines = ["struct Loss {", f"  using Compute = {compute};"]
-    lines += [f"  static constexpr int kHeavy = {loss.heavy};"]
-    lines += [f"  double {x.name}_;" for x in loss.parameters]
-    lines += [
-        "",
-        f"  template <{', '.join(f'class {x}_' for x in operands)}>",
-        "  __device__ __forceinline__ auto",
-        f"  operator()({', '.join(f'const {x}_& {x}' for x in operands)}) const {{",
-    ]
+    lines = [f"  double {x.name}_;" for x in loss.parameters]
+    lines += ["", *_signature(operands)]
+    if number == "_number":
+        lines += [f"    using _number = typename {operands[0]}_::Scalar;"]
     lines += [f"    constexpr {_choice(x, i)};" for x, i in zip(loss.flags, variant.flags, strict=True)]
-    lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
+    lines += [f"    const auto {x.name} = ::constant<{number}>({x.name}_);" for x in loss.parameters]
     for name, expression in loss.constants.items():
         lines += [*_written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
-        lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
+        lines += [f"    const auto {name} = ::constant<{number}>({name}_);"]
     for name, expression in loss.let.items():
         lines += [*_written_at(loss, name), f"    const auto {name} = {cuda(expression)};"]
     form = loss if isinstance(loss, Form) else None
     if form is None and not loss.derivatives:
-        lines += [*_written_at(loss, "value"), f"    return ::lift<{compute}>({cuda(loss.value)});"]
+        lines += [*_written_at(loss, "value"), f"    return ::lift<{number}>({cuda(loss.value)});"]
     else:
         result = "unweighted"
-        lines += [*_written_at(loss, "value"), f"    const auto unweighted = ::lift<{compute}>({cuda(loss.value)});"]
+        lines += [*_written_at(loss, "value"), f"    const auto unweighted = ::lift<{number}>({cuda(loss.value)});"]
         for name, expression in loss.derivatives.items():
             lines += [*_written_at(loss, f"derivatives.{name}")]
-            lines += [f"    const auto _{name}_slope = ::lift<{compute}>({cuda(expression)});"]
+            lines += [f"    const auto _{name}_slope = ::lift<{number}>({cuda(expression)});"]
             result = f"::with_derivative({result}, {name}, _{name}_slope)"
+        if loss.derivatives and number == "_number":
+            result = f"::with_directions({', '.join([result, *operands])})"
         if form and form.weight:
             result = f"::weighted(weight, {result})"
         lines += [f"    return {f'::where(mask != 0, {result}, 0)' if form and form.mask else result};"]
-    lines += [f'#line 1 "<{variant.title}>.entries"', "  }", "};"]
-    return "\n".join(lines) + "\n"
+    return [*lines, f'#line 1 "<{variant.title}>.entries"', "  }"]
+
+
+def _signature(operands: Sequence[str]) -> list[str]:
+    return [
+        f"  template <{', '.join(f'class {x}_' for x in operands)}>",
+        "  __device__ __forceinline__ auto",
+        f"  operator()({', '.join(f'const {x}_& {x}' for x in operands)}) const {{",
+    ]
+
+
+def _direction(variant: Variant, loss: Directional, heavy: str) -> list[str]:
+    """The derivative of `Base` along the directions that are the last operands."""
+    operands = [x.name for x in loss.operands]
+    along = sum(1 << i for i, moves in enumerate(loss.along) if moves)
+    counts = ["mask != 0"] if loss.mask else []
+    counts += [{"array": "weight != 0", "number": "_base.weight_ != 0"}[loss.weight]] if loss.weight else []
+    return [
+        "struct Loss {",
+        f"  using Compute = {STORAGE[variant.compute][0]};",
+        heavy,
+        "  Base _base;",
+        "",
+        *_signature(operands),
+        f"    const bool _counts = {' && '.join(counts) or 'true'};",
+        f"    return ::directional<{along}u>(_base, _counts, {', '.join(operands)});",
+        "  }",
+        "};",
+    ]
 
 
 def _written_at(loss: Loss, part: str) -> list[str]:
@@ -264,7 +309,8 @@ def _types(variant: Variant) -> list[str]:
 
 
 def _loss_argument(variant: Variant) -> str:
-    return f"Loss{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
+    parameters = f"{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
+    return f"Loss{{Base{parameters}}}" if isinstance(variant.loss, Directional) else f"Loss{parameters}"
 
 
 def _sources_argument(variant: Variant) -> str:
@@ -278,8 +324,10 @@ def _blocks_per_sm(variant: Variant) -> int:
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
     only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
-    have an SM to themselves.
+    have an SM to themselves. What is differentiated twice takes more registers than any of these.
     """
+    if isinstance(variant.loss, Directional):
+        return BLOCKS_PER_SM_OTHERS
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
     simple = variant.layout == "flat" or variant.lanes * len(variant.storage) <= 8
@@ -294,7 +342,7 @@ def _blocks_per_sm(variant: Variant) -> int:
 
 def _rank(variant: Variant) -> int:
     """The outer dimensions that a kernel has room for: with one there is no division to find them."""
-    return 1 if variant.layout == "matrix" else MAX_RANK
+    return 1 if variant.layout == "matrix" else max_rank(len(variant.loss.operands))
 
 
 def _pointwise_entry(variant: Variant) -> str:

@@ -309,7 +309,8 @@ class Loss:
 #: Operands of a definition; the weight and the mask come on top.
 MAX_OWN_OPERANDS = 4
 
-#: The kernels keep one tangent per operand; ``kernels/dual.cuh`` has the same number.
+#: Operands of a loss with a weight and a mask. A derivative along directions has as many directions on top at most; the
+#: kernels keep one tangent for each (``kernels/dual.cuh``).
 MAX_OPERANDS = 6
 
 _registry: dict[str, Loss] = {}

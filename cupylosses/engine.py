@@ -171,7 +171,7 @@ class SumPart:
         streams = [*plan.streams[:operands], grad_output or launch.Stream(none, interop.ITEMSIZE[plan.result])]
         x = launch.sum_in_vectors(x, streams, launch.Stream(result, interop.ITEMSIZE[self.dtype]))
         self.partials = x.slices * x.outputs if x.slices > 1 else 0
-        rank = 1 if max(len(x.kept), len(x.reduced)) <= 1 else launch.MAX_RANK
+        rank = 1 if max(len(x.kept), len(x.reduced)) <= 1 else launch.max_rank(operands)
         fixed = (
             x.outputs,
             x.length,

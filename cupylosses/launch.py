@@ -16,10 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from cupylosses.definition import MAX_OPERANDS
+
 WARP = 32
 
 #: Outer dimensions that ``kernels/layout.cuh`` has room for, after merging.
 MAX_RANK = 24
+#: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
+#: and with them the strides of all tensors, have 4 KiB before CUDA 12.1.
+MAX_RANK_OF_MANY = 15
 
 #: Threads of a block; blocks of an SM that a grid is cut for, and that kernels are compiled for which fit into the 80
 #: registers a thread that this leaves (``codegen.py`` says which). The others would spill, and get 128.
@@ -77,8 +82,13 @@ class Layout:
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.lanes
         inner = [s[0] for s in self.strides]
         head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
-        rank = 1 if self.kind == "matrix" else MAX_RANK
+        rank = 1 if self.kind == "matrix" else max_rank(len(self.strides) // 2)
         return head + dimension_words(self.sizes[1:], [s[1:] for s in self.strides], rank)
+
+
+def max_rank(operands: int) -> int:
+    """The outer dimensions that a kernel of so many operands has room for."""
+    return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
 def dimension_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], rank: int = MAX_RANK) -> list[int]:
@@ -156,9 +166,10 @@ def merge(
 def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
     """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow."""
     sizes, strides = merge(shape, [x.strides for x in streams])
-    if len(sizes) - 1 > MAX_RANK:
+    most = max_rank(len(streams) // 2)
+    if len(sizes) - 1 > most:
         raise ValueError(
-            f"cupylosses: at most {MAX_RANK + 1} dimensions that cannot be merged, got {len(sizes)}; "
+            f"cupylosses: at most {most + 1} dimensions that cannot be merged, got {len(sizes)}; "
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
@@ -259,9 +270,10 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
         kept_strides = tuple((0,) for _ in everything)
     if not summed:
         reduced_strides = tuple((0,) for _ in everything)
-    if max(len(kept), len(reduced)) > MAX_RANK:
+    most = max_rank(len(streams) - 1)
+    if max(len(kept), len(reduced)) > most:
         raise ValueError(
-            f"cupylosses: at most {MAX_RANK} dimensions that cannot be merged, got {max(len(kept), len(reduced))}; "
+            f"cupylosses: at most {most} dimensions that cannot be merged, got {max(len(kept), len(reduced))}; "
             "make the tensors contiguous with `.contiguous()`."
         )
     outputs, length = prod(kept), prod(reduced)

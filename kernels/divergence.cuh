@@ -164,7 +164,11 @@ __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& 
   const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
   const T value = valid ? (empty ? b.value : positive) : scalar_nan(T());
   const T slope = impossible ? scalar_infinity(T()) : ratio.log;
-  return chain(a, b, value, empty ? T(0) : slope, empty ? T(1) : scalar_divide_in_range(-difference, b.value));
+  const T inverse = scalar_divide_in_range(T(1), b.value), quotient = scalar_divide_in_range(a.value, b.value);
+  return chain(a, b, value, empty ? T(0) : slope,
+               empty ? T(1)
+                     : with_slopes(scalar_divide_in_range(-difference, b.value), -inverse, a.value, quotient * inverse,
+                                   b.value));
 }
 
 // log(a / m), and a log(a / m) - a + m, for a >= 0 and m > 0 of moderate size, from a - m and 1 / m.
@@ -223,8 +227,14 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
   const Entropy<T> of_a = scalar_entropy(x, m, rest.value * gap, inverse);
   const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
   const T sum = scalar_fma(beta.value, of_a.value, rest.value * of_b.value) * T(0x1p-24);
-  return chain(a, b, valid ? (mean > T(0) ? sum : T(0)) : scalar_nan(T()), empty_a ? T(0) : beta.value * of_a.log,
-               empty_b ? T(0) : rest.value * of_b.log);
+  // Without mass a and b do not move.
+  const T across = -(beta.value * rest.value * (inverse * T(0x1p24)));
+  const T by_a = with_slopes(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
+                             empty_b ? T(0) : across, b.value);
+  const T by_b = with_slopes(rest.value * of_b.log, empty_a ? T(0) : across, a.value,
+                             -across * scalar_divide_in_range(x, y), b.value);
+  return chain(a, b, valid ? (mean > T(0) ? sum : T(0)) : scalar_nan(T()), empty_a ? T(0) : by_a,
+               empty_b ? T(0) : by_b);
 }
 
 // exp(a) - exp(b), also where a is near b; 0 where both are -inf.
@@ -251,7 +261,10 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
       is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
   const T value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
   const bool beyond = excess > scalar_largest(T());
-  return chain(t, x, value, scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value),
+  // 1 / x - 1 / t
+  const T by_t = scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value);
+  const T of_t = scalar_divide_in_range(T(1), t.value), of_x = scalar_divide_in_range(T(1), x.value);
+  return chain(t, x, value, with_slopes(by_t, of_t * of_t, t.value, -(of_x * of_x), x.value),
                -scalar_divide_in_range(excess, x.value));
 }
 

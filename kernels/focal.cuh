@@ -111,7 +111,8 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
   const T of_yes = balanced ? alpha.value : T(1);
   const T of_no = balanced ? rest.value : T(1);
   const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
-  const T log_loss = scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess);
+  const T log_loss = with_slopes(scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess), d.size, d.wrong,
+                                 d.wrong, d.size, T(1), d.at.excess);
   const T e = scalar_exp(-d.size);
   const Fraction<T> miss = scalar_fraction(scalar_fma(d.right, e, d.wrong), e);
   const Power<T> power = scalar_power(miss, gamma.value);
@@ -126,7 +127,9 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
                                 power.times(factor * d.size));
   const T by_factor = (of_yes - of_no) * power.times(log_loss);
   const T value = nothing ? T(0) : (infinite ? d.size : factor * power.times(log_loss));
-  return chain(x, y, valid ? value : scalar_nan(T()), nothing ? T(0) : d.side * (factor * power.times(bent)),
+  const T by_logit = d.side * (factor * power.times(bent));
+  return chain(x, y, valid ? value : scalar_nan(T()),
+               fixed_if(infinite, with_slopes(nothing ? T(0) : by_logit, T(1), by_logit)),
                infinite ? T(0) : by_factor - d.side * by_power);
 }
 
@@ -147,7 +150,7 @@ __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Du
   const T slope = scalar_fma(d.wrong * d.at.larger, scalar_fma(epsilon.value, smaller, T(1)),
                              -(d.right * smaller * scalar_fma(-epsilon.value, smaller, sum.value)));
   const bool infinite = d.size > scalar_largest(T());
-  return chain(x, y, scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : more, of_right), d.side * slope,
+  return chain(x, y, scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : more, of_right), fixed_if(infinite, d.side * slope),
                infinite ? T(0) : -d.side * more);
 }
 
@@ -191,9 +194,9 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
 
   const T of_hit = y.value == T(0) && hit > scalar_largest(T()) ? T(0) : hit;
   const T of_miss = not_y == T(0) && miss > scalar_largest(T()) ? T(0) : miss;
+  const T by_logit = scalar_fma(not_y, power_miss.times(bent_miss), -(y.value * power_hit.times(bent_hit)));
   return chain(x, y, scalar_fma(y.value, of_hit, not_y * of_miss),
-               scalar_fma(not_y, power_miss.times(bent_miss), -(y.value * power_hit.times(bent_hit))),
-               of_hit - of_miss);
+               fixed_if(scalar_abs(x.value) > scalar_largest(T()), by_logit), of_hit - of_miss);
 }
 
 // (1 - e^(-q s)) / q, which is the integral of e^(-q s) over s; given 1 / q and e^(-q s).

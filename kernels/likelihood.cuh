@@ -66,7 +66,7 @@ __device__ __forceinline__ Point<T> scalar_poisson(T rate, T shift, T log_rate, 
   }
   const bool overflow = rate > scalar_largest(T()) && scalar_abs(log_rate) + scalar_abs(t) <= scalar_largest(T());
   if (terms != kNoTerm && t > T(1)) {
-    constexpr int kTerms = sizeof(T) == 4 ? 8 : 15;
+    constexpr int kTerms = kSingle<T> ? 8 : 15;
     T series = T(1);
 #pragma unroll
     for (int k = kTerms; k > 2; --k) series = scalar_fma(log_ratio * (T(1) / T(k)), series, T(1));
@@ -100,7 +100,9 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX
   const bool normal = rate > T(1e-30) && rate <= scalar_largest(T());
   const T log_ratio = normal ? scalar_log_rate_ratio(rate, t.value) : x.value - scalar_log(t.value);
   const Point<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
-  return chain(x, t, loss.value, rate - t.value, loss.slope);
+  // An infinite x is no slope of a t of 0, which counts for nothing then.
+  const T against = t.value == T(0) && scalar_abs(x.value) > scalar_largest(T()) ? T(0) : T(-1);
+  return chain(x, t, loss.value, with_slopes(rate - t.value, rate, x.value, against, t.value), loss.slope);
 }
 
 // x - t log(x + epsilon), plus log(t!) by `terms`; see scalar_poisson.
@@ -116,5 +118,10 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const T scale = t.value > T(1e30) ? T(0.0625) : T(1);  // the fast inverse of 2^126 is 0
   const T log_ratio = scalar_log_rate_ratio(rate * scale, t.value * scale);
   const Point<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
-  return chain(x, t, loss.value, t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate), loss.slope);
+  const T by_x = t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate);
+  // Where the rate is 0 too, nothing counts.
+  const T inverse = t.value == T(0) && rate == T(0) ? T(0) : scalar_divide_in_range(T(1), rate);
+  return chain(x, t, loss.value,
+               with_slopes(by_x, scalar_divide_in_range(t.value, rate) * inverse, x.value, -inverse, t.value),
+               loss.slope);
 }

@@ -105,8 +105,8 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
   const bool free = nothing && size > scalar_largest(T());
   const T by_label = free ? T(0) : (negative ? w.value * size : -size);
   const T against = at.excess + (negative && !free ? size : T(0));
-  return chain(x, y, w, value, negative ? -partial : partial, scalar_fma(w.value - T(1), at.excess, by_label),
-               y.value * against);
+  return chain(x, y, w, value, fixed_if(free, negative ? -partial : partial),
+               scalar_fma(w.value - T(1), at.excess, by_label), y.value * against);
 }
 
 // -(y log p + (1 - y) log(1 - p)) with logarithms no less than -100; NaN where p or y is no probability. In derivatives

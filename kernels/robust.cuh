@@ -51,7 +51,8 @@ __device__ __forceinline__ Dual<T, kMask> hypotenuse_minus_one(const Dual<T, kMa
   const T rough = sum * inverse;
   const T root = scalar_fma(scalar_fma(-rough, rough, sum), T(0.5) * inverse, rough);
   const T beyond = scalar_abs(x.value) - scalar_abs(limited);
-  return chain(x, scalar_divide_closely(square, root + T(1)) + beyond, limited * inverse);
+  return chain(x, scalar_divide_closely(square, root + T(1)) + beyond,
+               with_slopes(limited * inverse, inverse * inverse * inverse, x.value));
 }
 
 // log(1 + x^2 / 2)
@@ -128,8 +129,8 @@ __device__ __forceinline__ LogParts<double> scalar_log1p_parts(double u) {
 // Those of (d / c)^2 / b, where that or the quotient may be beyond the range.
 template <class T>
 __device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
-  constexpr T kPower = sizeof(T) == 4 ? T(64) : T(512);
-  constexpr T kDown = T(sizeof(T) == 4 ? 0x1p-64 : 0x1p-512);
+  constexpr T kPower = kSingle<T> ? T(64) : T(512);
+  constexpr T kDown = T(kSingle<T> ? 0x1p-64 : 0x1p-512);
   const bool large = d > T(1), small = c < T(1);
   const LogParts<T> r = scalar_log_parts((large ? d * kDown : d) / (small ? c / kDown : c));
   const LogParts<T> of_b = scalar_log_parts(b);
@@ -155,7 +156,7 @@ struct Scaled {
 // x^t. The exponential is taken of what the powers of two leave, so it is as accurate for large x as for small.
 template <class T>
 __device__ __forceinline__ Scaled<T> scalar_power(const LogParts<T>& x, T t) {
-  constexpr T kMost = sizeof(T) == 4 ? T(254) : T(2046);
+  constexpr T kMost = kSingle<T> ? T(254) : T(2046);
   const T n = scalar_round(t * scalar_fma(x.rest, T(1.4426950408889634), x.exponent));
   const T factor = scalar_exp(scalar_fma(scalar_fma(t, x.exponent, -n), T(0.69314718055994530942), t * x.rest));
   if (!(n <= kMost)) return {n * scalar_infinity(T()), T(1), T(1)};
@@ -167,7 +168,7 @@ __device__ __forceinline__ Scaled<T> scalar_power(const LogParts<T>& x, T t) {
 // rho(t) = 2 (exp(-t) - 1 + t) / t^2 for t >= 0, given exp(-t).
 template <class T>
 __device__ __forceinline__ T scalar_rho(T t, T e) {
-  constexpr int kOrder = sizeof(T) == 4 ? 10 : 18;
+  constexpr int kOrder = kSingle<T> ? 10 : 18;
   T series = T(1);
 #pragma unroll
   for (int n = kOrder; n > 2; --n) series = scalar_fma(t * (T(-1) / T(n)), series, T(1));
@@ -179,7 +180,7 @@ __device__ __forceinline__ T scalar_rho(T t, T e) {
 // series in the moments M_n = integral of y^n exp(v y), and all terms of the integral are positive.
 template <class T>
 __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, const Scaled<T>& power) {
-  constexpr int kTerms = sizeof(T) == 4 ? 16 : 28;
+  constexpr int kTerms = kSingle<T> ? 16 : 28;
   // exp(-v) M_n, from above: what is left out there is divided by a factorial on the way down.
   T moment = T(0), series = T(0), first = T(0);
 #pragma unroll
@@ -213,7 +214,7 @@ __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, 
 template <class T, unsigned kD, unsigned kA, unsigned kC>
 __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& d, const Dual<T, kA>& alpha,
                                                              const Dual<T, kC>& scale) {
-  constexpr bool kFloat = sizeof(T) == 4;
+  constexpr bool kFloat = kSingle<T>;
   const T c = scale.value;
   const bool endless = scalar_abs(alpha.value) > T(0x1p60);
   const T a = endless ? copysign(T(0x1p60), alpha.value) : alpha.value;
@@ -242,7 +243,17 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
 
   const T by_d = power.times(far ? b : r * inverse, far ? d.value : c);
   const T by_scale = z < T(1) ? -r * by_d : power.times(-mass, c);
+  // By the slopes of log(by_d): what they are made of cancels where the residual is small.
+  const T bend = a > T(2) ? mass : -mass;
+  const T fraction = far ? T(1) : u * inverse;
+  const T excess = fraction < T(0.5) ? scalar_log_beyond_linear(fraction) : log - fraction;
+  const T curve = (far ? scalar_divide_in_range(by_d, d.value) : scalar_divide_in_range(power.times(inverse, c), c));
+  const T turn = endless || b == T(0) ? T(0) : T(0.5) * by_d * excess;
+  const T across = -scalar_divide_in_range(by_d, c) * (T(2) + bend);
+  const T along_d = with_slopes(by_d, curve * (T(1) + bend), d.value, turn, alpha.value, across, c);
+  const T along_scale = with_slopes(by_scale, across, d.value, -r * turn, alpha.value,
+                                    r * scalar_divide_in_range(by_d, c) * (T(3) + bend), c);
   const T by_alpha = b == T(0) || log == T(0) || endless ? T(0) : scalar_robust_slope(a, b, log, v, p, power);
   const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_largest(T());
-  return chain(d, alpha, scale, valid ? value : scalar_nan(T()), by_d, by_alpha, by_scale);
+  return chain(d, alpha, scale, valid ? value : scalar_nan(T()), along_d, by_alpha, along_scale);
 }

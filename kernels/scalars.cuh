@@ -186,6 +186,22 @@ __device__ __forceinline__ double scalar_expm1(double x) {
   return expm1(x);
 }
 
+// Whether arithmetic is to 24 bits.
+template <class T>
+constexpr bool kSingle = sizeof(T) == 4;
+
+// What numbers that carry a derivative of their own (nested.cuh) have to be told, and float and double need not: that
+// of a value, where it is not the one of the expression that the value was found by, from pairs of a slope and what it
+// is a slope in; and that there is none where a condition holds, because what the value is there is a convention.
+template <class T, class... Ts>
+__device__ __forceinline__ T with_slopes(T value, Ts...) {
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T fixed_if(bool, T value) {
+  return value;
+}
+
 // A function at a point, and its derivative there.
 template <class T>
 struct Point {

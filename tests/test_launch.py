@@ -351,7 +351,7 @@ def test_grid_is_neither_empty_nor_idle(groups: int, processors: int) -> None:
 def test_python_and_kernels_agree_on_their_limits() -> None:
     assert constant("layout.cuh", "kMaxRank") == launch.MAX_RANK
     assert constant("layout.cuh", "kWarp") == launch.WARP
-    assert constant("dual.cuh", "kMaxOperands") == MAX_OPERANDS
+    assert constant("dual.cuh", "kMaxOperands") == 2 * MAX_OPERANDS
 
 
 # ----------------------------------------------------------------------------------------------------------------------

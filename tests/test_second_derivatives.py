@@ -1,0 +1,418 @@
+"""The derivative of a loss along directions: a loss of its own, whose gradients are second derivatives of the first.
+
+The truth is the reference formula, differentiated twice by torch in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from devices import GPU, KERNELS
+from torch import Tensor
+
+import cupylosses
+from cupylosses import autograd, codegen, reference
+from cupylosses.call import Call
+from cupylosses.definition import Loss, Operand, registry
+from cupylosses.directional import Directional, directional
+from cupylosses.engine import Plan
+from cupylosses.engine import Tensor as Described
+from cupylosses.forms import form
+from cupylosses.reduction import Reduction
+from cupylosses.testing import host, samples
+from cupylosses.testing.nvrtc import Nvrtc
+
+inf, nan = math.inf, math.nan
+
+LOSSES = registry()
+CASES = [pytest.param(x, c, id=f"{x.name}-{i}") for x in LOSSES.values() for i, c in enumerate(x.cases)]
+FORMS = {"plain": {}, "weight and mask": {"weight": "array", "mask": True}}
+
+SHAPE = (6, 20)
+
+#: Epsilons that a result may be off, of the sizes of the terms that it is a sum of and of what its operands' last bits
+#: move it by: in float32 as many as a value may be (testing/tolerance.py). In float64 the truth rounds too, and cancels
+#: where a formula was written for its value: a quarter of this is what the kernels are off of truths that do not.
+FEW = {"float32": 4, "float64": 32}
+
+
+@dataclass
+class Truth:
+    """A derivative, and the size in which errors count."""
+
+    exact: Tensor
+    size: Tensor
+
+    def error(self, result: Tensor) -> float:
+        """The worst error in epsilons of the result's arithmetic."""
+        kind = torch.float64 if result.dtype == torch.float64 else torch.float32
+        wrong = (result.double() - self.exact).abs()
+        finfo = torch.finfo(kind)
+        same = (wrong <= finfo.tiny) | (result.double() == self.exact) | (result.isnan() & self.exact.isnan())
+        return float(torch.where(same, 0.0, wrong / self.size / finfo.eps).nan_to_num(inf).max())
+
+
+def graph(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The derivatives, which can be differentiated on."""
+    if not output.requires_grad:
+        return [torch.zeros_like(x) for x in inputs]
+    found = torch.autograd.grad(output, inputs, torch.ones_like(output), create_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def truths(value: Tensor, parts: Sequence[Tensor], inputs: Sequence[Tensor]) -> Truth:
+    """A sum of parts, each of which counts in its own size, and the operands' last bits beside them."""
+    moved = [(x * g).detach().abs().nan_to_num(0.0, inf) for x, g in zip(inputs, graph(value, inputs), strict=True)]
+    return Truth(value.detach(), sum(x.detach().abs() for x in parts) + sum(moved))
+
+
+@dataclass
+class Setting:
+    """A derivative along every floating operand of a form, its operands, and the same as the formula takes them."""
+
+    loss: Directional
+    operands: tuple[Tensor, ...]
+    parameters: tuple[float, ...]
+    flags: tuple[int, ...]
+    values: Mapping[str, Any]
+
+    @property
+    def own(self) -> int:
+        return len(self.loss.along)
+
+    def call(self, operands: Sequence[Tensor], reduction: Reduction) -> Call:
+        return Call(self.loss, tuple(operands), reduction, self.parameters, self.flags)
+
+    def leaves(self) -> list[Tensor]:
+        return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in self.operands]
+
+    def evaluate(self, how: Reduction) -> tuple[Tensor, list[Tensor]]:
+        """The result by the kernels, and its gradients."""
+        leaves = self.leaves()
+        result = autograd.evaluate(self.call(leaves, how))
+        return result.detach(), list(torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad]))
+
+    def truth(self) -> tuple[Truth, list[Truth]]:
+        """The element values and their gradients with respect to the floating operands and the directions."""
+        base = self.loss.base
+        assert base is not None
+        x = [t.detach().double().requires_grad_() for t in self.operands[: self.own]]
+        moving = [t for t, moves in zip(x, self.loss.along, strict=True) if moves]
+        v = [t.double() for t in self.operands[self.own :]]
+        slopes = graph(reference.elements(base, x, self.values), moving)
+        terms = [d * g for d, g in zip(v, slopes, strict=True)]
+        entries = [graph(term, moving) for term in terms]
+        gradients = [truths(sum(row), row, moving) for row in zip(*entries, strict=True)]
+        return truths(sum(terms), terms, moving), gradients + [truths(g, [g], moving) for g in slopes]
+
+
+def setting(
+    loss: Loss, dtype: str, case: Mapping[str, Any] = {}, shapes: Sequence[Sequence[int]] = (), **how: Any
+) -> Setting:
+    """Random operands and directions."""
+    base = form(loss, **how)
+    values = loss.values(case)
+    parameters = tuple(float(values[x.name]) for x in loss.parameters)
+    masked = how.get("mask", False)
+    count = len(base.operands)
+    dtypes = [dtype] * (count - masked) + ["bool"] * masked
+    shapes = shapes or [SHAPE] * count
+    found = samples.operands(base, values, dtypes, shapes, seed=11)
+    generator = torch.Generator().manual_seed(12)
+    moving = tuple(x != "bool" for x in dtypes)
+    directions = [
+        torch.randn(tuple(s), generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+        for s, m in zip(shapes, moving, strict=True)
+        if m
+    ]
+    operands = tuple(x.to(KERNELS) for x in (*found, *directions))
+    return Setting(directional(base, moving), operands, parameters, loss.choose(values), values)
+
+
+def kernels() -> AbstractContextManager[Any]:
+    """Where kernels run, as conftest.py has it for losses that are no representatives."""
+    return nullcontext() if GPU else host.execution(sanitize=("thread",))
+
+
+def worst_errors(chosen: Setting) -> dict[str, float]:
+    """Of the values of the elements, and of every gradient, by name."""
+    rows = chosen.loss.mean_of_rows
+    with kernels():
+        value, gradients = chosen.evaluate(Reduction("sum" if rows else "none"))
+    expected, slopes = chosen.truth()
+    names = [x.name for x in chosen.loss.operands if x.name != "mask"]
+    factor = SHAPE[-1] if rows else 1
+    found = {name: t.error(g * factor) for name, g, t in zip(names, gradients, slopes, strict=True)}
+    return found | ({} if rows else {"value": expected.error(value)})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Against the truth
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("how", FORMS.values(), ids=list(FORMS))
+@pytest.mark.parametrize(("definition", "case"), CASES)
+def test_agrees_with_the_formula(definition: Loss, case: Mapping[str, Any], how: Mapping[str, Any], dtype: str) -> None:
+    found = worst_errors(setting(definition, dtype, case, **how))
+    assert {name: x for name, x in found.items() if not x <= FEW[dtype]} == {}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("how", FORMS.values(), ids=list(FORMS))
+@pytest.mark.parametrize("name", ["gaussian_nll_loss", "binary_cross_entropy_with_logits"])
+def test_broadcast_operands_and_reductions(name: str, how: Mapping[str, Any]) -> None:
+    """Sums over all elements, or over some dimensions, and the gradients of operands that are read many times."""
+    shapes = [SHAPE, (SHAPE[1],), (SHAPE[0], 1), *[(SHAPE[0], 1), SHAPE][: len(how)]]
+    chosen = setting(LOSSES[name], "float32", shapes=shapes, **how)
+    everything = replace(chosen, operands=tuple(x.expand(SHAPE).contiguous() for x in chosen.operands))
+    value, slopes = everything.truth()
+    for reduction, divide in ((Reduction("sum"), 1), (Reduction("sum", (0,)), 1), (Reduction("batchmean"), SHAPE[0])):
+        result, gradients = chosen.evaluate(reduction)
+        axis = reduction.dim or (0, 1)
+        torch.testing.assert_close(result.double() * divide, value.exact.sum(axis), rtol=1e-5, atol=1e-4)
+        for found, slope in zip(gradients, slopes, strict=True):
+            expected = slope.exact.sum_to_size(found.shape)
+            torch.testing.assert_close(found.double() * divide, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.kernels
+def test_value_has_the_same_bits_with_and_without_second_derivatives() -> None:
+    for name in ("js_div", "general_robust_loss", "sigmoid_focal_loss"):
+        chosen = setting(LOSSES[name], "float32")
+        for how in (Reduction("none"), Reduction("sum")):
+            with_gradients, _ = chosen.evaluate(how)
+            alone = autograd.evaluate(chosen.call(chosen.operands, how))
+            assert torch.equal(with_gradients, alone)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_are_rounded_once(dtype: str) -> None:
+    """Arithmetic is never narrow here: results are those of float32, rounded."""
+    chosen = setting(LOSSES["binary_cross_entropy_with_logits"], dtype)
+    wide = replace(chosen, operands=tuple(x.float() for x in chosen.operands))
+    for how in (Reduction("none"), Reduction("sum")):
+        for found, exact in zip(flat(chosen.evaluate(how)), flat(wide.evaluate(how)), strict=True):
+            assert torch.equal(found, exact.to(found.dtype))
+
+
+def flat(result: tuple[Tensor, list[Tensor]]) -> list[Tensor]:
+    return [result[0], *result[1]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The formula, which is what CPU tensors and third derivatives take
+
+
+@pytest.mark.parametrize("how", FORMS.values(), ids=list(FORMS))
+def test_formula_of_the_derivative_is_differentiable(how: Mapping[str, Any], loss: Loss) -> None:
+    chosen = setting(loss, "float64", **how)
+    value, slopes = chosen.truth()
+    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in map(Tensor.cpu, chosen.operands)]
+    found = reference.elements(chosen.loss, leaves, chosen.values)
+    torch.testing.assert_close(found, value.exact.cpu())
+    gradients = torch.autograd.grad(found.sum(), [x for x in leaves if x.requires_grad], create_graph=True)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        torch.testing.assert_close(gradient, slope.exact.cpu())
+
+
+def test_formula_needs_no_graph_and_leaves_none() -> None:
+    chosen = setting(LOSSES["mse_loss"], "float32")
+    plain = [x.cpu() for x in chosen.operands]
+    assert not reference.elements(chosen.loss, plain, {}).requires_grad
+    with torch.no_grad():
+        assert not reference.elements(chosen.loss, [x.requires_grad_() for x in plain], {}).requires_grad
+
+
+def test_operands_and_identity() -> None:
+    base = form(LOSSES["mse_loss"], weight="array", mask=True)
+    found = directional(base, (True, False, True, False))
+    assert [x.name for x in found.operands] == [
+        "input", "target", "weight", "mask", "input__direction", "weight__direction",
+    ]  # fmt: skip
+    assert found is directional(base, (True, False, True, False))
+    assert (found.weight, found.mask, found.suffix) == ("array", True, "weight-array_mask_along1010")
+    with pytest.raises(TypeError, match="along a direction already"):
+        directional(found, (True,) * 6)
+    for wrong in ((True,), (False,) * 4):
+        with pytest.raises(ValueError, match="`along`"):
+            directional(base, wrong)
+
+
+def test_a_loss_without_formula_has_a_derivative_without() -> None:
+    own = Loss(name="own", summary="", formula="", operands=(Operand("x", ""),), value="x * x")
+    assert directional(own, (True,)).reference is None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Conventions
+
+
+def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any) -> Any:
+    """The value and its derivatives with respect to the operands, at one point."""
+    base = form(loss, **how)
+    derivative = directional(base, tuple(i in along for i in range(len(base.operands))))
+    given = [torch.tensor([x], device=KERNELS) for x in (*operands, *directions)]
+    if how.get("mask"):
+        given[len(operands) - 1] = given[len(operands) - 1] != 0
+    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in given]
+    values = loss.values()
+    parameters = tuple(float(values[x.name]) for x in loss.parameters)
+    parameters += tuple([0.0] if how.get("weight") == "number" else [])
+    result = autograd.evaluate(Call(derivative, tuple(leaves), Reduction("none"), parameters, loss.choose(values)))
+    gradients = torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad])
+    return result.item(), [x.item() for x in gradients]
+
+
+@pytest.mark.kernels
+def test_clamped_variance_is_differentiated_as_if_it_were_the_bound() -> None:
+    loss, eps = LOSSES["gaussian_nll_loss"], 1e-6
+    _, (by_input, _, by_variance, _) = at(loss, [2], (2e-3, 0.0, 1e-9), (1.0,))
+    assert by_input == pytest.approx(-2e-3 / eps**2, rel=1e-5)
+    assert by_variance == pytest.approx(-0.5 / eps**2 + 4e-6 / eps**3, rel=1e-5)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", ["binary_cross_entropy_with_logits", "sigmoid_focal_loss", "poly1_loss"])
+@pytest.mark.parametrize(("logit", "label"), [(inf, 1.0), (-inf, 0.0)])
+def test_infinite_logit_for_the_right_label_has_second_derivatives_of_0(name: str, logit: float, label: float) -> None:
+    more = (1.0,) if name.endswith("logits") else ()
+    for along in (0, 1):
+        value, gradients = at(LOSSES[name], [along], (logit, label, *more), (1.0,))
+        assert (value, gradients[:2]) == (0.0, [0.0, 0.0])
+
+
+@pytest.mark.kernels
+def test_logit_of_0_is_a_point_like_others() -> None:
+    """|x| stands in the formula, and has no derivative there."""
+    loss = LOSSES["binary_cross_entropy_with_logits"]
+    assert at(loss, [0], (0.0, 1.0, 1.0), (1.0,))[1][0] == 0.25
+    # Of (1 - p^q) / q, q^2 / 4 - ... : p^q (q (1 - p)^2 - p (1 - p)), with the sign turned.
+    q = 0.7
+    found = at(LOSSES["generalized_cross_entropy"], [0], (0.0, 1.0), (1.0,))[1][0]
+    assert found == pytest.approx(-(0.5**q) * (0.25 * q - 0.25), rel=1e-6)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("held", [nan, inf, 1.0])
+@pytest.mark.parametrize("direction", [nan, inf, 1.0])
+def test_what_does_not_count_is_0_along_any_direction(held: float, direction: float) -> None:
+    loss = LOSSES["mse_loss"]
+    for how, last in (({"mask": True}, 0.0), ({"weight": "array"}, 0.0)):
+        value, gradients = at(loss, [0, 1], (held, 2.0, last), (direction, direction), **how)
+        assert (value, gradients) == (0.0, [0.0] * len(gradients))
+    assert at(loss, [0, 1], (held, 2.0), (direction, direction), weight="number") == (0.0, [0.0] * 4)
+
+
+@pytest.mark.kernels
+def test_a_weight_of_0_is_moved_by_a_finite_element() -> None:
+    loss = LOSSES["mse_loss"]
+    value, gradients = at(loss, [0, 2], (3.0, 1.0, 0.0), (nan, 0.5), weight="array")
+    assert value == 2.0 and gradients == [0.0, 0.0, 0.0, 0.0, 4.0]
+    value, gradients = at(loss, [0, 2], (nan, 1.0, 0.0), (1.0, nan), weight="array")
+    assert value == 0.0 and gradients == [0.0] * 5
+
+
+@pytest.mark.kernels
+def test_undefined_losses_have_undefined_derivatives() -> None:
+    value, gradients = at(LOSSES["binary_cross_entropy"], [0], (2.0, 0.5), (1.0,))
+    assert math.isnan(value) and all(map(math.isnan, gradients))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses of users
+
+
+@pytest.mark.kernels
+def test_derivatives_by_hand_constants_and_parts_are_followed() -> None:
+    """And names that the generated code uses itself are free."""
+    own = Loss(
+        name="own",
+        summary="",
+        formula="",
+        operands=(Operand("base", ""), Operand("counts", "")),
+        parameters=tuple(cupylosses.Parameter(n, x, "") for n, x in (("number", 2.0), ("Base", 0.5))),
+        constants={"twice": "2 * number"},
+        let={"moved": "base - counts"},
+        value="twice * square(moved) * Base + exp(counts)",
+        derivatives={"base": "2 * twice * moved * Base"},
+        reference=lambda xp, base, counts, number, Base: 2 * number * (base - counts) ** 2 * Base + xp.exp(counts),
+    )
+    for how in FORMS.values():
+        assert max(worst_errors(setting(own, "float32", **how)).values()) <= FEW["float32"]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("role", ["input", "target"])
+def test_number_in_place_of_an_operand(role: str) -> None:
+    loss = LOSSES["general_robust_loss"]
+    base = form(loss, frozenset({"alpha", "scale"}), weight="number")
+    operands = tuple(torch.tensor([x], device=KERNELS) for x in (0.5, -0.25, 1.5))
+    moves = tuple(x == role for x in ("input", "target"))
+    leaves = [x.requires_grad_() for x in operands]
+    call = Call(directional(base, moves), tuple(leaves), Reduction("none"), (1.0, 2.0, 3.0), ())
+    by_input, by_target, _ = torch.autograd.grad(autograd.evaluate(call).sum(), leaves)
+    # 3 (sqrt(r^2 + 1) - 1) with r = d / 2.
+    expected = 1.5 * 3 / 4 * (1 + 0.375**2) ** -1.5 * (1 if role == "input" else -1)
+    assert (by_input.item(), by_target.item()) == pytest.approx((expected, -expected), rel=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# That a defect would be noticed, and that all of it compiles
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(GPU, reason="kernels are compiled from altered text on the host")
+@pytest.mark.parametrize(
+    ("name", "text", "instead"),
+    [
+        ("mse_loss", "return {value.value, moved(slope.value, x.along)};", "return {value.value, T(0)};"),
+        ("log_cosh_loss", "T(4) * e", "T(3.9) * e"),
+        ("charbonnier_loss", "inverse * inverse * inverse, x.value", "inverse * inverse, x.value"),
+    ],
+)
+def test_a_wrong_second_derivative_is_noticed(
+    name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skeleton = codegen._skeleton
+
+    def altered(files: tuple[str, ...]) -> str:
+        source = skeleton(files)
+        assert text in source
+        return source.replace(text, instead)
+
+    monkeypatch.setattr(codegen, "_skeleton", altered)
+    found = worst_errors(setting(LOSSES[name], "float32"))
+    assert found["value"] <= FEW["float32"] < found["input"]
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Nvrtc:
+    return Nvrtc()
+
+
+@pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("definition", [pytest.param(x, id=x.name) for x in LOSSES.values()])
+def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
+    """The kernel with every gradient there can be, of the form with the most operands."""
+    base = form(definition, weight="array", mask=True)
+    moving = tuple(x.name != "mask" for x in base.operands)
+    loss = directional(base, moving)
+    operands = tuple(Described("bool" if x.name == "mask" else dtype, SHAPE, (SHAPE[1], 1), 0) for x in loss.operands)
+    for case in definition.cases[:1]:
+        flags = definition.choose(definition.values(case))
+        plan = Plan(loss, flags, Reduction("sum"), operands, dtype, 100)
+        wanted = tuple(x.name != "mask" for x in loss.operands)
+        text = codegen.source(plan.part.variant("value_and_gradient", wanted))
+        assert "kNarrow = false" in text
+        assert nvrtc.compile(text, "sm_90").resources.warnings == ()
