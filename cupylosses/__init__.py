@@ -4,6 +4,7 @@ Importing this touches no CUDA and imports neither torch nor CuPy.
 """
 
 from cupylosses import functional
+from cupylosses.ahead import warmup
 from cupylosses.compiler import KernelError
 from cupylosses.definition import Flag, Kink, Operand, Parameter
 from cupylosses.expressions import ExpressionError
@@ -23,4 +24,5 @@ __all__ = [
     "functional",
     "set_one_pass",
     "value_and_grad",
+    "warmup",
 ]

@@ -7,8 +7,10 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from cupylosses.codegen import Variant, source, varying
@@ -16,8 +18,8 @@ from cupylosses.codegen import Variant, source, varying
 #: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
 OPTIONS = ("-std=c++17", "-fmad=false")
 
-_lock = threading.Lock()
 _kernels: dict[Variant, Any] = {}
+_locks: dict[str, Any] = {}
 
 
 class KernelError(RuntimeError):
@@ -27,27 +29,41 @@ class KernelError(RuntimeError):
 def kernel(variant: Variant) -> Any:
     """The launchable kernel of a variant, compiled on first use.
 
-    One lock, and modules are never dropped: two threads must not compile the same module, since the loser's would be
-    unloaded, which is an error while a CUDA graph is being captured.
+    Modules are never dropped, and each is made under its lock: two threads must not compile the same one, since the
+    loser's would be unloaded, which is an error while a CUDA graph is being captured. Others they may.
     """
     found = _kernels.get(variant)
     if found is None:
-        with _lock:
+        with _lock(variant):
             found = _kernels.get(variant)
             if found is None:
                 found = _kernels[variant] = _compile(variant)
     return found
 
 
+def _lock(variant: Variant) -> Any:
+    """The lock of a source: CuPy keeps modules by their text, which has the title in it."""
+    return _locks.setdefault(variant.title, threading.RLock())
+
+
 def _compile(variant: Variant) -> Any:
     import cupy
 
     text = source(variant)
-    try:
+    with _explained(variant, text):
         module = cupy.RawModule(code=text, options=OPTIONS)
         module.compile()
         return module.get_function(variant.entry)
-    except cupy.cuda.compiler.CompileException as error:
+
+
+@contextmanager
+def _explained(variant: Variant, text: str) -> Iterator[None]:
+    """What goes wrong in CuPy, as a `KernelError`."""
+    from cupy.cuda.compiler import CompileException
+
+    try:
+        yield
+    except CompileException as error:
         raise KernelError(
             f"{variant.loss.name}: the kernel `{variant.entry}` for {_dtypes(variant)} did not compile:\n{error}\n"
             f"The whole source is in {dump(variant, text)}."
@@ -59,6 +75,35 @@ def _compile(variant: Variant) -> Any:
         ) from error
     except RuntimeError as error:
         raise KernelError(f"{variant.loss.name}: {_explain(error)}") from error
+
+
+@contextmanager
+def without_gpu() -> Iterator[Callable[..., None]]:
+    """Within it, what it yields compiles a variant for an architecture ("90") into CuPy's cache on disk.
+
+    CuPy finds the name of the file, compiles and writes, as it does on such a GPU. Only two steps of it need one, which
+    are left out: it asks for the current device, to remember the options of each, and loads what it has written. That
+    is for the whole process, and therefore for processes without a GPU, which can do neither.
+    """
+    from cupy._core import core
+    from cupy.cuda import compiler, function
+
+    class Unloaded(function.Module):
+        def load(self, cubin: bytes) -> None:
+            pass
+
+    def fill(variant: Variant, architecture: str) -> None:
+        text = source(variant)
+        with _explained(variant, text):
+            core.compile_with_cache(text, OPTIONS, arch=architecture, prepend_cupy_headers=False)
+
+    options = compiler._get_arch_for_options_for_nvrtc
+    compiler._get_arch_for_options_for_nvrtc = options.__wrapped__
+    compiler.function = SimpleNamespace(Module=Unloaded)
+    try:
+        yield fill
+    finally:
+        compiler._get_arch_for_options_for_nvrtc, compiler.function = options, function
 
 
 def _explain(error: RuntimeError) -> str:
@@ -82,8 +127,8 @@ def _explain(error: RuntimeError) -> str:
         )
     if "capturing" in text:
         return (
-            f"a kernel cannot be loaded while a CUDA graph is being captured ({text}). Call the loss, and its "
-            "backward, once with these shapes and dtypes before the capture."
+            f"a kernel cannot be loaded while a CUDA graph is being captured ({text}). Before the capture, call the "
+            "loss and its backward once with these shapes and dtypes, or cupylosses.warmup."
         )
     return f"a kernel could not be loaded: {text}"
 
@@ -110,18 +155,24 @@ class Launcher:
     """
 
     def __init__(self, variant: Variant, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]]) -> None:
-        self._launch, self._function = self._load(variant)
+        self._launch, self._function = self.load(variant)
         self._grid, self._block = grid, block
         self._varying = len(varying(variant))
         self._pack = struct.Struct("=" + varying(variant)).pack_into
         self._fixed = [_words(x) for x in fixed]
         self._local = threading.local()
 
-    def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
-        """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first."""
+    @classmethod
+    def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
+        """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first, on the current
+        device.
+        """
         from cupy_backends.cuda.api import driver
 
-        return driver.launchKernel, kernel(variant).kernel.ptr
+        _ensure_context()
+        # CuPy loads a module for each device when it is first asked for it there.
+        with _lock(variant):
+            return driver.launchKernel, kernel(variant).kernel.ptr
 
     def _enter(self) -> None:
         """Called in each thread before its first launch."""

@@ -44,7 +44,7 @@ def value_and_grad(
     call: Call = function.prepare(**given, **options)
     library, arrays = common_library(call.loss, call.operands)
     call = call._replace(operands=arrays)
-    slots = [_slot(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
+    slots = [slot_of(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
     wanted = tuple(i in slots for i in range(len(arrays)))
     value, gradients = {"cupy": _cupy, "torch": _torch, "numpy": _numpy}[library](call, wanted)
     chosen = tuple(gradients[i] for i in slots)
@@ -63,7 +63,7 @@ def _function(loss: Callable[..., Any] | str) -> Any:
     return found
 
 
-def _slot(call: Call, argument: int | str) -> int:
+def slot_of(call: Call, argument: int | str) -> int:
     """The position among the arrays of a call of an operand that is differentiated."""
     loss = call.loss.base if isinstance(call.loss, Form) else call.loss
     assert loss is not None

@@ -65,7 +65,9 @@ def _forward(function: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
 
     signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in _KEYWORDS)]
     body = f"return _call(self, ({', '.join(operands)},), ({', '.join(_KEYWORDS)}))"
-    return compiled("forward", signature, body, function.__module__, _call=call)
+    forward: Any = compiled("forward", signature, body, function.__module__, _call=call)
+    forward.function = function
+    return forward
 
 
 def _constructor(loss: Loss) -> Callable[..., None]:

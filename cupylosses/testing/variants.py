@@ -1,49 +1,21 @@
-"""Every kernel that calls of a loss can reach, found by making the calls and noting what they would have compiled.
-
-The engine plans and launches as always, only that launches do nothing: so what is listed here is what users' calls
-compile, whatever the engine decides, and nothing has to be kept in step with it.
-"""
+"""Every kernel that calls of a loss can reach, found by rehearsing them (`cupylosses.rehearsal`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
-from unittest import mock
 
-import numpy
-
-from cupylosses import checks, compiler, engine, interop, launch
+from cupylosses import checks, interop
+from cupylosses.call import Call
 from cupylosses.codegen import Variant
 from cupylosses.definition import Loss
 from cupylosses.forms import form
 from cupylosses.reduction import Reduction
+from cupylosses.rehearsal import Placeholder, Rehearsal, placeholder
 from cupylosses.testing.nvrtc import Resources
 
 #: One of each kind of layout needs this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
-
-
-class NoDevice(engine.Device):
-    """A device that allocates nothing and on which nothing runs."""
-
-    def __init__(self) -> None:
-        super().__init__(index=0, processors=132)
-
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
-        return numpy.empty(0)
-
-    def full(self, count: int, value: float) -> Any:
-        return numpy.empty(0)
-
-    def address(self, array: Any) -> int:
-        return 0
-
-    def stream(self) -> int:
-        return 0
-
-    def capturing(self) -> bool:
-        return False
 
 
 def variants(loss: Loss, fast: bool = False) -> list[Variant]:
@@ -51,18 +23,12 @@ def variants(loss: Loss, fast: bool = False) -> list[Variant]:
 
     ``fast`` keeps two dtypes, all gradients together, and the layouts that are not rare.
     """
-    found: dict[Variant, None] = {}
-
-    def note(variant: Variant, *_: Any) -> Any:
-        found[variant] = None
-        return lambda *_: None
-
-    with mock.patch.object(compiler, "Launcher", note):
-        for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
-            for tensors in layout_settings(dtypes, fast):
-                _call(loss, flags, tensors, fast)
-            _call_forms(loss, flags, tuple(_tensor(x, (ROWS, COLUMNS)) for x in dtypes), fast)
-    return list(found)
+    rehearsal = Rehearsal()
+    for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
+        for tensors in layout_settings(dtypes, fast):
+            _call(rehearsal, loss, flags, tensors, fast)
+        _call_forms(rehearsal, loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
+    return list(rehearsal.kernels)
 
 
 def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
@@ -83,86 +49,72 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
                 yield mixed
 
 
-def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[engine.Tensor, ...]]:
+def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
     """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; and in another order."""
-    contiguous = tuple(_tensor(x, (ROWS, COLUMNS)) for x in dtypes)
+    contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
     for i, dtype in enumerate(dtypes):
         for shape in [(COLUMNS,)] if fast else [(COLUMNS,), (ROWS, 1), ()]:
-            yield (*contiguous[:i], _tensor(dtype, shape), *contiguous[i + 1 :])
+            yield (*contiguous[:i], placeholder(dtype, shape), *contiguous[i + 1 :])
     if fast:
         return
     first, *others = contiguous
     itemsize = interop.ITEMSIZE[first.dtype]
-    yield engine.Tensor(first.dtype, first.shape, first.strides, itemsize % 16), *others
-    yield engine.Tensor(first.dtype, first.shape, first.strides[::-1], 0), *others
+    yield Placeholder(first.dtype, first.shape, first.strides, itemsize % 16), *others
+    yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
     for step in (COLUMNS + 1, 2 * COLUMNS):  # rows of a larger matrix, odd and even: without and with vectors
-        yield engine.Tensor(first.dtype, first.shape, (step, 1), 0), *others
-    yield tuple(engine.Tensor(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
+        yield Placeholder(first.dtype, first.shape, (step, 1), 0), *others
+    yield tuple(Placeholder(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
     for step in (64 + 1, 64 + 16):  # no two dimensions merge, again without and with vectors
-        yield tuple(engine.Tensor(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
+        yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
 
 
-def _tensor(dtype: str, shape: tuple[int, ...]) -> engine.Tensor:
-    return engine.Tensor(dtype, shape, launch.dense_strides(shape, (0,) * len(shape)), 0)
-
-
-def _call(loss: Loss, flags: tuple[int, ...], tensors: tuple[engine.Tensor, ...], fast: bool) -> None:
+def _call(
+    rehearsal: Rehearsal, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
+) -> None:
     """Forward and backward of one call, reduced and not, for each choice of gradients."""
     floating = [x.dtype in checks.FLOATING for x in tensors]
     choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
     for kind in ("mean", "none"):
-        _call_reduced(loss, flags, tensors, Reduction(kind), choices[-1:] if fast else choices)
+        _rehearse(rehearsal, loss, flags, tensors, Reduction(kind), choices[-1:] if fast else choices)
 
 
-def _call_reduced(
+def _rehearse(
+    rehearsal: Rehearsal,
     loss: Loss,
     flags: tuple[int, ...],
-    tensors: tuple[engine.Tensor, ...],
+    tensors: tuple[Placeholder, ...],
     how: Reduction,
     choices: Sequence[tuple[bool, ...]],
 ) -> None:
-    device, pointers = NoDevice(), [0] * len(tensors)
     parameters = tuple(x.default for x in loss.parameters)
-    promoted = checks.promote([x.dtype for x in tensors], [len(x.shape) for x in tensors])
-    plan = engine.Plan(loss, flags, how, tensors, promoted, device.processors)
-    call = plan, device, pointers, parameters, engine.count(plan, device, pointers, parameters)
-    if plan.scalar:
-        engine.reduce(*call)
-        for wanted in choices:
-            written = plan.written(wanted)
-            promise = engine.reduce_with_gradient(*call, written)[1] if any(written) else None
-            engine.gradients(*call, wanted, 0, None, promise)
-        return
-    engine.elements(*call)
-    shape = plan.resolved.shape
-    dense = launch.dense_strides(shape, (0,) * len(shape))
-    for wanted, strides in product(choices, [dense, (0,) * len(shape)]):
-        engine.gradients(*call, wanted, 0, strides)
+    rehearsal.call(Call(loss, tensors, how, parameters, flags), choices)
 
 
-def _call_forms(loss: Loss, flags: tuple[int, ...], tensors: tuple[engine.Tensor, ...], fast: bool) -> None:
+def _call_forms(
+    rehearsal: Rehearsal, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
+) -> None:
     """What a weight, a mask, numbers and dimensions add, for contiguous operands of one dtype."""
     dtype = tensors[0].dtype
     every = tuple(x.dtype in checks.FLOATING for x in tensors)
-    row, full = _tensor(dtype, (COLUMNS,)), _tensor("bool", (ROWS, COLUMNS))
+    row, full = placeholder(dtype, (COLUMNS,)), placeholder("bool", (ROWS, COLUMNS))
     both = form(loss, weight="array", mask=True)
-    _call_reduced(both, flags, (*tensors, row, full), Reduction("mean"), [(*every, False, False)])
+    _rehearse(rehearsal, both, flags, (*tensors, row, full), Reduction("mean"), [(*every, False, False)])
     for dim in (0, 1):
-        _call_reduced(loss, flags, tensors, Reduction("mean", (dim,)), [every])
+        _rehearse(rehearsal, loss, flags, tensors, Reduction("mean", (dim,)), [every])
     numbers = frozenset(x.name for x in loss.operands if x.number or x.default is not None)
     if numbers:
         arrays = [x.name not in numbers for x in loss.operands]
         chosen = [tuple(v for v, a in zip(values, arrays, strict=True) if a) for values in (tensors, every)]
-        _call_reduced(form(loss, numbers), flags, chosen[0], Reduction("mean"), [chosen[1]])
+        _rehearse(rehearsal, form(loss, numbers), flags, chosen[0], Reduction("mean"), [chosen[1]])
     if fast:
         return
-    apart = [engine.Tensor(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # no two dimensions merge
-    _call_reduced(loss, flags, tuple(apart), Reduction("mean", (0, 1)), [every])
+    apart = [Placeholder(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # no two dimensions merge
+    _rehearse(rehearsal, loss, flags, tuple(apart), Reduction("mean", (0, 1)), [every])
     for weight, mask, kind in (("array", False, "mean"), ("array", True, "weighted_mean"), ("number", True, "mean")):
         added = [row] * (weight == "array") + [full] * mask
         wanted = (*every, *(x.dtype in checks.FLOATING for x in added))
-        _call_reduced(form(loss, weight=weight, mask=mask), flags, (*tensors, *added), Reduction(kind), [wanted])
+        _rehearse(rehearsal, form(loss, weight=weight, mask=mask), flags, (*tensors, *added), Reduction(kind), [wanted])
 
 
 def complaints(variant: Variant, found: Resources) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ once within `noting`, where nothing is compiled or launched, and hands what was 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from cupylosses import autograd
+from cupylosses.ahead import in_threads
 from cupylosses.codegen import Variant, source
 from cupylosses.testing.host import build
 from cupylosses.testing.host.execution import HostDevice, execution
@@ -25,24 +25,37 @@ from cupylosses.testing.host.launch import Launcher
 
 
 @contextmanager
-def noting() -> Iterator[dict[Variant, None]]:
+def noting(gpu: bool = False) -> Iterator[dict[Variant, None]]:
     """Within it, losses of CPU tensors note the kernels that they would run, and run none: results hold NaN.
 
-    This goes for any `execution` within it, too. The noted kernels are keys, in the order of their first use.
+    This goes for any `execution` within it, too. The noted kernels are keys, in the order of their first use. With
+    ``gpu`` it goes for CUDA tensors instead, and results hold anything.
     """
     noted: dict[Variant, None] = {}
+    kind: Any = autograd.TorchDevice if gpu else HostDevice
 
     class Noting(Launcher):
-        def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
+        @classmethod
+        def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
             noted[variant] = None
             return (lambda *_: None), None
 
-    before, HostDevice.launcher = HostDevice.launcher, Noting
+    before, kind.launcher = kind.launcher, Noting
     try:
-        with execution():
+        # Without the plans of before, which launch, and afterwards without those that do not.
+        with _no_plans() if gpu else execution():
             yield noted
     finally:
-        HostDevice.launcher = before
+        kind.launcher = before
+
+
+@contextmanager
+def _no_plans() -> Iterator[None]:
+    autograd.use_host(autograd._host)
+    try:
+        yield
+    finally:
+        autograd.use_host(autograd._host)
 
 
 def build_ahead(kernels: Collection[Variant], advance: Callable[[], object] = lambda: None) -> None:
@@ -51,13 +64,9 @@ def build_ahead(kernels: Collection[Variant], advance: Callable[[], object] = la
     A kernel that does not compile is passed over: its launch says so.
     """
     build.runtime()  # which all of them are linked to
-    # The compiler is a process of its own, so that threads are enough to keep all processors busy.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pending = [pool.submit(build.kernel, x.entry, source(x)) for x in kernels]
-        try:
-            for done in as_completed(pending):
-                if not isinstance(done.exception(), build.HostCompileError):
-                    done.result()
-                advance()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+
+    def compile(variant: Variant) -> None:
+        with suppress(build.HostCompileError):
+            build.kernel(variant.entry, source(variant))
+
+    in_threads(compile, kernels, advance=advance)

@@ -101,7 +101,8 @@ def load(entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> Kerne
 class Launcher(compiler.Launcher):
     """The library's launcher, arguments and all, but for what it launches with."""
 
-    def _load(self, variant: Variant) -> tuple[Callable[..., Any], Any]:
+    @classmethod
+    def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
         return _launch, load(variant.entry, source(variant), variant.compute == "float32", settings().sanitize)
 

@@ -1,0 +1,448 @@
+"""``warmup`` makes ready what calls then load, each kernel once; and without a GPU, what one would find."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import KERNELS
+
+import cupylosses
+import cupylosses.functional as F
+from cupylosses import ahead, compiler, nn, warmup
+from cupylosses.codegen import Variant, source
+from cupylosses.definition import Loss, registry
+from cupylosses.testing import host, samples
+from cupylosses.testing.check import by_position
+from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.host.launch import Launcher
+from cupylosses.testing.nvrtc import find_library
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
+
+SHAPE = (33, 64)
+
+
+@contextmanager
+def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
+    """The kernels that plans and warm-ups load on the host, which does nothing else with them."""
+    loaded: list[Variant] = []
+
+    class Loading(Launcher):
+        @classmethod
+        def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
+            loaded.append(variant)
+            return (lambda *_: None), None
+
+    with monkeypatch.context() as patch, host.execution():
+        patch.setattr(HostDevice, "launcher", Loading)
+        yield loaded
+
+
+def train(function: Callable[..., Any], operands: list[torch.Tensor], wanted: list[bool], **options: Any) -> None:
+    """Forward without gradients; forward and backward, for an upstream gradient per element and for one of all."""
+    with torch.no_grad():
+        function(*operands, **options)
+    leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
+    inputs = [x for x in leaves if x.requires_grad]
+    for upstream, one_pass in product((torch.ones_like, lambda x: x.new_ones(()).expand_as(x)), (True, False)):
+        with cupylosses.set_one_pass(one_pass):
+            value = function(*leaves, **options)
+            torch.autograd.grad(value, inputs, upstream(value.detach()))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which kernels
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_what_is_warmed_up_is_what_calls_load(
+    loss: Loss, dtype: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operands = [x for x in loss.operands if x.default is None]
+    shapes = [SHAPE, *[SHAPE[1:]] * (len(operands) - 1)]
+    drawn = samples.operands(loss, loss.values(), (dtype,) * len(loss.operands), [SHAPE] * len(loss.operands))
+    arrays = [x.expand(SHAPE)[0].clone() if s != SHAPE else x for x, s in zip(drawn, shapes, strict=False)]
+    with loading(monkeypatch) as loaded:
+        done = warmup(loss.name, getattr(torch, dtype), tuple(shapes), reduction=reduction)
+        expected = set(loaded)
+        assert done.kernels == len(expected) == len(loaded) and done.device == "cpu"
+        loaded.clear()
+        names = [x.name for x in operands]
+        wanted = [x != "target" for x in names]
+        function = getattr(F, loss.name)
+        train(lambda *x, **o: function(**dict(zip(names, x, strict=True)), **o), arrays, wanted, reduction=reduction)
+    assert set(loaded) == expected
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"weight": True},
+    {"weight": SHAPE[1:], "reduction": "weighted_mean"},
+    {"weight": 2.0, "mask": True},
+    {"mask": True, "dim": 0},
+    {"mask": True, "weight": True, "dim": 1, "reduction": "weighted_mean"},
+    {"weight": SHAPE[1:], "reduction": "weighted_mean", "argnums": ("input", "weight")},
+    {"normalizer": True},
+    {"normalizer": True, "dim": -1},
+    {"normalizer": 7, "out_dtype": "float64"},
+    {"dim": 0, "reduction": "sum"},
+    {"mask": (33, 1), "reduction": "none"},
+    {"backward": False},
+    {"argnums": (0, 1)},
+    {"autocast": True, "dtypes": "bfloat16"},
+    {"dtypes": ("float32", "int64")},
+    {"dtypes": (numpy.float64, torch.float16)},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+def test_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {
+        "weight": lambda x: torch.rand(SHAPE if x is True else x),
+        "mask": lambda x: torch.rand(SHAPE if x is True else x) > 0.5,
+        "normalizer": lambda x: torch.tensor(7.0),
+    }
+    options = dict(options)
+    dtypes = options.pop("dtypes", "float32")
+    with loading(monkeypatch) as loaded:
+        warmup(F.mse_loss, dtypes, SHAPE, **options)
+        expected = set(loaded)
+        loaded.clear()
+        names = options.pop("argnums", ("input",))
+        wanted = [("input", "target")[x] if isinstance(x, int) else x for x in names]
+        autocast, backward = options.pop("autocast", False), options.pop("backward", True)
+        given = {n: arrays[n](x) if (n in arrays and not isinstance(x, (int, float))) or x is True else x
+                 for n, x in options.items()}  # fmt: skip
+        first, second = dtypes if isinstance(dtypes, tuple) else (dtypes, dtypes)
+        given |= {
+            "input": torch.rand(SHAPE).to(getattr(torch, ahead._dtype(first))),
+            "target": torch.rand(SHAPE).to(getattr(torch, ahead._dtype(second))),
+        }
+        tensors = [n for n, x in given.items() if isinstance(x, torch.Tensor)]
+        plain = {n: x for n, x in given.items() if n not in tensors}
+
+        def call(*operands: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return F.mse_loss(**dict(zip(tensors, operands, strict=True)), **plain)
+
+        if backward:
+            train(call, [given[n] for n in tensors], [n in wanted for n in tensors])
+        else:
+            call(*(given[n] for n in tensors))
+    assert set(loaded) == expected
+
+
+def test_losses_are_named_in_many_ways() -> None:
+    own = cupylosses.define_loss("own_loss", "square(input - target)")
+    given = ["mse_loss", F.l1_loss, own, nn.KLDivLoss, nn.HuberLoss(reduction="none", delta=2.0)]
+    found = [list(ahead._functions(x)) for x in (*given, given, None)]
+    functions = [F.mse_loss, F.l1_loss, own, F.kl_div, F.huber_loss]
+    assert [x[0][0] for x in found[:5]] == functions and [f for f, _ in found[5]] == functions
+    assert [f.loss for f, _ in found[6]] == list(registry().values())
+    assert [x for _, x in found[5]][:4] == [{}] * 4
+    assert found[4][0][1] == {"reduction": "none", "delta": 2.0}
+
+
+def test_modules_bring_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.HingeLoss(reduction="none", weight=torch.rand(64))
+    with loading(monkeypatch) as loaded:
+        warmup(module, "float32", SHAPE, backward=False)
+        (found,) = loaded
+        loaded.clear()
+        warmup("hinge_loss", "float32", SHAPE, backward=False, reduction="none", weight=(64,))
+        assert loaded == [found] and found.kind == "elements"
+        loaded.clear()
+        warmup(module, "float32", SHAPE, backward=False, reduction=["sum", "none"])
+        assert found in loaded and len(loaded) == 2
+
+
+def test_several_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loading(monkeypatch) as loaded:
+        for losses, dtypes, shapes in (
+            (["mse_loss", "l1_loss"], "float32", SHAPE),
+            ("mse_loss", ["float32", "float64"], SHAPE),
+            ("mse_loss", "float32", [SHAPE, (SHAPE, SHAPE[1:])]),
+        ):
+            loaded.clear()
+            done = warmup(losses, dtypes, shapes)
+            assert done.kernels == len(loaded) == len(set(loaded)) > 3
+            assert sum(done.by_loss.values()) == done.kernels and set(done.by_loss) <= {"mse_loss", "l1_loss"}
+        loaded.clear()
+        assert warmup("mse_loss", "float32", (0, 3)).kernels == 0 == len(loaded)
+
+
+def test_options_go_to_the_losses_that_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loading(monkeypatch) as loaded:
+        warmup(["kl_div", "mse_loss"], "float32", SHAPE, log_target=True, backward=False)
+        assert [x.flags for x in loaded if x.loss.name == "kl_div"] == [F.kl_div.loss.choose(
+            F.kl_div.loss.values({"log_target": True})
+        )]  # fmt: skip
+
+
+def test_result_is_printed_and_pickled() -> None:
+    done = ahead.Warmup(3, {"mse_loss": 1, "kl_div": 2}, 1.25, "cuda:0")
+    assert str(done) == "3 kernels ready on cuda:0 after 1.2 s: 1 of mse_loss, 2 of kl_div"
+    assert pickle.loads(pickle.dumps(done)) == done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("mse", "float32", SHAPE), {}, TypeError, "warmup: `losses` must be .* got 'mse'; there are .*mse_loss"),
+        ((torch.nn.MSELoss(), "float32", SHAPE), {}, TypeError, r"got MSELoss\(\)"),
+        (("mse_loss", "float8", SHAPE), {}, TypeError, "warmup: `dtypes` must be among .*bfloat16.*, got 'float8'"),
+        (("mse_loss", "int64", SHAPE), {}, TypeError, "mse_loss: at least one operand must be floating"),
+        (("kl_div", ("float32", "int64"), SHAPE), {}, TypeError, "kl_div: `target` must have one of the dtypes"),
+        (("mse_loss", "float32", ((3, 4), (5,))), {}, ValueError, "mse_loss: the shapes do not broadcast"),
+        (("mse_loss", "float32", [3, 4]), {}, TypeError, "a shape is a tuple, and a list has several of them; got 3"),
+        ((["mse_loss", "kl_div"], "float32", SHAPE), {"beta": 1.0}, TypeError, "`beta` is .* none of mse_loss, kl_d"),
+        (("mse_loss", "float32", SHAPE), {"reduction": "avg"}, ValueError, "`reduction` must be one of"),
+        (("huber_loss", "float32", SHAPE), {"delta": -1.0}, ValueError, "`delta` must be a number > 0"),
+        (("mse_loss", "float32", SHAPE), {"argnums": 2}, ValueError, "within 0 to 1, got 2"),
+        (("mse_loss", "float32", SHAPE), {"argnums": "weight"}, TypeError, "`weight` is no array in this call"),
+        (("mse_loss", "float32", SHAPE), {"device": "meta"}, ValueError, "`device` must be a GPU, such as 'cuda:0'"),
+        (("mse_loss", "float32", SHAPE), {"architecture": "90"}, ValueError, "one such as 'sm_90', got '90'"),
+        (("mse_loss", "float32", SHAPE), {"architecture": "sm_90", "device": 0}, ValueError, "either `device` or"),
+    ],
+)  # fmt: skip
+def test_errors(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        warmup(*arguments, **options)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A machine with so many GPUs."""
+    return lambda number: monkeypatch.setattr(ahead, "_gpus", lambda: number)
+
+
+def test_where_there_is_no_gpu_and_where_there_is_one(gpus: Callable[[int], None]) -> None:
+    pytest.importorskip("cupy")
+    gpus(0)
+    with pytest.raises(RuntimeError, match=r'there is no GPU.*architecture="sm_90"'):
+        warmup("mse_loss", "float32", SHAPE)
+    gpus(2)
+    with pytest.raises(ValueError, match=r"no device 'cuda:2', but 2 of them"):
+        warmup("mse_loss", "float32", SHAPE, device="cuda:2")
+    with pytest.raises(RuntimeError, match='hide it with CUDA_VISIBLE_DEVICES=""'):
+        warmup("mse_loss", "float32", SHAPE, architecture="sm_90")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Compiling
+
+
+@pytest.mark.kernels
+@pytest.mark.representatives
+def test_calls_after_a_warm_up_load_nothing(loss: Loss) -> None:
+    count = len(loss.operands)
+    operands = samples.operands(loss, loss.values(), ("float32",) * count, [SHAPE] * count, KERNELS)
+    given = {x.name: True for x in loss.operands if x.default is not None}
+    done = warmup(loss.name, "float32", SHAPE, argnums=range(count), device=KERNELS, **given)
+    loaded = dict(compiler._kernels), host.counters.kernels
+    train(by_position(loss), operands, [True] * count)
+    assert (compiler._kernels, host.counters.kernels) == loaded and done.kernels >= 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_graph_capture_after_a_warm_up(
+    loss: Loss, reduction: str, kernel_cache: Path, fresh_plans: Callable[[], None]
+) -> None:
+    """Forward and backward are captured though neither was ever called with this dtype and shape."""
+    operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [SHAPE] * len(loss.operands))
+    leaves = [x.to("cuda").requires_grad_() for x in operands]
+    given = {x.name: True for x in loss.operands if x.default is not None}
+    torch.ones((), device="cuda", requires_grad=True).square().backward()  # autograd's own first use of the device
+    done = warmup(loss.name, "float32", SHAPE, argnums=range(len(leaves)), reduction=reduction, **given)
+    kernels = dict(compiler._kernels)
+    assert len(kernels) == done.kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = by_position(loss)(*leaves, reduction=reduction)
+        found = torch.autograd.grad(value, leaves, torch.ones_like(value))
+    assert compiler._kernels == kernels
+    graph.replay()
+    torch.cuda.synchronize()
+    again = by_position(loss)(*leaves, reduction=reduction)
+    assert torch.equal(value.isnan(), again.isnan()) and torch.equal(value.nan_to_num(), again.nan_to_num())
+    for x, y in zip(found, torch.autograd.grad(again, leaves, torch.ones_like(again)), strict=True):
+        assert torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+@pytest.fixture
+def slow_compiler(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """CuPy's part played by a stand-in, which counts how often a source is compiled, and how many are at once."""
+    cupy = pytest.importorskip("cupy")
+    seen: Counter[str] = Counter()
+    now, pointers = [0], count(1)
+
+    class Module:
+        def __init__(self, code: str, options: tuple[str, ...]) -> None:
+            self.code = code
+
+        def compile(self) -> None:
+            now[0] += 1
+            seen["at once"] = max(seen["at once"], now[0])
+            time.sleep(0.02)
+            now[0] -= 1
+            seen[self.code] += 1
+
+        def get_function(self, name: str) -> Any:
+            return SimpleNamespace(kernel=SimpleNamespace(ptr=next(pointers)))
+
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    monkeypatch.setattr(compiler, "_ensure_context", lambda: None)
+    return seen
+
+
+def test_threads_compile_each_kernel_once_and_others_meanwhile(slow_compiler: Counter[str]) -> None:
+    with host.noting() as kernels:
+        for loss in (F.mse_loss, F.l1_loss):
+            x = torch.rand(SHAPE, requires_grad=True)
+            loss(x, torch.rand(SHAPE)).backward()
+    pointers: list[list[int]] = []
+
+    def load() -> None:
+        ahead.in_threads(compiler.Launcher.load, kernels, 4)
+        pointers.append([compiler.Launcher.load(x)[1] for x in kernels])
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert slow_compiler.pop("at once") > 1
+    assert slow_compiler == dict.fromkeys(map(source, kernels), 1)
+    assert len(pointers) == 3 and pointers[0] == pointers[1] == pointers[2]
+
+
+def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
+    """Two definitions of one source: CuPy keeps one module, and would drop that of the slower thread."""
+    losses = [cupylosses.define_loss("twice", "square(input - target)") for _ in range(2)]
+    with host.noting() as kernels:
+        for loss in losses:
+            loss(torch.rand(3), torch.rand(3))
+    assert len(kernels) == 2 and len(set(map(source, kernels))) == 1
+    ahead.in_threads(compiler.Launcher.load, kernels, 2)
+    assert slow_compiler["at once"] == 1
+
+
+def test_the_first_error_ends_it() -> None:
+    with host.noting() as kernels:
+        F.mse_loss(torch.rand(3), torch.rand(3))
+
+    def fail(variant: Variant) -> None:
+        raise cupylosses.KernelError("does not compile")
+
+    seen: list[None] = []
+    with pytest.raises(cupylosses.KernelError, match="does not compile"):
+        ahead.in_threads(fail, kernels, advance=lambda: seen.append(None))
+    assert not seen
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The cache, without a GPU
+
+ARCHITECTURE = "sm_80"
+
+
+@pytest.fixture
+def no_gpu(kernel_cache: Path, gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with CuPy, its compiler and an empty cache, but without a GPU."""
+    pytest.importorskip("cupy")
+    if find_library() is None:
+        pytest.skip("there is no NVRTC")
+    from cupy.cuda import compiler as cupys
+
+    gpus(0)
+    if hasattr(cupys, "_kernel_cache_backend"):  # from CuPy 14 on it has read CUPY_CACHE_DIR when it was imported
+        monkeypatch.setattr(cupys, "_kernel_cache_backend", cupys._DiskKernelCacheBackend(str(kernel_cache)))
+    return kernel_cache
+
+
+def test_cache_is_filled_without_a_gpu(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupy._core import core
+    from cupy.cuda import compiler as cupys
+
+    before = cupys._get_arch_for_options_for_nvrtc, cupys.function
+    done = warmup("mse_loss", "float32", SHAPE, backward=False, reduction=["mean", "none"], architecture=ARCHITECTURE)
+    assert (done.kernels, done.device) == (2, ARCHITECTURE)
+    assert (cupys._get_arch_for_options_for_nvrtc, cupys.function) == before
+    files = {x: x.read_bytes() for x in no_gpu.glob("*.cubin")}
+    assert len(files) == 2 and all(x[40:44] == b"\x7fELF" for x in files.values())
+    warmup("mse_loss", "float32", SHAPE, backward=False, reduction=["mean", "none"], architecture=ARCHITECTURE)
+    assert {x: x.read_bytes() for x in no_gpu.glob("*.cubin")} == files
+
+    # On a GPU of that architecture CuPy finds all of it, and compiles nothing.
+    loaded: list[bytes] = []
+
+    class Module(cupys.function.Module):
+        def load(self, cubin: bytes) -> None:
+            loaded.append(cubin)
+
+    def compile(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled again")
+
+    with host.noting() as kernels:
+        for reduction in ("mean", "none"):
+            F.mse_loss(torch.rand(SHAPE), torch.rand(SHAPE), reduction=reduction)
+    monkeypatch.setattr(cupys, "_get_arch", lambda: ARCHITECTURE.removeprefix("sm_"))
+    monkeypatch.setattr(cupys, "_get_arch_for_options_for_nvrtc", before[0].__wrapped__)
+    monkeypatch.setattr(cupys, "function", SimpleNamespace(Module=Module))
+    monkeypatch.setattr(cupys, "_compile_using_nvrtc_no_warning", compile, raising=False)
+    for variant in kernels:
+        core.compile_with_cache(source(variant), compiler.OPTIONS, prepend_cupy_headers=False)
+    assert sorted(loaded) == sorted(x[40:] for x in files.values())
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_was_compiled_without_one(python: Callable[..., str], kernel_cache: Path) -> None:
+    call = "cupylosses.warmup(['mse_loss', 'kl_div'], 'float32', (33, 64)"
+    major, minor = torch.cuda.get_device_capability()
+    cache = {"CUPY_CACHE_DIR": str(kernel_cache)}
+    program = f"import cupylosses; print({call}, architecture='sm_{major}{minor}').kernels)"
+    count = int(python(program, CUDA_VISIBLE_DEVICES="", **cache))
+    files = sorted(kernel_cache.glob("*.cubin"))
+    assert len(files) == count
+    assert int(python(f"import cupylosses; print({call}).kernels)", **cache)) == count
+    assert sorted(kernel_cache.glob("*.cubin")) == files
+
+
+def test_a_cache_in_memory_cannot_be_filled(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    with pytest.raises(RuntimeError, match="no cache on disk to fill"):
+        warmup("mse_loss", "float32", SHAPE, architecture=ARCHITECTURE)
+
+
+def test_an_architecture_that_the_compiler_does_not_know(no_gpu: Path) -> None:
+    with pytest.raises(cupylosses.KernelError, match=r"mse_loss: the kernel .* did not compile"):
+        warmup("mse_loss", "float32", SHAPE, backward=False, architecture="sm_20")
+
+
+def test_neither_torch_nor_cupy_is_imported_by_a_rehearsal(python: Callable[..., str]) -> None:
+    program = """
+import sys
+from cupylosses import ahead
+from cupylosses.rehearsal import Rehearsal
+calls = Rehearsal()
+for function, _ in ahead._functions(None):
+    call = ahead._call(function, "float32", (33, 64), {"reduction": "mean"})
+    calls.call(call, [ahead._wanted(call, None)])
+assert "torch" not in sys.modules and "cupy" not in sys.modules
+print(len(calls.kernels))
+"""
+    assert int(python(program)) >= 3 * len(registry())
