@@ -45,7 +45,7 @@ try:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from comparing import accuracy, bits, hosted, matrix, report
+    from comparing import accuracy, ahead, bits, hosted, matrix, report
     from comparing.rows import Row, accuracy_and_time, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
@@ -96,8 +96,8 @@ def main() -> int:
 
     begin = perf_counter()
     warm_up(next(check for section in sections for check in section.checks))
-    if place == "host":
-        prepare(sections, arguments, console)
+    if place != "cpu":
+        prepare(sections, arguments, console, place)
     lines = report.Report(console, report.columns(names, arguments.compile))
     alive = run(sections, lines, console)
     lines.summary(perf_counter() - begin)
@@ -131,13 +131,18 @@ def warm_up(check: Check) -> None:
     gc.freeze()
 
 
-def prepare(sections: Sequence[Section], arguments: argparse.Namespace, console: Console) -> None:
+def prepare(sections: Sequence[Section], arguments: argparse.Namespace, console: Console, place: str) -> None:
     """Compiles the kernels of all rows."""
     calls = ((check, x.calls) for x in sections if x.calls for check in x.checks)
-    kernels = hosted.needed(calls)
-    rows = "A part of the rows; --device host has all" if few(arguments, "host") else "All rows"
-    console.print(f"{rows}. Compiling what is new of their {len(kernels)} kernels ...", style="dim", highlight=False)
-    hosted.compile_all(kernels, console)
+    gpu = place == "cuda"
+    kernels = ahead.needed(calls, gpu)
+    begin = perf_counter()
+    rows = "A part of the rows; --device host has all" if few(arguments, place) else "All rows"
+    about = "" if gpu else f"{rows}. "
+    console.print(f"{about}Compiling what is new of their {len(kernels)} kernels ...", style="dim", highlight=False)
+    ahead.compile_all(kernels, console, gpu)
+    if gpu:
+        console.print(f"... which took {perf_counter() - begin:.1f} s.", style="dim", highlight=False)
 
 
 def run(sections: Sequence[Section], lines: report.Report, console: Console) -> bool:

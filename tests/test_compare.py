@@ -178,7 +178,7 @@ def test_a_wrong_kernel_fails_the_run(right: str, wrong: str, words: str) -> Non
 def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loss, dtype and reduction, with a part of the kernels; of the representatives each with each."""
     matrix = importlib.import_module("comparing.matrix")
-    hosted = importlib.import_module("comparing.hosted")
+    ahead = importlib.import_module("comparing.ahead")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def planned(*arguments: str) -> list:
@@ -191,7 +191,7 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
     for loss, share in ((representatives()[0], 2), (other, 4)):
         few, every = [x for x in calls if x[0].loss is loss], planned("--device", "host", "--loss", loss.name)
         assert {x.id for x, _ in few} < {x.id for x, _ in every}
-        assert 0 < share * len(hosted.needed(few)) < len(hosted.needed(every))
+        assert 0 < share * len(ahead.needed(few)) < len(ahead.needed(every))
 
     some = [check for check, _ in calls]
     for loss in registry().values():

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-
-from rich.console import Console
-from rich.progress import Progress
+from collections.abc import Callable
 
 from comparing.rows import Row
-from cupylosses.codegen import Variant
 from cupylosses.testing import host
 from cupylosses.testing.check import Check
 
@@ -31,20 +26,3 @@ def executed(measure: Callable[[Check], Row]) -> Callable[[Check], Row]:
             return measure(check)
 
     return on_host
-
-
-def needed(rehearsals: Iterable[tuple[Check, Callable[[Check], object]]]) -> Sequence[Variant]:
-    """The kernels that checks run, each with what makes its calls."""
-    with host.noting() as kernels:
-        for check, rehearse in rehearsals:
-            # What is wrong with a call is for its row to say.
-            with suppress(Exception):
-                rehearse(check)
-    return list(kernels)
-
-
-def compile_all(kernels: Sequence[Variant], console: Console) -> None:
-    """Compiles kernels on all processors, in sight."""
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"compiling {len(kernels)} kernels", total=len(kernels))
-        host.build_ahead(kernels, lambda: progress.advance(task))
