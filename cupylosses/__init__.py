@@ -9,6 +9,7 @@ from cupylosses.compiler import KernelError
 from cupylosses.definition import Flag, Kink, Operand, Parameter
 from cupylosses.expressions import ExpressionError
 from cupylosses.gradients import value_and_grad
+from cupylosses.in_place import patch_torch, unpatch_torch
 from cupylosses.options import set_one_pass
 from cupylosses.own_losses import define_loss
 
@@ -22,7 +23,9 @@ __all__ = [
     "Parameter",
     "define_loss",
     "functional",
+    "patch_torch",
     "set_one_pass",
+    "unpatch_torch",
     "value_and_grad",
     "warmup",
 ]

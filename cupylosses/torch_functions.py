@@ -1,0 +1,195 @@
+"""What stands in the place of torch's losses after ``patch_torch``: this library where torch's result is well defined
+and the kernels run, torch's own function otherwise.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._device import DeviceContext
+
+from cupylosses import autograd, checks, functional, in_place
+from cupylosses.call import Call
+from cupylosses.definition import WEIGHT, Loss, registry
+from cupylosses.forms import Form
+
+#: Why a call is passed on to torch.
+CPU = "a tensor that is not on a GPU"
+DEVICES = "several devices"
+OVERRIDDEN = "a subclass or a torch function mode"
+TRANSFORMED = "torch.func or forward-mode differentiation"
+TRACED = "torch.jit.trace or a dispatch mode"
+ARGUMENTS = "arguments that are torch's to take or to refuse"
+SHAPES = "operands of different shapes, or empty ones"
+LAYOUT = "a tensor without strides, or a view with a sign"
+DTYPE = "dtypes that not both take"
+AUTOCAST = "torch refuses it under autocast"
+
+#: Where a weight may be of another shape than the input in torch.
+_WEIGHT_BROADCASTS = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
+
+_is_compiling = autograd._is_compiling
+_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+_dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+
+
+def replacements() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """By name, torch's functions as they are now, and what takes their place."""
+    found = {}
+    for loss in registry().values():
+        if loss.torch:
+            theirs = getattr(torch.nn.functional, loss.torch)
+            found[loss.torch] = theirs, _replacement(loss, theirs)
+    return found
+
+
+def _replacement(loss: Loss, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    known = tuple(inspect.signature(theirs).parameters)
+    prepare, name, first = getattr(functional, loss.name).prepare, theirs.__name__, loss.operands[0].name
+    plain = autograd._PLAIN
+
+    @wraps(theirs)
+    def function(*arguments: Any, **named: Any) -> Any:
+        if _is_compiling():
+            # Dynamo makes kernels of torch's functions, and of ours the formula.
+            return theirs(*arguments, **named)
+        reports = in_place._reports
+        if not reports:
+            return theirs(*arguments, **named)
+        given = (*arguments, *named.values()) if named else arguments
+        overridden = has_torch_function(given)
+        x: Any = arguments[0] if arguments else named.get(first)
+        call = None
+        if overridden and not _only_a_default_device(given):
+            reason: str | None = OVERRIDDEN
+        elif type(x) in plain and x.is_cpu and autograd._host is None:
+            reason = CPU
+        elif len(arguments) > len(known) or not named.keys() <= set(known):
+            reason = ARGUMENTS
+        else:
+            try:
+                call = prepare(*arguments, **named)
+            except (TypeError, ValueError):
+                reason = ARGUMENTS
+            else:
+                reason = _obstacle(loss, theirs, call)
+        dtype = getattr(x, "dtype", None)
+        for report in reports:
+            report.add(name, dtype, reason)
+        if call is not None and reason is None:
+            return functional.evaluate(call)
+        if overridden:
+            # As torch's function does, but with itself for what is called: handlers know it by its identity.
+            return handle_torch_function(theirs, given, *arguments, **named)
+        return theirs(*arguments, **named)
+
+    function.__prepare_scriptable__ = lambda: theirs  # type: ignore[attr-defined]  # what torch.jit.script compiles
+    return function
+
+
+def _only_a_default_device(given: Sequence[Any]) -> bool:
+    """Whether there are plain tensors and no mode but that of ``torch.set_default_device``, which losses ignore."""
+    modes = [torch._C._get_function_stack_at(i) for i in range(_mode_count())]
+    tensors = [type(x) for x in given if isinstance(x, torch.Tensor)]
+    return bool(modes) and all(isinstance(x, DeviceContext) for x in modes) and set(tensors) <= set(autograd._PLAIN)
+
+
+def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
+    """Why a call is torch's; None if the kernels serve it and torch would return the same, but for rounding."""
+    if autograd._transforms_active() or forward_ad._current_level >= 0:
+        return TRANSFORMED
+    if _tracing() is not None or _dispatch_mode_count():
+        return TRACED
+    form, operands = call.loss, call.operands
+    if _is_only_ours(loss, call):
+        return ARGUMENTS
+    device, shape = getattr(operands[0], "device", None), getattr(operands[0], "shape", None)
+    dtypes = []
+    for operand, x in zip(form.operands, operands, strict=True):
+        if type(x) not in autograd._PLAIN:
+            return ARGUMENTS
+        if not (x.is_cuda or (autograd._host is not None and x.is_cpu)):
+            return CPU
+        if x.device != device:
+            return DEVICES
+        if x.layout is not torch.strided or x.is_neg() or x.is_conj():
+            return LAYOUT
+        if x.dtype not in autograd._NAMES:
+            return DTYPE
+        if x.shape != shape and not _is_within(loss, operand, x.shape, operands[0].shape):
+            return SHAPES
+        dtypes.append(autograd._NAMES[x.dtype])
+    if operands[0].numel() == 0:
+        return SHAPES
+    if call.reduction.kind == "batchmean" and not shape:
+        return ARGUMENTS
+    if dtypes[0] not in checks.FLOATING:
+        return DTYPE
+    if autograd._autocast(operands[0]):
+        if loss.name == "binary_cross_entropy":
+            return AUTOCAST
+        return None if all(x in checks.FLOATING for x in dtypes) else DTYPE
+    numbers = _numbers(form)
+    if len(set(dtypes)) > 1 or numbers:
+        names = tuple(x.name for x in form.operands)
+        return None if _torch_takes(theirs, names, tuple(dtypes), numbers) else DTYPE
+    return None
+
+
+def _is_only_ours(loss: Loss, call: Call) -> bool:
+    """Whether torch's function does not know what was given: reductions, choices, numbers."""
+    form, kind = call.loss, call.reduction.kind
+    if kind not in ("none", "mean", "sum") and (kind, loss.name) != ("batchmean", "kl_div"):
+        return True
+    if any(x > 1 for x in call.flags):
+        return True
+    if isinstance(form, Form):
+        own = [x for x in loss.operands if x.name in form.numbers]
+        values = call.parameters[len(loss.parameters) :]
+        changed = any(x.default not in (None, value) for x, value in zip(own, values, strict=False))
+        return changed or form.weight == "number"
+    return False
+
+
+def _numbers(form: Loss) -> tuple[str, ...]:
+    """The operands that were given as numbers."""
+    if not isinstance(form, Form) or form.base is None:
+        return ()
+    return tuple(x.name for x in form.base.operands if x.name in form.numbers and x.default is None)
+
+
+def _is_within(loss: Loss, operand: Any, small: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether an operand of another shape means in torch what it means here: weights that do not enlarge the result."""
+    if operand is WEIGHT and loss.name not in _WEIGHT_BROADCASTS:
+        return False
+    if operand is not WEIGHT and operand.default is None:
+        return False
+    pairs = zip(reversed(small), reversed(shape), strict=False)
+    return len(small) <= len(shape) and all(n in (1, m) for n, m in pairs)
+
+
+@cache
+def _torch_takes(
+    theirs: Callable[..., Any], names: tuple[str, ...], dtypes: tuple[str, ...], numbers: tuple[str, ...]
+) -> bool:
+    """Whether torch takes operands of these dtypes, which are not one, and has a result of the dtype that ours has.
+
+    It is asked once, with one element each.
+    """
+    given: dict[str, Any] = {
+        n: torch.ones((1, 1), dtype=autograd._DTYPES[x]) for n, x in zip(names, dtypes, strict=True)
+    }
+    given |= dict.fromkeys(numbers, 1.0)
+    try:
+        with torch.no_grad():
+            found = theirs(**given)
+    except Exception:
+        return False
+    return found.dtype is autograd._DTYPES[checks.promote(dtypes)]

@@ -1,0 +1,458 @@
+"""``patch_torch``: programs stay as they are, and what the kernels do not serve is torch's to the last bit."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import runpy
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from devices import KERNELS
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import cupylosses
+from cupylosses import in_place, patch_torch, unpatch_torch
+from cupylosses import torch_functions as there
+from cupylosses.definition import Loss, registry
+from cupylosses.testing import samples
+from cupylosses.testing.tolerance import same_bits
+
+SCRIPT = Path(__file__).with_name("training_script.py")
+TWINS = [x for x in registry().values() if x.torch]
+ORIGINALS = {x.torch: getattr(F, x.torch) for x in TWINS}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    yield
+    unpatch_torch()
+    assert {name: getattr(F, name) for name in ORIGINALS} == ORIGINALS
+
+
+def draw(*shape: int, seed: int = 0, device: str = KERNELS) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(*(shape or (6, 5)), generator=generator) * 0.8 + 0.1).to(device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A whole program
+
+
+@pytest.mark.kernels
+def test_an_unmodified_training_script() -> None:
+    expected = runpy.run_path(str(SCRIPT))
+    with patch_torch() as report:
+        found = runpy.run_path(str(SCRIPT))
+    assert not report.passed_on, f"\n{report}"
+    assert report.served.total() == found["calls"] == 11 * found["STEPS"]
+    assert {name for name, _ in report.served} >= {"mse_loss", "l1_loss", "kl_div", "gaussian_nll_loss"}
+    torch.testing.assert_close(found["history"], expected["history"], rtol=1e-5, atol=0)
+    assert found["history"] != expected["history"], "the same bits would be torch's"
+    assert "cupylosses" not in SCRIPT.read_text()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The switch
+
+
+def test_every_loss_of_torch_is_replaced_and_restored() -> None:
+    with patch_torch() as report:
+        for name, theirs in ORIGINALS.items():
+            ours = getattr(F, name)
+            assert ours is not theirs and ours.__name__ == name and ours.__wrapped__ is theirs
+            assert ours.__doc__ == theirs.__doc__
+    assert {name: getattr(F, name) for name in ORIGINALS} == ORIGINALS
+    report.restore()
+    assert {name: getattr(F, name) for name in ORIGINALS} == ORIGINALS
+    assert not report.served and not report.passed_on
+
+
+def test_several_reports_count_and_the_last_restores() -> None:
+    x, y = draw(device="cpu"), draw(seed=1, device="cpu")
+    first = patch_torch()
+    F.mse_loss(x, y)
+    with patch_torch() as second:
+        F.mse_loss(x, y)
+        first.restore()
+        assert F.mse_loss is not ORIGINALS["mse_loss"]
+        F.mse_loss(x, y)
+    assert F.mse_loss is ORIGINALS["mse_loss"]
+    assert (first.passed_on.total(), second.passed_on.total()) == (2, 2)
+    patch_torch(), patch_torch()
+    unpatch_torch()
+    assert F.mse_loss is ORIGINALS["mse_loss"] and in_place._reports == ()
+    unpatch_torch()
+
+
+def test_an_error_restores() -> None:
+    with pytest.raises(ZeroDivisionError), patch_torch():
+        raise ZeroDivisionError
+    assert F.mse_loss is ORIGINALS["mse_loss"]
+
+
+def test_what_was_taken_out_before_is_torchs_and_what_was_kept_is_too_in_the_end() -> None:
+    taken, x, y = F.mse_loss, draw(device="cpu"), draw(seed=1, device="cpu")
+    with patch_torch() as report:
+        kept = F.mse_loss
+        taken(x, y)
+        assert not report.passed_on
+    assert same_bits(kept(x, y), taken(x, y)) and not report.passed_on
+
+
+def test_what_somebody_else_has_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        with patch_torch():
+            patch.setattr(F, "mse_loss", theirs := lambda *_: None)
+        assert F.mse_loss is theirs and F.l1_loss is ORIGINALS["l1_loss"]
+        with patch_torch():
+            assert F.mse_loss is not theirs
+        assert F.mse_loss is theirs
+    F.mse_loss = ORIGINALS["mse_loss"]
+
+
+def test_it_wants_cupy_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ImportError("needs CuPy")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cupylosses.interop, "cupy", missing)
+    with pytest.raises(ImportError, match="needs CuPy"):
+        patch_torch()
+    assert F.mse_loss is ORIGINALS["mse_loss"]
+
+
+def test_the_package_imports_no_torch_for_it(python: Callable[..., str]) -> None:
+    program = (
+        "import sys, cupylosses; cupylosses.patch_torch, cupylosses.unpatch_torch(); print('torch' in sys.modules)"
+    )
+    assert python(program) == "False"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is served
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("loss", TWINS, ids=lambda x: x.name)
+def test_served_calls_are_this_librarys(loss: Loss) -> None:
+    drawn = samples.operands(
+        loss, loss.values(), ("float32",) * len(loss.operands), [(6, 5)] * len(loss.operands), KERNELS
+    )
+    operands = [(x.name, tensor) for x, tensor in zip(loss.operands, drawn, strict=True) if x.default is None]
+    names, drawn = map(list, zip(*operands, strict=True))
+    leaves = [x.requires_grad_(n != "target") for x, n in zip(drawn, names, strict=True)]
+    inputs = [x for x in leaves if x.requires_grad]
+    ours = getattr(cupylosses.functional, loss.name)
+    for reduction in ("mean", "none"):
+        with patch_torch() as report:
+            value = getattr(F, loss.torch)(*leaves, reduction=reduction)
+            module = getattr(torch.nn, loss.class_name)(reduction=reduction)(*leaves)
+        expected = ours(**dict(zip(names, leaves, strict=True)), reduction=reduction)
+        assert report.served == {(loss.torch, "float32"): 2} and not report.passed_on
+        for x in (value, module):
+            assert same_bits(x, expected)
+            for a, b in zip(
+                *(torch.autograd.grad(v.sum(), inputs, retain_graph=True) for v in (x, expected)), strict=True
+            ):
+                assert same_bits(a, b)
+        torch.testing.assert_close(value, ORIGINALS[loss.torch](*leaves, reduction=reduction))
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values or [1, -1, 1, -1, 1] * 6, device=KERNELS).reshape(-1, 5)
+
+
+SERVED: dict[str, Callable[[], Tensor]] = {
+    "keywords": lambda: F.mse_loss(target=draw(seed=1), input=draw(), reduction="sum"),
+    "legacy": lambda: F.mse_loss(draw(), draw(seed=1), True, False),
+    "parameter": lambda: F.l1_loss(torch.nn.Parameter(draw()), draw(seed=1)),
+    "strides": lambda: F.mse_loss(draw().T, draw(5, 6)),
+    "0-d": lambda: F.mse_loss(draw()[0, 0], draw()[1, 1]),
+    "weight": lambda: F.binary_cross_entropy(draw(), draw(seed=1), draw(5, seed=2)),
+    "same weight": lambda: F.mse_loss(draw(), draw(seed=1), weight=draw(seed=2)),
+    "column weight": lambda: F.binary_cross_entropy_with_logits(draw(), draw(seed=1), draw(6, 1)),
+    "pos_weight": lambda: F.binary_cross_entropy_with_logits(draw(), draw(seed=1), pos_weight=draw(5)),
+    "module weight": lambda: torch.nn.MultiLabelSoftMarginLoss(draw(5))(draw(), draw(seed=1).round()),
+    "integer labels": lambda: F.hinge_embedding_loss(draw(), ints(), margin=2.0),
+    "number": lambda: F.gaussian_nll_loss(draw(), draw(seed=1), 0.5),
+    "full": lambda: F.poisson_nll_loss(draw(), draw(seed=1) * 9, False, True),
+    "batchmean": lambda: F.kl_div(draw().log(), draw(seed=1), reduction="batchmean"),
+    "half": lambda: F.huber_loss(draw().bfloat16(), draw(seed=1).bfloat16()),
+    "mixed": lambda: F.mse_loss(draw(), draw(seed=1).double()),
+    "default device": lambda: within(torch.device(KERNELS), lambda: F.mse_loss(draw(), draw(seed=1))),
+}  # fmt: skip
+
+
+def within(context: Any, call: Callable[[], Any]) -> Any:
+    with context:
+        return call()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", SERVED)
+def test_served(name: str) -> None:
+    expected = SERVED[name]()
+    with patch_torch() as report:
+        value = SERVED[name]()
+    assert report.served.total() == 1 and not report.passed_on, f"\n{report}"
+    assert value.dtype == expected.dtype
+    torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.kernels
+def test_autocast() -> None:
+    x, y = draw(), draw(seed=1)
+
+    def calls() -> list[Tensor]:
+        with torch.autocast(KERNELS, torch.bfloat16):
+            return [F.mse_loss(x.bfloat16(), y), F.smooth_l1_loss(x.bfloat16(), y.bfloat16())]
+
+    expected = calls()
+    with patch_torch() as report:
+        found = calls()
+    assert report.served.total() == 2
+    torch.testing.assert_close(found, expected)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is torch's
+
+
+class Subclass(Tensor):
+    pass
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class DispatchMode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def dual() -> Tensor:
+    with forward_ad.dual_level():
+        value = F.mse_loss(forward_ad.make_dual(draw(), draw(seed=2)), draw(seed=1))
+        return forward_ad.unpack_dual(value).tangent
+
+
+#: Of each reason, calls that run; results have torch's bits.
+PASSED_ON: dict[str, list[Callable[[], Any]]] = {
+    there.OVERRIDDEN: [
+        lambda: F.mse_loss(draw().as_subclass(Subclass), draw(seed=1)).as_subclass(Tensor),
+        lambda: F.mse_loss(draw(), draw(seed=1).as_subclass(Subclass)).as_subclass(Tensor),
+        lambda: within(Mode(), lambda: F.mse_loss(draw(), target=draw(seed=1))),
+    ],
+    there.TRANSFORMED: [
+        lambda: torch.func.grad(lambda x: F.mse_loss(x, draw(seed=1)))(draw()),
+        lambda: torch.func.vmap(F.l1_loss)(draw(), draw(seed=1)),
+        dual,
+    ],
+    there.TRACED: [
+        lambda: within(DispatchMode(), lambda: F.mse_loss(draw(), draw(seed=1))),
+        lambda: torch.jit.trace(lambda x, y: F.mse_loss(x, y), (draw(), draw(seed=1)), check_trace=False)(
+            draw(), draw(seed=1)
+        ),
+    ],
+    there.SHAPES: [
+        lambda: F.mse_loss(draw(), draw(5)),
+        lambda: F.kl_div(draw().log(), draw(5), reduction="batchmean"),
+        lambda: F.gaussian_nll_loss(draw(5, 5), draw(5, 5, seed=1), draw(5)),
+        lambda: F.mse_loss(draw()[:0], draw()[:0]),
+    ],
+    there.DTYPE: [
+        lambda: F.l1_loss(draw() + 1j, draw() * 1j),
+        lambda: F.l1_loss(draw() + 0j, draw()),
+    ],
+    there.ARGUMENTS: [lambda: F.kl_div(draw()[0, 0].log(), draw()[0, 0], reduction="batchmean")],
+    there.LAYOUT: [lambda: F.mse_loss(torch._neg_view(draw()), draw(seed=1))],
+}  # fmt: skip
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("reason", "i"), [(x, i) for x, calls in PASSED_ON.items() for i in range(len(calls))])
+def test_passed_on(reason: str, i: int) -> None:
+    call = PASSED_ON[reason][i]
+    expected = call()
+    with patch_torch() as report:
+        found = call()
+    assert not report.served and {x for *_, x in report.passed_on} == {reason}, f"\n{report}"
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.kernels
+def test_what_torch_refuses_under_autocast_it_is_asked_for() -> None:
+    with torch.autocast(KERNELS, torch.bfloat16), patch_torch() as report:
+        try:
+            F.binary_cross_entropy(draw(), draw(seed=1))
+        except RuntimeError as error:
+            assert "unsafe to autocast" in str(error)
+    assert report.passed_on == {("binary_cross_entropy", "float32", there.AUTOCAST): 1}
+
+
+@pytest.mark.gpu
+def test_several_devices_are_torchs_matter() -> None:
+    with patch_torch() as report, pytest.raises(RuntimeError, match="same device"):
+        F.mse_loss(draw(), draw(seed=1, device="cpu"))
+    assert report.passed_on == {("mse_loss", "float32", there.CPU): 1}
+
+
+def test_the_cpu_is_torchs() -> None:
+    x, y = draw(device="cpu").requires_grad_(), draw(seed=1, device="cpu")
+    with patch_torch() as report:
+        found = F.huber_loss(x, y, delta=0.3)
+    assert same_bits(found, F.huber_loss(x, y, delta=0.3))
+    assert report.passed_on == {("huber_loss", "float32", there.CPU): 1} and not report.served
+
+
+#: What torch refuses, here in torch's words; some of it this library would take.
+WRONG: list[Callable[[], Any]] = [
+    lambda: F.mse_loss(),
+    lambda: F.mse_loss(draw()),
+    lambda: F.mse_loss(draw(), 3.0),
+    lambda: F.mse_loss(draw().numpy(), draw().numpy()),
+    lambda: F.mse_loss(draw(), draw(), reduction="avg"),
+    lambda: F.mse_loss(draw(), draw(), reduction="weighted_mean"),
+    lambda: F.mse_loss(draw(), draw(), mask=draw() > 0.5),
+    lambda: F.mse_loss(draw(), draw(), None, None, "mean", None, 1),
+    lambda: F.mse_loss(draw(), draw(4, 3)),
+    lambda: F.mse_loss(draw(), draw(), weight=2.0),
+    lambda: F.mse_loss(draw(), draw(), weight=draw(5)),
+    lambda: F.mse_loss(ints(), ints()),
+    lambda: F.smooth_l1_loss(draw(), draw(), beta=-1.0),
+    lambda: F.huber_loss(draw(), draw(), delta=0.0),
+    lambda: F.binary_cross_entropy(draw(), draw(5)),
+    lambda: F.binary_cross_entropy(draw(), ints()),
+    lambda: F.binary_cross_entropy(draw(), draw().double()),
+    lambda: F.binary_cross_entropy_with_logits(draw(), draw(), pos_weight=2.0),
+    lambda: F.gaussian_nll_loss(draw(), draw(), draw(), reduction="sums"),
+    lambda: F.margin_ranking_loss(draw(), draw(), draw(5)),
+    lambda: torch.nn.MSELoss(reduction="batchmean")(draw(), draw()),
+]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("i", range(len(WRONG)))
+def test_errors_are_torchs(i: int) -> None:
+    with pytest.raises(Exception) as expected:
+        WRONG[i]()
+    with patch_torch() as report, pytest.raises(Exception) as found:
+        WRONG[i]()
+    assert (found.type, str(found.value)) == (expected.type, str(expected.value))
+    assert not report.served and report.passed_on.total() == 1
+
+
+def test_handlers_are_asked_for_torchs_own_function() -> None:
+    """They look it up by identity."""
+    seen: list[Any] = []
+
+    class Handled(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function in ORIGINALS.values():
+                seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    x = draw(device="cpu").as_subclass(Handled)
+    with patch_torch():
+        F.mse_loss(x, x)
+        F.l1_loss(input=x, target=x)
+    assert seen == [ORIGINALS["mse_loss"], ORIGINALS["l1_loss"]]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("traced", ["before", "while"])
+def test_torch_compile(backend: str, traced: str) -> None:
+    """In one graph; code that was compiled earlier, or outlives the patch, is right as well."""
+    torch.compiler.reset()
+    x, y = draw().requires_grad_(), draw(seed=1)
+    module = torch.nn.HuberLoss()
+    step = torch.compile(lambda a, b: F.mse_loss(a, b) * 2 + module(a, b), backend=backend, fullgraph=True)
+    expected = F.mse_loss(x, y) * 2 + module(x, y)
+    (gradient,) = torch.autograd.grad(expected, x)
+    values = [step(x, y)] if traced == "before" else []
+    with patch_torch():
+        values += [step(x, y), step(x, y)]
+    values.append(step(x, y))
+    for value in values:
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(torch.autograd.grad(value, x)[0], gradient)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_compiles_torchs_function() -> None:
+    x, y = draw(device="cpu"), draw(seed=1, device="cpu")
+    with patch_torch() as report:
+        scripted = torch.jit.script(torch.nn.SmoothL1Loss(beta=0.5))
+        function = torch.jit.script(F.mse_loss)
+        assert same_bits(scripted(x, y), ORIGINALS["smooth_l1_loss"](x, y, beta=0.5))
+        assert same_bits(function(x, y), ORIGINALS["mse_loss"](x, y))
+    assert not report.served and not report.passed_on
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The report
+
+
+def test_threads_are_all_counted() -> None:
+    x, y = draw(device="cpu"), draw(seed=1, device="cpu")
+    with patch_torch() as report:
+        threads = [threading.Thread(target=lambda: [F.mse_loss(x, y) for _ in range(200)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert report.passed_on == {("mse_loss", "float32", there.CPU): 800}
+
+
+def test_patching_while_others_call() -> None:
+    x, y = draw(device="cpu"), draw(seed=1, device="cpu")
+    expected, done, wrong = F.mse_loss(x, y), threading.Event(), []
+
+    def work() -> None:
+        while not done.is_set():
+            if not same_bits(F.mse_loss(x, y), expected):
+                wrong.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(50):
+        with patch_torch(), patch_torch():
+            pass
+    done.set()
+    thread.join()
+    assert not wrong
+
+
+def test_the_report_is_printed_and_pickled() -> None:
+    report = in_place.Report()
+    for reason in (None, None, there.CPU):
+        report.add("mse_loss", torch.bfloat16, reason)
+    assert report.served == Counter({("mse_loss", "bfloat16"): 2})
+    assert [line.split() for line in str(report).splitlines()] == [
+        ["function", "dtype", "by", "calls"],
+        ["mse_loss", "bfloat16", "served", "2"],
+        ["mse_loss", "bfloat16", "torch:", *there.CPU.split(), "1"],
+    ]
+    console = pytest.importorskip("rich.console").Console(width=120, file=io.StringIO())
+    console.print(report)
+    assert "bfloat16" in console.file.getvalue() and there.CPU in console.file.getvalue()
+    copy = pickle.loads(pickle.dumps(report))
+    assert (copy.served, copy.passed_on, str(copy)) == (report.served, report.passed_on, str(report))
+    copy.add("mse_loss", torch.bfloat16, None)
+    assert copy.served.total() == 3
