@@ -7,7 +7,8 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd import Function, forward_ad
 from cupylosses import checks, engine, interop, options, reference
 from cupylosses.call import Call, split
 from cupylosses.definition import Loss
+from cupylosses.reduction import Resolved
 
 _NAMES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
@@ -28,7 +30,6 @@ _STRIDED = torch.strided
 _MAX_PLANS = 4096
 _CPU = -1  # Tensor.get_device() of a CPU tensor
 
-_to_dlpack = torch._C._to_dlpack
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -88,85 +89,143 @@ def use_host(device: TorchDevice | None) -> TorchDevice | None:
     return before
 
 
-def pointer(x: torch.Tensor) -> int:
-    """The device address of a user's tensor, through DLPack."""
-    capsule = _to_dlpack(x)
-    return interop.capsule_pointer(capsule)
-
-
 def evaluate(call: Call, warn: bool = True) -> torch.Tensor:
     """The loss of torch tensors; ``warn`` of operands that are broadcast, where the loss has it so."""
     if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
-        return _evaluate_reference(call, warn)
-    loss, operands, reduction, parameters, flags, normalizer = call
-    pointers: list[int] = []
-    key: tuple[Any, ...] = (loss, reduction, flags, torch.is_autocast_enabled())
-    differentiable = False
-    for x in operands:
-        if not x.is_cuda:
-            if _host is None or not x.is_cpu:
-                return _evaluate_reference(call, warn)
-            key += (_is_autocast_cpu_enabled(),)
-        if type(x) not in _PLAIN or x.dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
-            return _evaluate_reference(call, warn)
-        if x.requires_grad:
-            differentiable = True
-        address = pointer(x)
-        pointers.append(address)
-        key += (x.dtype, x.shape, x.stride(), x.get_device(), address & 15)
-    found = _plans.get(key)
+        return transforms.evaluate(call, warn)
+    return evaluate_now(call, warn)
+
+
+def evaluate_now(call: Call, warn: bool = True) -> torch.Tensor:
+    """The same of tensors that no transform has wrapped."""
+    found = _locate(call)
     if found is None:
-        found = _make_plan(key, call, pointers)
-    plan, device = found
+        return _evaluate_apart(call, warn)
+    plan, device, pointers, differentiable = found
     if plan.warning and warn:
         checks.warn(plan.warning)
     if plan.elements == 0:
-        return _evaluate_reference(call, warn=False)
+        return evaluate_reference(call, warn=False)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
-            return evaluate(call, warn=False)
+            return evaluate_now(call, warn=False)
     differentiable = differentiable and torch.is_grad_enabled()
-    divisor = plan.divisor
-    if normalizer is not None or plan.resolved.found:
-        if device.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
-            normalizer = float(normalizer)  # to copy it to the GPU would wait for the GPU
+    operands, parameters, divisor = call.operands, call.parameters, plan.divisor
+    if call.normalizer is not None or plan.resolved.found:
+        normalizer = _placed(call, device)
         on_device = plan.resolved.counted if normalizer is None else type(normalizer) is not float
-        differentiated = differentiable and plan.resolved.weights and call.wants_weight(_wanted(operands))
+        differentiated = differentiable and plan.resolved.weights and call.wants_weight(wanted(operands))
         if on_device and (differentiated or not plan.scalar):
-            return _divided(call, plan)
-        if on_device and normalizer is not None:
-            array = _on_device(call, normalizer)
-            normalizer = array, array.data_ptr()
-        divisor = engine.count(plan, device, pointers, parameters, normalizer)
+            return divided(call, plan.resolved, plan.shape, plan.result)
+        divisor = _divisor(call, plan, device, pointers, normalizer)
     if differentiable:
         launch = plan, device, pointers, parameters, divisor
         return (_apply_reduced if plan.scalar else _apply_elements)(launch, *operands)
     return (engine.reduce if plan.scalar else engine.elements)(plan, device, pointers, parameters, divisor)
 
 
-def _wanted(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:
+    """The gradients of the operands that are wanted, None for the others. A weight that is wanted is no divisor."""
+    found = _locate(call)
+    if found is None or found[0].elements == 0:
+        return _reference_gradients(call, grad_output, wanted)
+    plan, device, pointers, _ = found
+    if device.is_gpu and _current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return gradients(call, grad_output, wanted)
+    divisor = plan.divisor
+    if call.normalizer is not None or plan.resolved.found:
+        normalizer = _placed(call, device)
+        if not plan.scalar and (plan.resolved.counted if normalizer is None else type(normalizer) is not float):
+            return _divided_gradients(call, plan, grad_output, wanted)
+        divisor = _divisor(call, plan, device, pointers, normalizer)
+    grad_output = grad_output.resolve_neg()
+    strides = None if plan.scalar else grad_output.stride()
+    address = grad_output.data_ptr()
+    return engine.gradients(plan, device, pointers, call.parameters, divisor, wanted, address, strides)
+
+
+def _locate(call: Call) -> tuple[engine.Plan, TorchDevice, list[int], bool] | None:
+    """Plan, device and addresses of the operands, and whether one requires grad; None for what no kernel can read."""
+    loss, operands, reduction, _, flags, _ = call
+    pointers: list[int] = []
+    key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled()]
+    differentiable = False
+    for x in operands:
+        if not x.is_cuda:
+            if _host is None or not x.is_cpu:
+                return None
+            key.append(_is_autocast_cpu_enabled())
+        dtype = x.dtype
+        if type(x) not in _PLAIN or dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
+            return None
+        if x.requires_grad:
+            differentiable = True
+        # Asked for, as the tensor is on the launch device: through a DLPack capsule it takes ten times as long.
+        address = x.data_ptr()
+        pointers.append(address)
+        key += (dtype, x.shape, x.stride(), x.get_device(), address & 15)
+    found = _plans.get(tuple(key)) or _make_plan(tuple(key), call, pointers)
+    return *found, pointers, differentiable
+
+
+def _evaluate_apart(call: Call, warn: bool) -> torch.Tensor:
+    """The loss of tensors that no kernel can read: without memory, of another type, on another device."""
+    return (transforms.evaluate if transforms.is_fake(call) else evaluate_reference)(call, warn)
+
+
+def _placed(call: Call, device: TorchDevice) -> Any:
+    """The normalizer: a float where it is a number, or lies on the CPU: to copy that would wait for the GPU."""
+    normalizer = call.normalizer
+    if device.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
+        return float(normalizer)
+    return normalizer
+
+
+def _divisor(
+    call: Call, plan: engine.Plan, device: TorchDevice, pointers: Sequence[int], normalizer: Any
+) -> engine.Divisor:
+    """What the sum is divided by, where that is more than the shapes say."""
+    if normalizer is not None and type(normalizer) is not float:
+        array = on_device(call, normalizer)
+        normalizer = array, array.data_ptr()
+    return engine.count(plan, device, pointers, call.parameters, normalizer)
+
+
+def wanted(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
     return tuple([x.requires_grad for x in operands])
 
 
-def _on_device(call: Call, normalizer: Any) -> torch.Tensor:
+def on_device(call: Call, normalizer: Any) -> torch.Tensor:
     """A normalizer of any library as a double on the device of the operands; a copy, since backward needs it too."""
     x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
     return x.detach().to(device=call.operands[0].device, dtype=torch.float64, copy=True).reshape(())
 
 
-def _divided(call: Call, plan: engine.Plan) -> torch.Tensor:
+def divided(call: Call, resolved: Resolved, shape: tuple[int, ...], result: str) -> torch.Tensor:
     """A mean whose divisor has dimensions, or a gradient: two sums, which torch divides and differentiates."""
-    total, divisor, factor = split(call, plan.resolved, plan.shape)
-    below = _on_device(call, call.normalizer) if divisor is None else evaluate(divisor)
-    return reference.divide(torch, evaluate(total, warn=False), (below * factor).expand(plan.resolved.shape)).to(
-        _DTYPES[plan.result]
+    total, divisor, factor = split(call, resolved, shape)
+    below = on_device(call, call.normalizer) if divisor is None else evaluate(divisor)
+    return reference.divide(torch, evaluate(total, warn=False), (below * factor).expand(resolved.shape)).to(
+        _DTYPES[result]
     )
+
+
+def _divided_gradients(
+    call: Call, plan: engine.Plan, grad_output: torch.Tensor, wanted: tuple[bool, ...]
+) -> list[torch.Tensor | None]:
+    """The gradients of such a mean, of which the divisor has none."""
+    total, divisor, factor = split(call, plan.resolved, plan.shape)
+    below = (on_device(call, call.normalizer) if divisor is None else evaluate(divisor)) * factor
+    # An index over which there is nothing to sum has no gradient.
+    scaled = torch.where(below == 0, 0.0, grad_output.double() / below).expand(plan.resolved.shape)
+    return gradients(total, scaled, wanted)
 
 
 def _make_plan(key: Any, call: Call, pointers: Sequence[int]) -> tuple[engine.Plan, TorchDevice]:
     loss, operands = call.loss, call.operands
-    names, compute = _dtypes(loss, operands)
-    index = _common_device(loss, operands)
+    names, compute = dtypes(loss, operands)
+    index = common_device(loss, operands)
     device = _devices.get(index)
     if device is None:
         device = _devices[index] = TorchDevice(index)
@@ -181,13 +240,13 @@ def _make_plan(key: Any, call: Call, pointers: Sequence[int]) -> tuple[engine.Pl
     return plan, device
 
 
-def _common_device(loss: Loss, operands: Sequence[torch.Tensor]) -> int:
+def common_device(loss: Loss, operands: Sequence[torch.Tensor]) -> int:
     if len({x.device for x in operands}) > 1:
         checks.devices(loss, [x.device for x in operands])
     return operands[0].get_device()
 
 
-def _dtypes(loss: Loss, operands: Sequence[torch.Tensor]) -> tuple[list[str], str]:
+def dtypes(loss: Loss, operands: Sequence[torch.Tensor]) -> tuple[list[str], str]:
     """The dtype of each operand and of the result: torch's promotion, and float32 for halves under autocast."""
     names = [_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch.")) for x in operands]
     checks.dtypes(loss, names)
@@ -203,21 +262,59 @@ def _autocast(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and _is_autocast_cpu_enabled()
 
 
-def _evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
-    """The loss by its formula, which torch differentiates."""
-    loss, operands, normalizer = call.loss, call.operands, call.normalizer
+def check(call: Call, warn: bool) -> str:
+    """Checks what no plan was made for; the dtype of the result by name."""
+    loss, operands = call.loss, call.operands
     for operand, x in zip(loss.operands, operands, strict=True):
         if x.layout is not _STRIDED:
             raise checks.not_dense(loss, operand.name, x.layout)
-    _common_device(loss, operands)
-    _, compute = _dtypes(loss, operands)
-    shapes = [tuple(x.shape) for x in operands]
-    warning = checks.broadcast_warning(loss, shapes)
+    common_device(loss, operands)
+    _, promoted = dtypes(loss, operands)
+    warning = checks.broadcast_warning(loss, [tuple(x.shape) for x in operands])
     if warning and warn:
         checks.warn(warning)
+    return call.reduction.out_dtype or promoted
+
+
+def result_dtype(call: Call) -> torch.dtype:
+    """The dtype of the result."""
+    return _DTYPES[call.reduction.out_dtype or dtypes(call.loss, call.operands)[1]]
+
+
+def runs_kernels(x: torch.Tensor) -> bool:
+    """Whether kernels run for such a tensor, which a transform may have wrapped."""
+    return (x.is_cuda or (_host is not None and x.is_cpu)) and (type(x) in _PLAIN or type(x).__name__ == "FakeTensor")
+
+
+def evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
+    """The loss by its formula, which torch differentiates."""
+    check(call, warn)
+    normalizer = call.normalizer
     if normalizer is not None and type(normalizer) is not float:
-        normalizer = _on_device(call, normalizer)
-    return reference.evaluate(call._replace(normalizer=normalizer), compute)
+        normalizer = on_device(call, normalizer)
+    return reference.evaluate(call._replace(normalizer=normalizer), dtypes(call.loss, call.operands)[1])
+
+
+def _reference_gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:
+    """The gradients of the formula."""
+    with _differentiating():
+        operands = [x.detach().requires_grad_(w) for x, w in zip(call.operands, wanted, strict=True)]
+        value = evaluate_reference(call._replace(operands=tuple(operands)), warn=False)
+        inputs = [x for x, w in zip(operands, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), materialize_grads=True))
+    return [next(found) if w else None for w in wanted]
+
+
+@contextmanager
+def _differentiating() -> Iterator[None]:
+    """Autograd, also where the dispatcher has called an operator below it."""
+    keys = torch._C.DispatchKey
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradCPU, keys.AutogradCUDA, keys.AutogradOther, keys.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -227,29 +324,42 @@ def _evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
 def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     """The gradients from the engine: those that were promised, if there are any left, or computed now."""
     operands = ctx.saved_tensors
-    plan, device, _, parameters, divisor = ctx.launch
-    wanted = ctx.needs_input_grad[1:]
-    if torch.is_grad_enabled():
-        # create_graph=True: kernels are opaque to autograd, so the differentiable route is the formula.
-        return None, *_differentiable(plan, parameters, divisor, operands, wanted, grad_output)
+    plan, device, pointers, parameters, divisor = ctx.launch
+    # Handed out once; a second backward computes into new buffers.
+    promise, wanted = ctx.__dict__.pop("promise", None) or (None, ctx.needs_input_grad[1:])
+    if torch.is_grad_enabled():  # create_graph=True
+        return None, *transforms.gradients(_call(plan, parameters, divisor, operands), plan.result, grad_output, wanted)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
-            return _backward(ctx, grad_output)
-    try:
-        promise, wanted = ctx.promises.pop()  # handed out once; a second backward computes into new buffers
-    except IndexError:
-        promise = None
-    # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
-    pointers = [x.data_ptr() for x in operands]
-    for x, tensor, address in zip(operands, plan.tensors, pointers):
-        if x.stride() != tensor.strides or address & 15 not in (0, tensor.misalignment):
-            plan, promise = _plan_like(plan, operands, pointers), None
-            break
+            return _gradients(plan, device, pointers, parameters, divisor, operands, wanted, grad_output, promise)
+    return _gradients(plan, device, pointers, parameters, divisor, operands, wanted, grad_output, promise)
+
+
+def _gradients(
+    plan: engine.Plan,
+    device: TorchDevice,
+    pointers: list[int],
+    parameters: tuple[float, ...],
+    divisor: engine.Divisor,
+    operands: tuple[torch.Tensor, ...],
+    wanted: tuple[bool, ...],
+    grad_output: torch.Tensor,
+    promise: engine.Promise | None,
+) -> Any:
     if grad_output.is_neg():
         grad_output = grad_output.resolve_neg()
+    try:
+        upstream = grad_output.data_ptr()
+    except RuntimeError:  # a batch of several (is_grads_batched), which has no memory of its own
+        return None, *_reference_gradients(_call(plan, parameters, divisor, operands), grad_output, wanted)
+    # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
+    now = [x.data_ptr() for x in operands]
+    if [x.stride() for x in operands] != plan.strides or (now != pointers and not plan.aligned(now)):
+        plan, promise = _plan_like(plan, operands, now), None
+    if promise is not None and now != pointers:
+        promise.arguments[: len(now)] = now
     strides = None if plan.scalar else grad_output.stride()
-    address = grad_output.data_ptr()
-    return None, *engine.gradients(plan, device, pointers, parameters, divisor, wanted, address, strides, promise)
+    return None, *engine.gradients(plan, device, now, parameters, divisor, wanted, upstream, strides, promise)
 
 
 def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Sequence[int]) -> engine.Plan:
@@ -261,24 +371,15 @@ def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Se
     return engine.Plan(plan.loss, plan.flags, plan.reduction, tensors, plan.promoted, plan.processors, plan.launcher)
 
 
-def _differentiable(
-    plan: engine.Plan,
-    parameters: tuple[float, ...],
-    divisor: engine.Divisor,
-    operands: tuple[torch.Tensor, ...],
-    wanted: Sequence[bool],
-    grad_output: torch.Tensor,
-) -> list[torch.Tensor | None]:
+def _call(
+    plan: engine.Plan, parameters: tuple[float, ...], divisor: engine.Divisor, operands: tuple[torch.Tensor, ...]
+) -> Call:
+    """The call that a launch came from."""
     # What a normalizer was is in the divisor, which replaces whatever else the sum would be divided by.
     normalizer = None
     if plan.reduction.normalized:
         normalizer = divisor.array if divisor.counted else divisor.arguments[0] / plan.resolved.divisor
-    call = Call(plan.loss, operands, plan.reduction, parameters, plan.flags, normalizer)
-    with torch.enable_grad():
-        value = _evaluate_reference(call, warn=False)
-        inputs = [x for x, w in zip(operands, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), create_graph=True))
-    return [next(found) if w else None for w in wanted]
+    return Call(plan.loss, operands, plan.reduction, parameters, plan.flags, normalizer)
 
 
 class _Reduced(Function):
@@ -289,13 +390,12 @@ class _Reduced(Function):
         # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them.
         ctx.save_for_backward(*operands)
         ctx.launch = launch
-        ctx.promises = []
         wanted = ctx.needs_input_grad[1:]
         written = launch[0].written(wanted)
         if True not in written or not options.one_pass_enabled():
             return engine.reduce(*launch)
         value, promise = engine.reduce_with_gradient(*launch, written)
-        ctx.promises.append((promise, wanted))
+        ctx.promise = promise, wanted
         return value
 
     backward = staticmethod(_backward)
@@ -308,7 +408,6 @@ class _Elements(Function):
     def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*operands)
         ctx.launch = launch
-        ctx.promises = []
         return engine.elements(*launch)
 
     backward = staticmethod(_backward)
@@ -317,3 +416,5 @@ class _Elements(Function):
 # Function.apply first looks for transforms of torch.func, which evaluate() has done.
 _apply_reduced = super(Function, _Reduced).apply
 _apply_elements = super(Function, _Elements).apply
+
+from cupylosses import transforms  # noqa: E402  (which needs what is above)

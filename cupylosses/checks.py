@@ -224,10 +224,11 @@ def broadcast(loss: Loss, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     rank = max(len(s) for s in shapes)
     result = []
     for d in range(-rank, 0):
-        sizes = {s[d] for s in shapes if -d <= len(s)} - {1}
-        if len(sizes) > 1:
+        # Compared, not put into a set: where torch.compile traces, sizes may be symbols.
+        sizes = [s[d] for s in shapes if -d <= len(s) and s[d] != 1]
+        if any([n != sizes[0] for n in sizes]):
             raise ValueError(_broadcast_message(loss, shapes))
-        result.append(sizes.pop() if sizes else 1)
+        result.append(sizes[0] if sizes else 1)
     return tuple(result)
 
 

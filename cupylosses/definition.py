@@ -15,6 +15,7 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 from cupylosses.expressions import Part, check, primitives
@@ -255,6 +256,21 @@ class Loss:
         return (*self.parameters, *self.flags)
 
     @cached_property
+    def key(self) -> str:
+        """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
+        if _registry.get(self.name) is self:
+            return self.name
+        parts = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
+        return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+    @cached_property
+    def forms(self) -> Mapping[Any, Loss]:
+        """What a call can make of the loss (:func:`cupylosses.forms.all_forms`)."""
+        from cupylosses.forms import all_forms
+
+        return all_forms(self)
+
+    @cached_property
     def takes_numbers(self) -> bool:
         """Whether a number may stand for one of the operands."""
         return any(x.number or x.default is not None for x in self.operands)
@@ -323,6 +339,27 @@ def define(**fields: Any) -> Loss:
         raise ValueError(f"a loss named {loss.name!r} is defined already")
     _registry[loss.name] = loss
     return loss
+
+
+#: Losses with a function by their keys, those of users too.
+_named: dict[str, Loss] = {}
+
+
+def remember(loss: Loss) -> None:
+    """Makes a loss known by its key; the newest of that key."""
+    _named[loss.key] = loss
+
+
+def named(key: str) -> Loss:
+    """The loss of a key."""
+    found = _named.get(key)
+    if found is None:
+        name = key.partition("-")[0]
+        raise LookupError(
+            f"cupylosses: a graph needs the loss {name!r} ({key}), which this process has not defined. Import what "
+            "calls `define_loss` for it, with the same expressions, before the graph runs."
+        )
+    return found
 
 
 def registry() -> Mapping[str, Loss]:

@@ -251,11 +251,13 @@ class Plan:
         self.scalar = self.resolved.dims is None
         self.divisor = Divisor(self.resolved.divisor)
         self.storage = tuple(x.dtype for x in tensors)
+        self.strides = [x.strides for x in tensors]
         self.floating = tuple(x.dtype in checks.FLOATING for x in tensors)
         #: Operands that are read once per element: their gradient is written by the pointwise engine.
         self.full = tuple(prod(x.shape) == self.elements for x in tensors)
         self.slot = hash((title(loss), flags, reduction, self.shape, self.storage, self.result)) % EXPECTATIONS
         self.no_gradients = (False,) * len(tensors)
+        self.one_pass: dict[tuple[tuple[bool, ...], bool], OnePass] = {}
         self._written: dict[tuple[bool, ...], tuple[bool, ...]] = {}
         self._buffers: dict[tuple[bool, ...], list[tuple[int, tuple[int, ...], tuple[int, ...], str]]] = {}
         self._gradient_parts: dict[launch.Stream, Part] = {}
@@ -338,6 +340,10 @@ class Plan:
             found = self._sum_parts[slot, grad_output, counted] = SumPart(self, slot, grad_output, counted)
         return found
 
+    def aligned(self, addresses: Sequence[int]) -> bool:
+        """Whether operands at these addresses can be read as this plan does."""
+        return all([p % 16 in (0, x.misalignment) for p, x in zip(addresses, self.tensors)])
+
     def written(self, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which of the wanted gradients the pointwise engine writes."""
         found = self._written.get(wanted)
@@ -376,13 +382,51 @@ class Notes:
         self.array, self.address = array, address
 
 
+class OnePass:
+    """The launches of a loss that writes gradients ahead: of the operands in ``wanted``."""
+
+    __slots__ = ("buffers", "check", "launcher", "part", "width")
+
+    def __init__(self, plan: Plan, wanted: tuple[bool, ...], counted: bool) -> None:
+        self.part = plan.part
+        self.launcher = self.part.launcher("value_and_gradient", wanted, counted)
+        self.check = self.part.launcher("verify_gradient", wanted, counted)
+        self.buffers = plan.buffers(wanted)
+        self.width = len(wanted)
+
+
 class Promise:
-    """Gradients that the forward kernel wrote for an expected grad_output, and the notes of it."""
+    """Gradients that the forward kernel wrote for an expected grad_output, and the launch that will hold its notes of
+    that against the true one. Few objects, all made in forward: backward runs in another thread, to which each of them
+    has to come from the cache of another processor.
+    """
 
-    __slots__ = ("addresses", "gradients", "notes", "reusable")
+    __slots__ = ("arguments", "gradients", "launcher", "notes", "reusable", "spare")
 
-    def __init__(self, gradients: list[Any], addresses: list[int], notes: Notes, reusable: bool) -> None:
-        self.gradients, self.addresses, self.notes, self.reusable = gradients, addresses, notes, reusable
+    def __init__(
+        self,
+        gradients: list[Any],
+        launcher: compiler.Launcher,
+        arguments: list[Any],
+        notes: Notes,
+        spare: defaultdict[int, list[Notes]],
+        reusable: bool,
+    ) -> None:
+        self.gradients, self.launcher, self.arguments = gradients, launcher, arguments
+        self.notes, self.spare, self.reusable = notes, spare, reusable
+
+    def keep(self, device: Device, grad_output: int) -> list[Any] | None:
+        """The gradients for the true grad_output; None under the capture of a graph that will run without the forward
+        that made the promise.
+        """
+        if self.reusable and device.capturing():
+            return None
+        stream, arguments = device.stream(), self.arguments
+        arguments[arguments.index(None)] = grad_output
+        self.launcher(stream, *arguments)
+        if self.reusable:
+            self.spare[stream].append(self.notes)
+        return self.gradients
 
 
 def gradient_buffers(plan: Plan, device: Device, wanted: tuple[bool, ...]) -> tuple[list[Any], list[int]]:
@@ -431,26 +475,26 @@ def reduce_with_gradient(
     wanted: tuple[bool, ...],
 ) -> tuple[Any, Promise]:
     """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
-    part, stream, capturing = plan.part, device.stream(), device.capturing()
+    counted = divisor.counted
+    found = plan.one_pass.get((wanted, counted))
+    if found is None:
+        found = plan.one_pass[wanted, counted] = OnePass(plan, wanted, counted)
+    part, stream, capturing = found.part, device.stream(), device.capturing()
     notes = None if capturing else part.reuse_notes(stream)
     if notes is None:
         array = device.empty((part.warps,), (1,), "float64")
         notes = Notes(array, device.address(array))
     value = device.empty((), (), plan.result)
-    gradients, addresses = gradient_buffers(plan, device, wanted)
-    _memory, address = device.workspace(stream, part.groups, capturing)
-    part.launcher("value_and_gradient", wanted, divisor.counted)(
-        stream,
-        *pointers,
-        *addresses,
-        address,
-        device.address(value),
-        device.expectation(plan.slot),
-        notes.address,
-        *parameters,
-        *divisor.arguments,
-    )
-    return value, Promise(gradients, addresses, notes, not capturing)
+    gradients: list[Any] = [None] * found.width
+    arguments: list[Any] = list(pointers)
+    for slot, shape, strides, dtype in found.buffers:
+        array = gradients[slot] = device.empty(shape, strides, dtype)
+        arguments.append(device.address(array))
+    _memory, memory = device.workspace(stream, part.groups, capturing)
+    expectation, last = device.expectation(plan.slot), (*parameters, *divisor.arguments)
+    found.launcher(stream, *arguments, memory, device.address(value), expectation, notes.address, *last)
+    arguments += (None, notes.address, expectation, *last)  # None is where the true grad_output will be
+    return value, Promise(gradients, found.check, arguments, notes, part.spare_notes, not capturing)
 
 
 def verified_gradient(
@@ -464,22 +508,15 @@ def verified_gradient(
     promise: Promise | None,
 ) -> list[Any]:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
-    part, stream = plan.part, device.stream()
-    launcher = part.launcher("verify_gradient", wanted, divisor.counted)
+    kept = promise.keep(device, grad_output) if promise else None
+    if kept is not None:
+        return kept
+    gradients, addresses = gradient_buffers(plan, device, wanted)
+    launcher = plan.part.launcher("verify_gradient", wanted, divisor.counted)
     expectation = device.expectation(plan.slot)
     last = (*parameters, *divisor.arguments)
-    if promise is not None and promise.reusable and device.capturing():
-        # The graph will run again, the forward that made the promise will not.
-        promise = None
-    if promise is None:
-        gradients, addresses = gradient_buffers(plan, device, wanted)
-        launcher(stream, *pointers, *addresses, grad_output, 0, expectation, *last)
-        return gradients
-    notes = promise.notes
-    launcher(stream, *pointers, *promise.addresses, grad_output, notes.address, expectation, *last)
-    if promise.reusable:
-        part.spare_notes[stream].append(notes)
-    return promise.gradients
+    launcher(device.stream(), *pointers, *addresses, grad_output, 0, expectation, *last)
+    return gradients
 
 
 def elements(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequence[float], divisor: Divisor) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import compress, product
 from typing import Any
 
-from cupylosses.definition import MASK, WEIGHT, Loss, Operand, Parameter
+from cupylosses.definition import MASK, WEIGHT, Loss, Operand, Parameter, remember
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,19 @@ def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None =
     return Form(**own, base=loss, numbers=numbers, weight=weight, mask=mask)
 
 
+def all_forms(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss]:
+    """Every form of a loss by what it adds: the names of numbers in the order of the operands, weight and mask.
+
+    All of them at once: torch.compile can follow a look into a dictionary that stays as it is, and no construction.
+    """
+    able = [x.name for x in loss.operands if x.number or x.default is not None]
+    chosen = [tuple(compress(able, x)) for x in product((False, True), repeat=len(able))]
+    return {
+        (numbers, weight, mask): form(loss, frozenset(numbers), weight, mask)
+        for numbers, weight, mask in product(chosen, (None, "array", "number"), (False, True))
+    }
+
+
 def _typical(operand: Operand, values: Mapping[str, Any]) -> float:
     """A number at which every loss is smooth in this operand, with these flags."""
     if operand.default is not None:
@@ -98,9 +112,7 @@ def _detached(x: Any) -> Any:
     return x.detach() if hasattr(x, "detach") else x
 
 
-@cache
-def counting(weighted: bool, masked: bool) -> Loss:
-    """The loss whose sum is the divisor of a mean: of the weights, or of 1, over what the mask leaves."""
+def _counting(weighted: bool, masked: bool) -> Loss:
     operands = (*([WEIGHT] if weighted else []), *([MASK] if masked else []))
     name = "_".join(["count", *(x.name for x in operands)])
     value = "where(mask != 0, weight, 0)" if weighted and masked else operands[0].name
@@ -109,4 +121,14 @@ def counting(weighted: bool, masked: bool) -> Loss:
         return xp.where(arrays[1] != 0, arrays[0], xp.zeros_like(arrays[0])) if len(arrays) == 2 else arrays[0]
 
     summary = "What a mean is divided by."
-    return Loss(name=name, summary=summary, formula=value, operands=operands, value=value, reference=reference)
+    loss = Loss(name=name, summary=summary, formula=value, operands=operands, value=value, reference=reference)
+    remember(loss)
+    return loss
+
+
+_COUNTING = {(w, m): _counting(w, m) for w, m in ((True, False), (False, True), (True, True))}
+
+
+def counting(weighted: bool, masked: bool) -> Loss:
+    """The loss whose sum is the divisor of a mean: of the weights, or of 1, over what the mask leaves."""
+    return _COUNTING[weighted, masked]

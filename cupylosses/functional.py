@@ -11,9 +11,8 @@ from typing import Any
 
 from cupylosses import checks, interop
 from cupylosses.call import Call
-from cupylosses.definition import Loss, registry
+from cupylosses.definition import Loss, registry, remember
 from cupylosses.documentation import docstring
-from cupylosses.forms import form
 from cupylosses.reduction import Reduction
 from cupylosses.signatures import compiled
 
@@ -78,8 +77,8 @@ def _with_numbers(
             numbers["weight"] = checks.number(loss, "weight", weight)
     if mask is not None:
         arrays.append(mask)
-    given = frozenset(numbers) - {"weight"}
-    return form(loss, given, kind, mask is not None), tuple(arrays), (*parameters, *numbers.values())
+    given = tuple([x for x in numbers if x != "weight"])
+    return loss.forms[given, kind, mask is not None], tuple(arrays), (*parameters, *numbers.values())
 
 
 def evaluate(call: Call) -> Any:
@@ -142,8 +141,9 @@ def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
     )
     function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate, _loss=loss)
     function.__doc__ = docstring(loss)
+    remember(loss)
     # Found out here: torch.compile cannot look into the lock that a cached property takes the first time.
-    _ = loss.takes_numbers
+    _ = loss.takes_numbers, loss.key, loss.forms
     function.loss = loss
     function.prepare = compiled(loss.name, loss.arguments, body, module, _then=prepare, _loss=loss)
     return function

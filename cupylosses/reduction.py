@@ -76,8 +76,8 @@ def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
     kept = () if dims is None else tuple(n for d, n in enumerate(shape) if d not in dims)
     # Of lists: Dynamo hands them to `prod`, and no generator.
     size = prod(shape) if dims is None else prod([shape[d] for d in dims])
-    # The sum of rows that are means.
-    divisor = float(shape[-1]) if rows and shape and kind in ("sum", "batchmean") else 1.0
+    # The sum of rows that are means. Not as floats: where torch.compile traces, sizes may be symbols, and stay so.
+    divisor = shape[-1] if rows and shape and kind in ("sum", "batchmean") else 1
     if how.normalized or kind == "sum":
         return Resolved(dims, kept, divisor)
     if kind == "batchmean":
@@ -85,5 +85,5 @@ def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
     masked = isinstance(loss, Form) and loss.mask
     weight = loss.weight if isinstance(loss, Form) and (kind == "weighted_mean" or loss.mean_of_weights) else None
     if weight == "array":
-        return Resolved(dims, kept, 1.0, weights=True, masked=masked)
-    return Resolved(dims, kept, 1.0 if masked else float(size), weight == "number", counts=masked, masked=masked)
+        return Resolved(dims, kept, 1, weights=True, masked=masked)
+    return Resolved(dims, kept, 1 if masked else size, weight == "number", counts=masked, masked=masked)

@@ -254,8 +254,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "mask not counted",
         REDUCTION,
-        'Resolved(dims, kept, 1.0 if masked else float(size), weight == "number", counts=masked, masked=masked)',
-        'Resolved(dims, kept, float(size), weight == "number")',
+        'Resolved(dims, kept, 1 if masked else size, weight == "number", counts=masked, masked=masked)',
+        'Resolved(dims, kept, size, weight == "number")',
         ("weights and masks, by count",),
     ),
     Mutant("weights not counted", REDUCTION, 'if weight == "array":', "if False:", ("weights and masks",)),
@@ -347,7 +347,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.spare_notes[stream][-1]",
         ("one pass or two",),
     ),
-    Mutant("promise kept twice", AUTOGRAD, "ctx.promises.pop()", "ctx.promises[-1]", ("one pass or two",)),
+    Mutant("promise kept twice", AUTOGRAD, 'pop("promise", None)', 'get("promise")', ("one pass or two",)),
 )
 
 #: Accesses outside of what was allocated, which only a build with AddressSanitizer notices for certain.

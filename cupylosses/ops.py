@@ -1,0 +1,169 @@
+"""The losses as operators of torch's dispatcher, ``torch.ops.cupylosses``: what ``torch.compile`` and ``torch.export``
+put into their graphs. Imported with the first torch tensor; a process that only loads an exported program imports it
+itself.
+
+Two operators serve every loss: the value, and the gradients of operands that are wanted. Neither has a gradient of its
+own for autograd (:mod:`cupylosses.transforms` has). Which loss it is, they are told by a string, since a graph holds no
+objects, and outlives the process that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from cupylosses import autograd, checks
+from cupylosses.call import Call
+from cupylosses.definition import Loss, named
+from cupylosses.directional import Directional, directional
+from cupylosses.forms import Form, form
+from cupylosses.launch import dense_strides
+from cupylosses.reduction import Reduction, resolve
+
+
+def encode(loss: Loss, reduction: Reduction, flags: Sequence[int]) -> str:
+    """A form of a loss, a reduction and choices of flags as text."""
+    numbers = weight = mask = along = ""
+    if isinstance(loss, Directional):
+        along = "".join([str(int(x)) for x in loss.along])
+        loss = loss.base or loss
+    if isinstance(loss, Form):
+        numbers = ",".join(sorted(loss.numbers))
+        weight = loss.weight or ""
+        mask = "mask" if loss.mask else ""
+        loss = loss.base or loss
+    dim = "all" if reduction.dim is None else ",".join([str(d) for d in reduction.dim])
+    normalized = "normalized" if reduction.normalized else ""
+    choices = ",".join([str(int(x)) for x in flags])
+    what = [loss.key, numbers, weight, mask, along]
+    return "|".join([*what, reduction.kind, dim, reduction.out_dtype or "", normalized, choices])
+
+
+@cache
+def decode(text: str) -> tuple[Loss, Reduction, tuple[int, ...]]:
+    """What `encode` was given."""
+    key, numbers, weight, mask, along, kind, dim, out_dtype, normalized, choices = text.split("|")
+    loss = form(named(key), frozenset(filter(None, numbers.split(","))), weight or None, bool(mask))
+    if along:
+        loss = directional(loss, tuple([x == "1" for x in along]))
+    dims = None if dim == "all" else tuple([int(d) for d in dim.split(",") if d])
+    reduction = Reduction(kind, dims, out_dtype or None, bool(normalized))
+    return loss, reduction, tuple([int(x) for x in choices.split(",") if x])
+
+
+_library = torch.library.Library("cupylosses", "DEF")
+# Sums are in the order of memory: with other strides than in eager mode a result would have other bits.
+_exact = [getattr(torch.Tag, x) for x in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, x)]
+_ARGUMENTS = "Tensor[] operands, str loss, float[] parameters, Tensor? normalizer, float? divisor"
+_library.define(f"value({_ARGUMENTS}) -> Tensor", tags=_exact)
+_library.define(f"gradients(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=_exact)
+
+value = torch.ops.cupylosses.value.default
+gradients = torch.ops.cupylosses.gradients.default
+
+
+def _call(
+    operands: Sequence[torch.Tensor],
+    loss: str,
+    parameters: Sequence[float],
+    normalizer: torch.Tensor | None,
+    divisor: float | None,
+) -> Call:
+    found, reduction, flags = decode(loss)
+    return Call(
+        found, tuple(operands), reduction, tuple(parameters), flags, divisor if normalizer is None else normalizer
+    )
+
+
+def _value(
+    operands: Sequence[torch.Tensor],
+    loss: str,
+    parameters: Sequence[float],
+    normalizer: torch.Tensor | None,
+    divisor: float | None,
+) -> torch.Tensor:
+    call = _call(operands, loss, parameters, normalizer, divisor)
+    with torch.no_grad():
+        found = autograd.evaluate_now(call, warn=False)
+        return _laid_out(found, _result_strides(call), (*operands, normalizer))
+
+
+def _gradients(
+    grad_output: torch.Tensor,
+    wanted: Sequence[bool],
+    operands: Sequence[torch.Tensor],
+    loss: str,
+    parameters: Sequence[float],
+    normalizer: torch.Tensor | None,
+    divisor: float | None,
+) -> list[torch.Tensor]:
+    call = _call(operands, loss, parameters, normalizer, divisor)
+    with torch.no_grad():
+        found = autograd.gradients(call, grad_output, tuple(wanted))
+        given = (*operands, normalizer, grad_output)
+        return [
+            _laid_out(g, dense_strides(x.shape, x.stride()), given)
+            for x, g in zip(operands, found, strict=True)
+            if g is not None
+        ]
+
+
+def _laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``x`` with these strides and in memory of its own, as the dispatcher is promised; kernels make it so."""
+    own = all(y is None or x.data_ptr() != y.data_ptr() for y in given) or x.numel() == 0
+    if own and x.stride() == tuple(strides):
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _result_strides(call: Call) -> tuple[int, ...]:
+    shape = checks.broadcast(call.loss, [tuple(x.shape) for x in call.operands])
+    resolved = resolve(call.loss, call.reduction, shape)
+    if resolved.dims == ():
+        for x in call.operands:
+            if tuple(x.shape) == shape:
+                return dense_strides(shape, x.stride())
+    return dense_strides(resolved.shape, (0,) * len(resolved.shape))
+
+
+_library.impl("value", _value, "CompositeExplicitAutograd")
+_library.impl("gradients", _gradients, "CompositeExplicitAutograd")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Without memory: shapes, strides and dtypes of what they return
+
+
+@torch.library.register_fake(value, lib=_library)
+def _fake_value(
+    operands: Sequence[torch.Tensor],
+    loss: str,
+    parameters: Sequence[float],
+    normalizer: torch.Tensor | None,
+    divisor: float | None,
+) -> torch.Tensor:
+    call = _call(operands, loss, parameters, normalizer, divisor)
+    shape = checks.broadcast(call.loss, [tuple(x.shape) for x in operands])
+    dtype = autograd.result_dtype(call)
+    return torch.empty_strided(
+        resolve(call.loss, call.reduction, shape).shape, _result_strides(call), dtype=dtype, device=operands[0].device
+    )
+
+
+@torch.library.register_fake(gradients, lib=_library)
+def _fake_gradients(
+    grad_output: torch.Tensor,
+    wanted: Sequence[bool],
+    operands: Sequence[torch.Tensor],
+    loss: str,
+    parameters: Sequence[float],
+    normalizer: torch.Tensor | None,
+    divisor: float | None,
+) -> list[torch.Tensor]:
+    return [
+        torch.empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=x.dtype, device=x.device)
+        for x, w in zip(operands, wanted, strict=True)
+        if w
+    ]

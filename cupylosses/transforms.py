@@ -1,0 +1,401 @@
+"""Losses under torch's transforms: ``torch.func``, forward mode, ``torch.compile``, and second derivatives of any.
+
+Everything rests on one thing: the derivative of a loss along a direction is a loss again
+(:func:`cupylosses.forms.directional`), with the directions as operands. With D its value,
+
+    forward mode        the tangent of the value is D of the operands and their tangents, reduced like the loss
+    double backward     of the gradients g_i = grad_output dL/dx_i with cotangents v_i: D reduced, for grad_output, and
+                        the gradients of D, for the operands
+
+so the engine computes them with kernels like any other. The third derivative is that of the reference formula.
+
+The eager path has Functions of its own (``autograd.py``): those here have a ``setup_context``, without which
+``torch.func`` does not take them, and which costs as much as the rest of a small loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Function
+
+from cupylosses import autograd, checks, ops
+from cupylosses.call import Call, split
+from cupylosses.definition import Loss
+from cupylosses.directional import Directional, directional
+from cupylosses.reduction import Reduction, resolve
+
+
+def is_fake(call: Call) -> bool:
+    """Whether the operands are tensors without memory that stand for ones with."""
+    return any(type(x).__name__ == "FakeTensor" for x in call.operands)
+
+
+def evaluate(call: Call, warn: bool) -> torch.Tensor:
+    """The loss of tensors that a transform has wrapped, or a compiler traces."""
+    tracing = autograd._is_compiling()
+    if not tracing and not all(autograd.runs_kernels(x) for x in call.operands):
+        return autograd.evaluate_reference(call, warn)
+    result = autograd.check(call, warn)
+    loss, operands, reduction, parameters, flags, normalizer = call
+    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    resolved = resolve(loss, reduction, shape)
+    array = None if type(normalizer) is float else normalizer
+    if array is not None:
+        array = autograd.on_device(call, array)
+    differentiated = torch.is_grad_enabled() and resolved.weights and call.wants_weight(autograd.wanted(operands))
+    if differentiated or (not tracing and (array is not None or resolved.counted)):
+        return autograd.divided(call, resolved, shape, result)
+    text = ops.encode(loss, reduction._replace(out_dtype=result), flags)
+    number = normalizer if type(normalizer) is float else None
+    return (_Traced if tracing else _Value).apply(text, parameters, array, number, *operands)
+
+
+def gradients(
+    call: Call, result: str, grad_output: torch.Tensor, wanted: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of an eager loss of dtype ``result`` as a function that autograd can differentiate again."""
+    text = ops.encode(call.loss, call.reduction._replace(out_dtype=result), call.flags)
+    number = call.normalizer if type(call.normalizer) is float else None
+    array = None if number is not None else call.normalizer
+    return _all_of(_Gradients.apply(grad_output, wanted, text, call.parameters, array, number, *call.operands), wanted)
+
+
+def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """One entry per operand: None for those that are not wanted."""
+    rest = iter(found)
+    return tuple([next(rest) if w else None for w in wanted])
+
+
+class _Traced(Function):
+    """A loss in a graph of ``torch.compile``, which takes no Function that has more than these two methods."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        text: str,
+        parameters: tuple[float, ...],
+        normalizer: torch.Tensor | None,
+        divisor: float | None,
+        *operands: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(normalizer, *operands)
+        ctx.rest = text, parameters, divisor
+        return ops.value(operands, text, parameters, normalizer, divisor)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        normalizer, *operands = ctx.saved_tensors
+        text, parameters, divisor = ctx.rest
+        wanted = ctx.needs_input_grad[4:]
+        found = ops.gradients(grad_output, wanted, operands, text, parameters, normalizer, divisor)
+        return None, None, None, None, *_all_of(found, wanted)
+
+
+class _Spec(NamedTuple):
+    """A call without its operands, whose sum is divided by ``divisor``, or by the double that ``normalizer`` is."""
+
+    text: str
+    parameters: tuple[float, ...]
+    normalizer: torch.Tensor | None
+    divisor: float | None
+
+    def plain(self, operands: Sequence[torch.Tensor]) -> _Plain:
+        """The same call as a sum over dimensions that are named, and what it is divided by."""
+        loss, reduction, flags = ops.decode(self.text)
+        shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+        resolved = resolve(loss, reduction, shape)
+        divisor = resolved.divisor * (1.0 if self.divisor is None else self.divisor)
+        if resolved.weighted:
+            divisor *= self.parameters[-1]
+        normalizer = self.normalizer
+        if resolved.counted:
+            call = Call(loss, tuple(operands), reduction, self.parameters, flags)
+            _, below, factor = split(call, resolved, shape)
+            assert below is not None  # as there is no normalizer
+            normalizer, divisor = autograd.evaluate(below), factor
+        if normalizer is not None:
+            normalizer = normalizer * divisor
+        each = resolved.dims == ()
+        dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
+        return _Plain(loss, flags, len(shape), each, dims, reduction.out_dtype, self.parameters, normalizer, divisor)
+
+
+class _Plain(NamedTuple):
+    """A call of operands of ``rank`` as a sum over ``dims``, divided by ``normalizer``, or else by ``divisor``; or, if
+    ``each``, without sums and divisors.
+    """
+
+    loss: Loss
+    flags: tuple[int, ...]
+    rank: int
+    each: bool
+    dims: tuple[int, ...]
+    out_dtype: str | None
+    parameters: tuple[float, ...]
+    normalizer: torch.Tensor | None
+    divisor: float
+
+    def spec(self) -> _Spec:
+        """The arguments of the Functions for it."""
+        if self.each:
+            # A loss that is a mean over rows is none here: that is a sum over dimensions.
+            text = ops.encode(self.loss, Reduction("none", (), self.out_dtype), self.flags)
+            return _Spec(text, self.parameters, None, None)
+        text = ops.encode(self.loss, Reduction("sum", self.dims or None, self.out_dtype, True), self.flags)
+        return _Spec(text, self.parameters, self.normalizer, self.divisor if self.normalizer is None else None)
+
+    def along(self, directions: Sequence[Any]) -> _Plain:
+        """The derivative along the directions that are not None."""
+        return self._replace(loss=directional(self.loss, tuple([v is not None for v in directions])))
+
+    def batched(self) -> _Plain:
+        """The same call of operands that have a further dimension in front, which is kept."""
+        return self._replace(rank=self.rank + 1, dims=tuple([d + 1 for d in self.dims]))
+
+
+class _Value(Function):
+    """A loss under a transform."""
+
+    @staticmethod
+    def forward(
+        text: str,
+        parameters: tuple[float, ...],
+        normalizer: torch.Tensor | None,
+        divisor: float | None,
+        *operands: torch.Tensor,
+    ) -> torch.Tensor:
+        return ops.value(operands, text, parameters, normalizer, divisor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        text, parameters, normalizer, divisor, *operands = inputs
+        ctx.save_for_backward(normalizer, *operands)
+        ctx.save_for_forward(normalizer, *operands)
+        ctx.rest = text, parameters, divisor
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        spec, operands = _saved(ctx)
+        wanted = ctx.needs_input_grad[4:]
+        found = _Gradients.apply(grad_output, wanted, *spec, *operands)
+        return None, None, None, None, *_all_of(found, wanted)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        spec, operands = _saved(ctx)
+        directions = tangents[4:]
+        plain = spec.plain(operands)
+        if isinstance(plain.loss, Directional):
+            return torch.func.jvp(_formula(spec), tuple(operands), _directed(operands, directions))[1]
+        return _Value.apply(*plain.along(directions).spec(), *operands, *_given(directions))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
+        spec, operands = _Spec(*inputs[:4]), inputs[4:]
+        plain, aligned = _aligned(spec, operands, in_dims[4:], info.batch_size)
+        return _Value.apply(*plain.spec(), *aligned), 0
+
+
+class _Gradients(Function):
+    """The gradients of operands that are wanted, as a function of grad_output and operands."""
+
+    @staticmethod
+    def forward(
+        grad_output: torch.Tensor,
+        wanted: tuple[bool, ...],
+        text: str,
+        parameters: tuple[float, ...],
+        normalizer: torch.Tensor | None,
+        divisor: float | None,
+        *operands: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(ops.gradients(grad_output, wanted, operands, text, parameters, normalizer, divisor))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad_output, wanted, text, parameters, normalizer, divisor, *operands = inputs
+        ctx.save_for_backward(normalizer, *operands, grad_output)
+        ctx.save_for_forward(normalizer, *operands, grad_output)
+        ctx.rest = text, parameters, divisor
+        ctx.wanted = wanted
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        spec, (*operands, grad_output) = _saved(ctx)
+        directions = _all_of(cotangents, ctx.wanted)
+        by_grad_output, wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
+        nothing = (None,) * 5
+        if not any(v is not None for v in directions):
+            return None, *nothing, *(None,) * len(operands)
+        plain = spec.plain(operands)
+        if isinstance(plain.loss, Directional):
+            needed = _needed(ctx, (grad_output, spec.normalizer, *operands))
+            by_operands = needed[2 : 2 + len(plain.loss.along)]
+            if not needed[0] and not any(by_operands):
+                return None, *nothing, *_by_directions(grad_output, plain, operands, directions, wanted)
+            primals, pull = torch.func.vjp(_gradients_of_formula(spec, ctx.wanted), grad_output, *operands)
+            first, *others = pull(_directed(primals, cotangents))
+            return first, *nothing, *others
+        along = plain.along(directions).spec()
+        inputs = (*operands, *_given(directions))
+        first = None
+        if by_grad_output:
+            first = _Value.apply(*along, *inputs).to(grad_output.dtype)
+        found: Sequence[Any] = ()
+        if any(wanted):
+            asked = (*wanted, *(False,) * (len(inputs) - len(operands)))
+            found = _Gradients.apply(grad_output, asked, *along, *inputs)
+        return first, *nothing, *_all_of(found, wanted)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
+        spec, (*operands, grad_output) = _saved(ctx)
+        of_grad_output, directions = tangents[0], tangents[6:]
+        terms = []
+        if of_grad_output is not None:
+            terms.append(_Gradients.apply(of_grad_output, ctx.wanted, *spec, *operands))
+        if any(v is not None for v in directions):
+            plain = spec.plain(operands)
+            if isinstance(plain.loss, Directional):
+                primals = (grad_output, *operands)
+                moved = _directed(primals, (None, *directions))
+                terms.append(torch.func.jvp(_gradients_of_formula(spec, ctx.wanted), primals, moved)[1])
+            else:
+                inputs = (*operands, *_given(directions))
+                asked = (*ctx.wanted, *(False,) * (len(inputs) - len(operands)))
+                terms.append(_Gradients.apply(grad_output, asked, *plain.along(directions).spec(), *inputs))
+        return tuple([sum(x[1:], x[0]) for x in zip(*terms, strict=True)])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
+        grad_output, wanted, *rest = inputs
+        spec, operands, size = _Spec(*rest[:4]), rest[4:], info.batch_size
+        # The gradient of an operand that is the same for all is one for each.
+        dims = list(in_dims[6:])
+        operands = list(operands)
+        for i, w in enumerate(wanted):
+            if w and dims[i] is None:
+                operands[i], dims[i] = operands[i].expand(size, *operands[i].shape), 0
+        shapes = [x.shape[:d] + x.shape[d + 1 :] if d is not None else x.shape for x, d in zip(operands, dims)]
+        plain, aligned = _aligned(spec, operands, dims, size)
+        if in_dims[0] is None:
+            grad_output = grad_output.expand(size, *grad_output.shape)
+        else:
+            grad_output = grad_output.movedim(in_dims[0], 0)
+        found = _Gradients.apply(grad_output, wanted, *plain.spec(), *aligned)
+        kept = [s for s, w in zip(shapes, wanted, strict=True) if w]
+        return tuple([g.reshape(size, *s) for g, s in zip(found, kept, strict=True)]), (0,) * len(kept)
+
+
+def _saved(ctx: Any) -> tuple[_Spec, Any]:
+    normalizer, *tensors = ctx.saved_tensors
+    text, parameters, divisor = ctx.rest
+    return _Spec(text, parameters, normalizer, divisor), tensors
+
+
+def _needed(ctx: Any, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
+    """Of which tensors that a node was made from this backward pass wants a gradient. ``needs_input_grad`` says only of
+    which one could be wanted.
+    """
+    nodes = iter(ctx.next_functions)
+    return [x is not None and _will_run(next(nodes)[0]) for x in inputs]
+
+
+def _will_run(node: Any) -> bool:
+    if node is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf whose gradient was asked for
+        return True
+
+
+def _by_directions(
+    grad_output: torch.Tensor,
+    plain: _Plain,
+    inputs: Sequence[torch.Tensor],
+    cotangents: Sequence[Any],
+    wanted: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """The gradients of a derivative along directions, differentiated by these: second derivatives of the loss itself,
+    along the cotangents. This is how Hessian-vector products are taken backwards twice.
+    """
+    assert isinstance(plain.loss, Directional) and plain.loss.base is not None
+    along = plain.loss.along
+    operands, count = inputs[: len(along)], len(along)
+    rest = iter(wanted[count:])
+    asked = [a and next(rest) for a in along]
+    found: Sequence[Any] = (None,) * count
+    if any(v is not None for v in cotangents[:count]):
+        moved = plain._replace(loss=plain.loss.base).along(cotangents[:count]).spec()
+        given = _given(cotangents[:count])
+        padded = (*asked, *(False,) * len(given))
+        found = _all_of(_Gradients.apply(grad_output, padded, *moved, *operands, *given), padded)
+    by_directions = [g for g, a in zip(found, along, strict=False) if a]
+    return [*(None,) * count, *by_directions]
+
+
+def _formula(spec: _Spec) -> Any:
+    """A derivative along directions as a function of operands and directions that torch can differentiate."""
+    loss, reduction, flags = ops.decode(spec.text)
+    assert isinstance(loss, Directional) and loss.base is not None
+    base, along = loss.base, loss.along
+    normalizer = spec.divisor if spec.normalizer is None else spec.normalizer
+
+    def derivative(*inputs: torch.Tensor) -> torch.Tensor:
+        operands, directions = inputs[: len(along)], inputs[len(along) :]
+
+        def value(*moved: torch.Tensor) -> torch.Tensor:
+            rest = iter(moved)
+            given = tuple([next(rest) if a else x for x, a in zip(operands, along, strict=True)])
+            call = Call(base, given, reduction, spec.parameters, flags, normalizer)
+            return autograd.evaluate_reference(call, warn=False)
+
+        moved = tuple([x for x, a in zip(operands, along, strict=True) if a])
+        return torch.func.jvp(value, moved, directions)[1]
+
+    return derivative
+
+
+def _gradients_of_formula(spec: _Spec, wanted: Sequence[bool]) -> Any:
+    """The gradients of that derivative, as a function of grad_output and inputs."""
+    derivative = _formula(spec)
+
+    def found(grad_output: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        value, pull = torch.func.vjp(derivative, *inputs)
+        return tuple([g for g, w in zip(pull(grad_output.to(value.dtype)), wanted, strict=True) if w])
+
+    return found
+
+
+def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Tangents, of zeros where there is none."""
+    return tuple([torch.zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)])
+
+
+def _given(directions: Sequence[Any]) -> list[torch.Tensor]:
+    return [v for v in directions if v is not None]
+
+
+def _aligned(
+    spec: _Spec, operands: Sequence[torch.Tensor], dims: Sequence[int | None], size: int
+) -> tuple[_Plain, list[torch.Tensor]]:
+    """The call for a whole batch, and its operands with the batch in front, where they have it."""
+    samples = [x if d is None else x.select(d, 0) for x, d in zip(operands, dims, strict=True)]
+    plain = spec.plain(samples)
+    if plain.rank == 0 and not plain.each:
+        # So that there is a dimension to sum over.
+        operands = [x.unsqueeze(-1) for x in operands]
+        plain = plain._replace(rank=1, dims=(0,))
+        dims = [d if d is None else d % (x.ndim - 1) for x, d in zip(operands, dims, strict=True)]
+    aligned = []
+    for x, d in zip(operands, dims, strict=True):
+        if d is not None:
+            x = x.movedim(d, 0)
+            x = x.reshape(size, *(1,) * (plain.rank - x.ndim + 1), *x.shape[1:])
+        aligned.append(x)
+    return plain.batched(), aligned

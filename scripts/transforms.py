@@ -1,0 +1,74 @@
+"""Tries every transform of torch on every loss, and writes what works to docs/transforms.csv.
+
+python scripts/transforms.py               on the GPU, or through host execution, which leaves out what takes a GPU
+python scripts/generate.py                 then writes the table of docs/transforms.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch
+
+from cupylosses.definition import registry
+from cupylosses.testing import host
+from cupylosses.testing.transforms import TRANSFORMS, Subject
+
+RECORD = ROOT / "docs" / "transforms.csv"
+
+#: Where a transform was tried.
+WHERE = "GPU" if torch.cuda.is_available() else "host"
+
+
+def tried(name: str) -> list[tuple[str, str, str, str]]:
+    """Rows of a loss: its name, the transform, where, and "works" or what is wrong."""
+    warnings.simplefilter("ignore")
+    with nullcontext() if WHERE == "GPU" else host.execution(sanitize=("thread",)):
+        return [(name, t, WHERE, outcome) for t, outcome in _outcomes(name)]
+
+
+def _outcomes(name: str) -> Iterator[tuple[str, str]]:
+    for t in TRANSFORMS.values():
+        if WHERE == "GPU" or not t.gpu:
+            error = t.outcome(Subject(registry()[name], "cuda" if WHERE == "GPU" else "cpu"))
+            yield t.name, "works" if error is None else f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loss", default=",".join(registry()), help="names, separated by commas")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--out", type=Path, default=RECORD, help="the file to write")
+    chosen = parser.parse_args()
+    names = chosen.loss.split(",")
+    with ProcessPoolExecutor(chosen.workers) as pool:
+        rows = [row for rows in pool.map(tried, names) for row in rows]
+    before = []
+    if chosen.out.is_file():
+        # What was tried elsewhere stays.
+        with chosen.out.open(encoding="utf-8", newline="") as file:
+            before = [tuple(x) for x in list(csv.reader(file))[1:]]
+    done = {row[:2] for row in rows}
+    with chosen.out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("loss", "transform", "where", "outcome"))
+        writer.writerows(sorted([*(x for x in before if x[:2] not in done), *rows]))
+    wrong = [x for x in rows if x[3] != "works"]
+    for x in wrong:
+        print(": ".join(x))
+    print(f"{len(rows) - len(wrong)} of {len(rows)} work")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Every loss under every transform of torch, as docs/transforms.md says; through kernels, not through the formula."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from devices import KERNELS
+
+import cupylosses.functional as F
+from cupylosses import autograd, ops
+from cupylosses.definition import Loss, named, registry
+from cupylosses.directional import directional
+from cupylosses.forms import form
+from cupylosses.reduction import Reduction
+from cupylosses.testing.transforms import TRANSFORMS, Subject, Transform, close
+
+RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def chosen(gpu: bool) -> Any:
+    return pytest.mark.parametrize(
+        "transform", [pytest.param(t, id=t.name) for t in TRANSFORMS.values() if t.gpu == gpu]
+    )
+
+
+def recorded() -> dict[tuple[str, str], str]:
+    """What the table of the documents is made from."""
+    with RECORD.open(encoding="utf-8", newline="") as file:
+        return {(x["loss"], x["transform"]): x["outcome"] for x in csv.DictReader(file)}
+
+
+def test_the_table_is_complete() -> None:
+    """An outcome for each loss and transform: `python scripts/transforms.py` writes it."""
+    assert recorded().keys() == {(loss, name) for loss in registry() for name in TRANSFORMS}
+
+
+@chosen(gpu=False)
+@pytest.mark.kernels
+def test_works_as_recorded(loss: Loss, transform: Transform) -> None:
+    error = transform.outcome(Subject(loss, KERNELS))
+    assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
+
+
+@chosen(gpu=True)
+@pytest.mark.gpu
+def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
+    error = transform.outcome(Subject(loss, "cuda"))
+    assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
+
+
+@pytest.mark.representatives
+@pytest.mark.kernels
+def test_transforms_run_kernels(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula is for third derivatives alone."""
+
+    def never(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("the formula was taken")
+
+    monkeypatch.setattr(autograd, "evaluate_reference", never)
+    for transform in TRANSFORMS.values():
+        if not transform.gpu and transform.name not in ("third derivatives", "`is_grads_batched=True`"):
+            assert transform.outcome(Subject(loss, KERNELS)) is None, transform.name
+
+
+@pytest.mark.kernels
+def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transforms are themselves tested: with the derivative along a direction that is another one."""
+    from cupylosses import transforms
+
+    monkeypatch.setattr(transforms, "directional", lambda _, along: directional(registry()["huber_loss"], along))
+    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry()["log_cosh_loss"], KERNELS))}
+    assert wrong == {
+        "`torch.autograd.gradgradcheck`",
+        "`create_graph=True`",
+        "`torch.autograd.functional.hvp`",
+        "third derivatives",
+        "`torch.autograd.forward_ad`",
+        "`torch.func.jvp`",
+        "`torch.func.jacfwd`",
+        "`torch.func.hessian`",
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Weights, masks, normalizers, dimensions
+
+OPTIONS = [
+    {},
+    {"mask": True},
+    {"weight": True, "reduction": "weighted_mean"},
+    {"weight": True, "mask": True, "reduction": "weighted_mean", "dim": 1},
+    {"mask": True, "dim": 0},
+    {"weight": 0.5, "mask": True, "reduction": "weighted_mean"},
+    {"reduction": "batchmean", "weight": True},
+    {"reduction": "batchmean", "normalizer": 3.0},
+    {"normalizer": True, "dim": 1},
+    {"reduction": "none", "weight": True, "mask": True},
+]
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(KERNELS)
+
+
+def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """A loss with these options as a function of tensors, and the tensors: input, target and perhaps a weight."""
+    tensors = [drawn(5, 4), drawn(5, 4, seed=1)]
+    given = dict(options)
+    if options.get("mask"):
+        given["mask"] = drawn(5, 4, seed=2) > -0.5
+    if options.get("normalizer") is True:
+        given["normalizer"] = torch.tensor(2.5, dtype=torch.float64, device=KERNELS)
+    if options.get("weight") is True:
+        tensors.append(drawn(4, seed=3).abs() + 0.5)
+        del given["weight"]
+        return lambda x, y, w: F.log_cosh_loss(x, y, weight=w, **given), tensors
+    return lambda x, y: F.log_cosh_loss(x, y, **given), tensors
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_under_transforms(options: dict[str, Any]) -> None:
+    """Second derivatives, forward mode, per-sample values and gradients of every way to reduce."""
+    function, tensors = called(options)
+    leaves = [x.requires_grad_() for x in tensors]
+    torch.autograd.gradcheck(function, leaves, fast_mode=True, check_forward_ad=True)
+    torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+    plain = [x.detach() for x in leaves]
+    batch = [torch.stack([x, x * 0.5, x + 1.0]) for x in plain]
+    close(torch.func.vmap(function)(*batch), torch.stack([function(*x) for x in zip(*batch, strict=True)]))
+    scalar = lambda *x: function(*x).sum()  # noqa: E731
+    every = tuple(range(len(plain)))
+    found = torch.func.vmap(torch.func.grad(scalar, every), in_dims=(0, None, *(0,) * (len(plain) - 2)))(
+        batch[0], plain[1], *batch[2:]
+    )
+    rows = [torch.func.grad(scalar, every)(a, plain[1], *c) for a, *c in zip(batch[0], *batch[2:], strict=True)]
+    close(found, [torch.stack(x) for x in zip(*rows, strict=True)])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_in_a_graph(options: dict[str, Any]) -> None:
+    """Value and gradients in a full graph have the bits of eager mode."""
+    torch.compiler.reset()
+    function, tensors = called(options)
+    leaves = [x.requires_grad_() for x in tensors]
+    value = function(*leaves)
+    expected = torch.autograd.grad(value, leaves, torch.full_like(value, 1.5))
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    again = compiled(*leaves)
+    found = torch.autograd.grad(again, leaves, torch.full_like(again, 1.5))
+    assert torch.equal(again, value)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operators
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("where", ["kernels", "formula"])
+@pytest.mark.parametrize("kind", ["none", "mean", "sum"])
+def test_operators_keep_their_promises(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
+    if where == "formula":
+        monkeypatch.setattr(autograd, "_host", None)
+    device = "cpu" if where == "formula" else KERNELS
+    loss = form(registry()["huber_loss"], frozenset(), "array", True)
+    text = ops.encode(loss, Reduction(kind, None, "float32"), ())
+    across = torch.randn(7, 5, device=device).T
+    operands = [across, torch.randn(5, 7, device=device), torch.rand(7, device=device), across > 0]
+    upstream = torch.randn(5, 7, device=device) if kind == "none" else torch.randn((), device=device)
+    for inputs in (operands, [operands[0][:, ::2], *(x[..., ::2] for x in operands[1:])]):
+        torch.library.opcheck(ops.value, (inputs, text, [0.7], None, None))
+        go = upstream[..., ::2] if kind == "none" and inputs is not operands else upstream
+        torch.library.opcheck(ops.gradients, (go, [True, False, True, False], inputs, text, [0.7], None, None))
+
+
+def test_losses_are_found_by_text() -> None:
+    for loss in registry().values():
+        flags = tuple(0 for _ in loss.flags)
+        number = frozenset(x.name for x in loss.operands if x.number)
+        for weight in (None, "array", "number"):
+            made = form(loss, number, weight, True)
+            along = directional(made, tuple(i == 0 for i in range(len(made.operands))))
+            for x in (loss, made, along):
+                how = Reduction("sum", (0, 2), "float64", True)
+                assert ops.decode(ops.encode(x, how, flags)) == (x, how, flags)
+
+
+def test_a_loss_that_nobody_defined() -> None:
+    with pytest.raises(LookupError, match=r"needs the loss 'mine' .* has not defined"):
+        named("mine-0123456789abcdef")
+
+
+def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> None:
+    """All that a process needs which loads an exported program is the import of the operators."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.huber_loss(x, y, delta=0.5)
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    torch.export.save(torch.export.export(Model(), (x, y)), tmp_path / "loss.pt2")
+    torch.save((x, y), tmp_path / "operands.pt")
+    printed = python(
+        "import torch, cupylosses.ops\n"
+        f"x, y = torch.load({str(tmp_path / 'operands.pt')!r})\n"
+        f"print(torch.export.load({str(tmp_path / 'loss.pt2')!r}).module()(x, y).item())"
+    )
+    assert float(printed) == F.huber_loss(x, y, delta=0.5).item()
