@@ -1,8 +1,7 @@
 """PyTorch: thin autograd Functions around the engine, and what torch's tensors need before it.
 
-Imported with the first torch tensor that arrives. CPU tensors, tensor subclasses and tensors under ``torch.compile``, a
-transform of ``torch.func`` or forward-mode differentiation go through the reference formula, which torch differentiates
-itself.
+Imported with the first torch tensor that arrives. CPU tensors and tensor subclasses go through the reference formula,
+which torch differentiates itself; what torch has wrapped or traces goes through :mod:`cupylosses.transforms`.
 """
 
 from __future__ import annotations
@@ -148,25 +147,31 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -
 def _locate(call: Call) -> tuple[engine.Plan, TorchDevice, list[int], bool] | None:
     """Plan, device and addresses of the operands, and whether one requires grad; None for what no kernel can read."""
     loss, operands, reduction, _, flags, _ = call
+    if _host is None and not operands[0].is_cuda:
+        return None
     pointers: list[int] = []
-    key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled()]
+    key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
     differentiable = False
     for x in operands:
-        if not x.is_cuda:
-            if _host is None or not x.is_cpu:
-                return None
-            key.append(_is_autocast_cpu_enabled())
-        dtype = x.dtype
-        if type(x) not in _PLAIN or dtype not in _NAMES or x.layout is not _STRIDED or x.is_neg():
+        if type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
             return None
         if x.requires_grad:
             differentiable = True
         # Asked for, as the tensor is on the launch device: through a DLPack capsule it takes ten times as long.
         address = x.data_ptr()
         pointers.append(address)
-        key += (dtype, x.shape, x.stride(), x.get_device(), address & 15)
-    found = _plans.get(tuple(key)) or _make_plan(tuple(key), call, pointers)
+        key += (x.dtype, x.shape, x.stride(), x.device, address & 15)
+    found = _plans.get(tuple(key))
+    if found is None:
+        if not all([_has_kernels(x) for x in operands]):
+            return None
+        found = _make_plan(tuple(key), call, pointers)
     return *found, pointers, differentiable
+
+
+def _has_kernels(x: torch.Tensor) -> bool:
+    """Whether kernels read memory of this device and dtype."""
+    return (x.is_cuda or (_host is not None and x.is_cpu)) and x.dtype in _NAMES
 
 
 def _evaluate_apart(call: Call, warn: bool) -> torch.Tensor:
@@ -283,7 +288,7 @@ def result_dtype(call: Call) -> torch.dtype:
 
 def runs_kernels(x: torch.Tensor) -> bool:
     """Whether kernels run for such a tensor, which a transform may have wrapped."""
-    return (x.is_cuda or (_host is not None and x.is_cpu)) and (type(x) in _PLAIN or type(x).__name__ == "FakeTensor")
+    return _has_kernels(x) and (type(x) in _PLAIN or type(x).__name__ == "FakeTensor")
 
 
 def evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
@@ -326,38 +331,34 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     operands = ctx.saved_tensors
     plan, device, pointers, parameters, divisor = ctx.launch
     # Handed out once; a second backward computes into new buffers.
-    promise, wanted = ctx.__dict__.pop("promise", None) or (None, ctx.needs_input_grad[1:])
+    promise = ctx.__dict__.pop("promise", None)
     if torch.is_grad_enabled():  # create_graph=True
+        wanted = ctx.needs_input_grad[1:]
         return None, *transforms.gradients(_call(plan, parameters, divisor, operands), plan.result, grad_output, wanted)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
-            return _gradients(plan, device, pointers, parameters, divisor, operands, wanted, grad_output, promise)
-    return _gradients(plan, device, pointers, parameters, divisor, operands, wanted, grad_output, promise)
-
-
-def _gradients(
-    plan: engine.Plan,
-    device: TorchDevice,
-    pointers: list[int],
-    parameters: tuple[float, ...],
-    divisor: engine.Divisor,
-    operands: tuple[torch.Tensor, ...],
-    wanted: tuple[bool, ...],
-    grad_output: torch.Tensor,
-    promise: engine.Promise | None,
-) -> Any:
+            ctx.promise = promise
+            return _backward(ctx, grad_output)
     if grad_output.is_neg():
         grad_output = grad_output.resolve_neg()
     try:
         upstream = grad_output.data_ptr()
     except RuntimeError:  # a batch of several (is_grads_batched), which has no memory of its own
+        wanted = ctx.needs_input_grad[1:]
         return None, *_reference_gradients(_call(plan, parameters, divisor, operands), grad_output, wanted)
     # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
     now = [x.data_ptr() for x in operands]
     if [x.stride() for x in operands] != plan.strides or (now != pointers and not plan.aligned(now)):
         plan, promise = _plan_like(plan, operands, now), None
-    if promise is not None and now != pointers:
-        promise.arguments[: len(now)] = now
+    if promise is not None:
+        if now != pointers:
+            promise.arguments[: len(now)] = now
+        if ctx.complete:
+            kept = promise.keep(device, upstream)
+            if kept is not None:
+                return None, *kept
+            promise = None
+    wanted = ctx.needs_input_grad[1:]
     strides = None if plan.scalar else grad_output.stride()
     return None, *engine.gradients(plan, device, now, parameters, divisor, wanted, upstream, strides, promise)
 
@@ -394,8 +395,8 @@ class _Reduced(Function):
         written = launch[0].written(wanted)
         if True not in written or not options.one_pass_enabled():
             return engine.reduce(*launch)
-        value, promise = engine.reduce_with_gradient(*launch, written)
-        ctx.promise = promise, wanted
+        value, ctx.promise = engine.reduce_with_gradient(*launch, written)
+        ctx.complete = written == wanted
         return value
 
     backward = staticmethod(_backward)

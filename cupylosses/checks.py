@@ -161,9 +161,8 @@ def not_an_array(loss: Loss, name: str, value: Any) -> TypeError:
 def no_reference(loss: Loss) -> NotImplementedError:
     """The error for what takes a reference formula, of a loss that was defined without one."""
     return NotImplementedError(
-        f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, second "
-        "derivatives, torch.func, forward-mode differentiation and torch.compile take. Give define_loss one, or move "
-        "the operands to a GPU."
+        f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, tensor "
+        "subclasses and third derivatives take. Give define_loss one, or move the operands to a GPU."
     )
 
 

@@ -385,14 +385,14 @@ class Notes:
 class OnePass:
     """The launches of a loss that writes gradients ahead: of the operands in ``wanted``."""
 
-    __slots__ = ("buffers", "check", "launcher", "part", "width")
+    __slots__ = ("buffers", "check", "groups", "launcher", "nothing", "part", "warps")
 
     def __init__(self, plan: Plan, wanted: tuple[bool, ...], counted: bool) -> None:
-        self.part = plan.part
-        self.launcher = self.part.launcher("value_and_gradient", wanted, counted)
-        self.check = self.part.launcher("verify_gradient", wanted, counted)
-        self.buffers = plan.buffers(wanted)
-        self.width = len(wanted)
+        part = self.part = plan.part
+        self.launcher = part.launcher("value_and_gradient", wanted, counted)
+        self.check = part.launcher("verify_gradient", wanted, counted)
+        self.buffers, self.nothing = plan.buffers(wanted), [None] * len(wanted)
+        self.groups, self.warps = part.groups, part.warps
 
 
 class Promise:
@@ -401,19 +401,14 @@ class Promise:
     has to come from the cache of another processor.
     """
 
-    __slots__ = ("arguments", "gradients", "launcher", "notes", "reusable", "spare")
+    __slots__ = ("arguments", "check", "gradients", "notes", "reusable", "spare", "wanted")
 
     def __init__(
-        self,
-        gradients: list[Any],
-        launcher: compiler.Launcher,
-        arguments: list[Any],
-        notes: Notes,
-        spare: defaultdict[int, list[Notes]],
+        self, gradients: list[Any], wanted: tuple[bool, ...], found: OnePass, arguments: list[Any], notes: Notes,
         reusable: bool,
-    ) -> None:
-        self.gradients, self.launcher, self.arguments = gradients, launcher, arguments
-        self.notes, self.spare, self.reusable = notes, spare, reusable
+    ) -> None:  # fmt: skip
+        self.gradients, self.wanted, self.arguments = gradients, wanted, arguments
+        self.check, self.notes, self.spare, self.reusable = found.check, notes, found.part.spare_notes, reusable
 
     def keep(self, device: Device, grad_output: int) -> list[Any] | None:
         """The gradients for the true grad_output; None under the capture of a graph that will run without the forward
@@ -423,7 +418,7 @@ class Promise:
             return None
         stream, arguments = device.stream(), self.arguments
         arguments[arguments.index(None)] = grad_output
-        self.launcher(stream, *arguments)
+        self.check(stream, *arguments)
         if self.reusable:
             self.spare[stream].append(self.notes)
         return self.gradients
@@ -479,22 +474,22 @@ def reduce_with_gradient(
     found = plan.one_pass.get((wanted, counted))
     if found is None:
         found = plan.one_pass[wanted, counted] = OnePass(plan, wanted, counted)
-    part, stream, capturing = found.part, device.stream(), device.capturing()
-    notes = None if capturing else part.reuse_notes(stream)
+    stream, capturing = device.stream(), device.capturing()
+    notes = None if capturing else found.part.reuse_notes(stream)
     if notes is None:
-        array = device.empty((part.warps,), (1,), "float64")
+        array = device.empty((found.warps,), (1,), "float64")
         notes = Notes(array, device.address(array))
     value = device.empty((), (), plan.result)
-    gradients: list[Any] = [None] * found.width
+    gradients: list[Any] = found.nothing.copy()
     arguments: list[Any] = list(pointers)
     for slot, shape, strides, dtype in found.buffers:
         array = gradients[slot] = device.empty(shape, strides, dtype)
         arguments.append(device.address(array))
-    _memory, memory = device.workspace(stream, part.groups, capturing)
+    _memory, memory = device.workspace(stream, found.groups, capturing)
     expectation, last = device.expectation(plan.slot), (*parameters, *divisor.arguments)
     found.launcher(stream, *arguments, memory, device.address(value), expectation, notes.address, *last)
     arguments += (None, notes.address, expectation, *last)  # None is where the true grad_output will be
-    return value, Promise(gradients, found.check, arguments, notes, part.spare_notes, not capturing)
+    return value, Promise(gradients, wanted, found, arguments, notes, not capturing)
 
 
 def verified_gradient(

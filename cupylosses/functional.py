@@ -84,7 +84,9 @@ def _with_numbers(
 def evaluate(call: Call) -> Any:
     """Finds the library that owns the arrays, and hands over."""
     library, operands = common_library(call.loss, call.operands)
-    return (_BACKENDS[library] or backend(library)).evaluate(call._replace(operands=operands))
+    if operands is not call.operands:
+        call = call._replace(operands=operands)
+    return (_BACKENDS[library] or backend(library)).evaluate(call)
 
 
 def _evaluate(*arguments: Any) -> Any:

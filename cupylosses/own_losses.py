@@ -62,8 +62,7 @@ def define_loss(
         derivatives: The derivative of the value with respect to an operand by hand, where the one of the expression
             loses digits.
         reference: The same loss by the array API, ``reference(xp, *operands, **parameters)``. What does not run kernels
-            takes it: CPU arrays, empty operands, second derivatives, ``torch.func``, ``torch.compile``. Without it
-            these raise.
+            takes it: CPU arrays, empty operands, tensor subclasses, third derivatives. Without it these raise.
         flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
         summary, formula, convention, notes, source: For the docstring.
         kinks, cases: For tests; see docs/adding-a-loss.md.

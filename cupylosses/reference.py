@@ -1,4 +1,4 @@
-"""The reference formulas, through the array API: the path of CPU arrays, and the second derivatives of any.
+"""The reference formulas, through the array API: the path of CPU arrays, and the third derivatives of any.
 
 Written for being right, not fast: a formula of a definition runs in the arithmetic type (float32; float64 for float64
 operands and NumPy arrays), sums run in float64, and the result is rounded once. Derivatives are those of the array

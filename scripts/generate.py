@@ -8,6 +8,7 @@ python scripts/generate.py --check    writes nothing, and exits with 1 if one of
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from cupylosses.codegen import Variant, glue
 from cupylosses.definition import COMMON, REDUCTIONS, Loss, registry
 from cupylosses.documentation import docstring
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
+from cupylosses.testing.transforms import TRANSFORMS
 from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
@@ -203,11 +205,26 @@ def between(text: str, name: str, content: str) -> str:
     return f"{head}{start}\n{content}\n{end}{rest.split(end)[1]}"
 
 
+def transforms() -> str:
+    """The table of docs/transforms.md: what was tried, where, and with which losses it works."""
+    with (ROOT / "docs" / "transforms.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    rows = []
+    for name, transform in TRANSFORMS.items():
+        outcomes = [x for x in found if x["transform"] == name]
+        wrong = [f"`{x['loss']}`" for x in outcomes if x["outcome"] != "works"]
+        losses = "all" if len(outcomes) == len(registry()) and not wrong else f"all but {', '.join(wrong)}"
+        where = " and ".join(sorted({x["where"] for x in outcomes}))
+        rows.append((name, transform.summary, losses, where))
+    return table(("What", "Tried", "Losses", "Where"), rows)
+
+
 #: The documents with generated parts: marker and what belongs there.
 PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "README.md": ("losses", losses),
     "docs/adding-a-loss.md": ("primitives", primitives),
     "docs/mutations.md": ("mutants", mutants),
+    "docs/transforms.md": ("transforms", transforms),
 }
 
 

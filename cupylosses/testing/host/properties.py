@@ -86,14 +86,14 @@ def goes_by_the_note_of_each_warp(
     with execution():
         expected = torch.autograd.grad(function(*operands), operands)
         surprise = torch.autograd.grad(value := function(*operands), operands, torch.full_like(value, -3.0))
-        promise, _ = function(*operands).grad_fn.promise
+        promise = function(*operands).grad_fn.promise
         learned = [same_bits(a, b) for a, b in zip(promise.gradients, surprise, strict=True) if a is not None]
         require(all(learned), "what backward was given is not expected afterwards")
         torch.autograd.grad(function(*operands), operands)
         times = [torch.zeros_like(x, dtype=torch.int64) for x in expected]
         for warp in range(promise.notes.array.numel()):
             value = function(*operands)
-            promise, _ = value.grad_fn.promise
+            promise = value.grad_fn.promise
             if promise.notes.array[warp].isnan():  # as allocated: a warp without elements notes nothing
                 continue
             promise.notes.array[warp] = 7.0
