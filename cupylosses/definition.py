@@ -260,7 +260,10 @@ class Loss:
         """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
         if _registry.get(self.name) is self:
             return self.name
-        parts = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
+        code = getattr(self.reference, "__code__", None)
+        formula = (code.co_code, code.co_names, code.co_varnames) if code else self.reference is None
+        own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
+        parts = (*own, formula)
         return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
 
     @cached_property
