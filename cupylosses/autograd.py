@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import torch
@@ -56,6 +57,23 @@ class TorchDevice(engine.Device):
 
     def full(self, count: int, value: float) -> torch.Tensor:
         return torch.full((count,), value, dtype=torch.float64, device=self.device)
+
+    def kept(self, count: int, value: float) -> torch.Tensor:
+        # In another thread, on its default stream: what this one allocates may go to the pool of a CUDA graph, which
+        # torch.compile's reduce-overhead mode then finds occupied.
+        made: list[Any] = []
+
+        def make() -> None:
+            with torch.cuda.device(self.index):
+                made.append(self.full(count, value))
+                made.append(torch.cuda.current_stream().record_event())
+
+        thread = Thread(target=make)
+        thread.start()
+        thread.join()
+        array, event = made
+        torch.cuda.current_stream(self.index).wait_event(event)
+        return array
 
     def address(self, array: torch.Tensor) -> int:
         return array.data_ptr()

@@ -60,6 +60,10 @@ class Device(ABC):
     def full(self, count: int, value: float) -> Any:
         """``count`` doubles, set on the current stream."""
 
+    def kept(self, count: int, value: float) -> Any:
+        """The same, to be kept for the life of the process: in nobody's pool of memory."""
+        return self.full(count, value)
+
     @abstractmethod
     def address(self, array: Any) -> int:
         """The device address of an array that this object allocated."""
@@ -85,7 +89,7 @@ class Device(ABC):
         found = self._workspaces.get(stream)
         if found is None or found[2] < need:
             size = max(need, 1024)
-            array = self.full(size, 0.0)
+            array = self.kept(size, 0.0)
             found = self._workspaces[stream] = (array, self.address(array), size)
         return found[0], found[1]
 
@@ -94,7 +98,7 @@ class Device(ABC):
         if self._table is None:
             if self.capturing():
                 return 0
-            array = self.full(EXPECTATIONS, 1.0)
+            array = self.kept(EXPECTATIONS, 1.0)
             self._table = (array, self.address(array))
         return self._table[1] + 8 * slot
 

@@ -83,8 +83,10 @@ def _with_numbers(
 
 def evaluate(call: Call) -> Any:
     """Finds the library that owns the arrays, and hands over."""
-    library, operands = common_library(call.loss, call.operands)
-    if operands is not call.operands:
+    operands, known = call.operands, interop.known_kinds
+    library = known.get(type(operands[0]))
+    if library not in _BACKENDS or not all([known.get(type(x)) == library for x in operands]):
+        library, operands = common_library(call.loss, operands)
         call = call._replace(operands=operands)
     return (_BACKENDS[library] or backend(library)).evaluate(call)
 

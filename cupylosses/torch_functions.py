@@ -58,7 +58,7 @@ def _replacement(loss: Loss, theirs: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(theirs)
     def function(*arguments: Any, **named: Any) -> Any:
         if _is_compiling():
-            # Dynamo makes kernels of torch's functions, and of ours the formula.
+            # Inductor fuses torch's functions with what is around them; ours is one operator by itself.
             return theirs(*arguments, **named)
         reports = in_place._reports
         if not reports:

@@ -50,7 +50,13 @@ def evaluate(call: Call, warn: bool) -> torch.Tensor:
         return autograd.divided(call, resolved, shape, result)
     text = ops.encode(loss, reduction._replace(out_dtype=result), flags)
     number = normalizer if type(normalizer) is float else None
-    return (_Traced if tracing else _Value).apply(text, parameters, array, number, *operands)
+    if not tracing:
+        return _Value.apply(text, parameters, array, number, *operands)
+    # Dynamo takes no tensor twice.
+    different: list[torch.Tensor] = []
+    for x in operands:
+        different.append(x.view_as(x) if any([x is y for y in different]) else x)
+    return _Traced.apply(text, parameters, array, number, *different)
 
 
 def gradients(

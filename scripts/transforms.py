@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,16 +32,16 @@ RECORD = ROOT / "docs" / "transforms.csv"
 WHERE = "GPU" if torch.cuda.is_available() else "host"
 
 
-def tried(name: str) -> list[tuple[str, str, str, str]]:
+def tried(name: str, transforms: list[str]) -> list[tuple[str, str, str, str]]:
     """Rows of a loss: its name, the transform, where, and "works" or what is wrong."""
     warnings.simplefilter("ignore")
     with nullcontext() if WHERE == "GPU" else host.execution(sanitize=("thread",)):
-        return [(name, t, WHERE, outcome) for t, outcome in _outcomes(name)]
+        return [(name, t, WHERE, outcome) for t, outcome in _outcomes(name, transforms)]
 
 
-def _outcomes(name: str) -> Iterator[tuple[str, str]]:
+def _outcomes(name: str, transforms: list[str]) -> Iterator[tuple[str, str]]:
     for t in TRANSFORMS.values():
-        if WHERE == "GPU" or not t.gpu:
+        if t.name in transforms and (WHERE == "GPU" or not t.gpu):
             error = t.outcome(Subject(registry()[name], "cuda" if WHERE == "GPU" else "cpu"))
             yield t.name, "works" if error is None else f"{type(error).__name__}: {str(error).splitlines()[:1]}"
 
@@ -47,12 +49,15 @@ def _outcomes(name: str) -> Iterator[tuple[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loss", default=",".join(registry()), help="names, separated by commas")
+    parser.add_argument("--transform", default="", help="a part of the names of those to try")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, default=RECORD, help="the file to write")
     chosen = parser.parse_args()
     names = chosen.loss.split(",")
-    with ProcessPoolExecutor(chosen.workers) as pool:
-        rows = [row for rows in pool.map(tried, names) for row in rows]
+    transforms = [x for x in TRANSFORMS if chosen.transform in x]
+    # A process that has looked for a GPU cannot hand it on by a fork.
+    with ProcessPoolExecutor(chosen.workers, get_context("spawn")) as pool:
+        rows = [row for rows in pool.map(partial(tried, transforms=transforms), names) for row in rows]
     before = []
     if chosen.out.is_file():
         # What was tried elsewhere stays.

@@ -45,7 +45,7 @@ def _restored() -> Iterator[None]:
 
 def draw(*shape: int, seed: int = 0, device: str = KERNELS) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(*(shape or (6, 5)), generator=generator) * 0.8 + 0.1).to(device)
+    return (torch.rand(*(shape or (6, 5)), generator=generator, device="cpu") * 0.8 + 0.1).to(device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,8 @@ def test_torchs_own_samples(twin: Loss) -> None:
         with patch_torch() as report:
             found = getattr(F, twin.torch)(x, *sample.args, **sample.kwargs)
         expected = theirs(x, *sample.args, **sample.kwargs)
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        # Where terms cancel, the sum of torch's is off by as much.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-5, equal_nan=True)
         (gradient,) = torch.autograd.grad(found.sum(), x)
         torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0], equal_nan=True)
         served += report.served.total()
@@ -345,7 +346,7 @@ WRONG: list[Callable[[], Any]] = [
     lambda: F.mse_loss(),
     lambda: F.mse_loss(draw()),
     lambda: F.mse_loss(draw(), 3.0),
-    lambda: F.mse_loss(draw().numpy(), draw().numpy()),
+    lambda: F.mse_loss(draw().cpu().numpy(), draw().cpu().numpy()),
     lambda: F.mse_loss(draw(), draw(), reduction="avg"),
     lambda: F.mse_loss(draw(), draw(), reduction="weighted_mean"),
     lambda: F.mse_loss(draw(), draw(), mask=draw() > 0.5),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from devices import KERNELS
+from devices import HOST, KERNELS
 
 import cupylosses.functional as F
 from cupylosses import autograd, ops
@@ -216,3 +216,33 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
         f"print(torch.export.load({str(tmp_path / 'loss.pt2')!r}).module()(x, y).item())"
     )
     assert float(printed) == F.huber_loss(x, y, delta=0.5).item()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) -> None:
+    """Nothing has to have been called before: no import, no table that only an eager call fills."""
+    printed = python(
+        "import torch\n"
+        "import cupylosses.functional as F\n"
+        "x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)\n"
+        "def f(x, y):\n"
+        "    return F.huber_loss(x, y, weight=y, mask=y > 0)\n"
+        f"value = torch.compile(f, fullgraph=True, backend={backend!r})(x, y)\n"
+        "value.backward()\n"
+        "print(torch.equal(value, f(x, y)))"
+    )
+    assert printed == "True"
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_ahead_of_time(tmp_path: Path) -> None:
+    """A package of AOTInductor calls the operators of the process that loads it."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.huber_loss(x * 2, y, delta=0.5)
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    program = torch.export.export(Model(), (x, y))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "loss.pt2"))
+    assert torch.equal(torch._inductor.aoti_load_package(package)(x, y), F.huber_loss(x * 2, y, delta=0.5))

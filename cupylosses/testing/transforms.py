@@ -289,6 +289,11 @@ def _compile(s: Subject) -> None:
             for a, b in zip(_value_and_gradients(compiled, operands), _value_and_gradients(f, operands), strict=True):
                 assert same_bits(a, b)
         assert counter.frame_count <= 2, f"compiled {counter.frame_count} times"
+        # One tensor as all operands, whose gradients are added up.
+        same = torch.rand(3, 4, device=s.device, requires_grad=True)
+        value, expected = (g(*[same] * len(s.loss.operands)) for g in (compiled, f))
+        assert same_bits(value.detach(), expected.detach())
+        close(*(torch.autograd.grad(x.sum(), same)[0] for x in (value, expected)), 1e-6)
 
 
 @transform("`torch.export`")

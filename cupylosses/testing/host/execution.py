@@ -40,6 +40,9 @@ class HostDevice(autograd.TorchDevice):
             self._workspaces[need] = (array, self.address(array), need)
         return self._workspaces[need][:2]
 
+    def kept(self, count: int, value: float) -> torch.Tensor:
+        return self.full(count, value)
+
     def stream(self) -> int:
         return 0
 
