@@ -100,7 +100,10 @@ __device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, 
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
     if (has<kA>(k)) y.tangent[k] = partial * weight.tangent[k];
-    if (has<kB>(k)) y.tangent[k] = unused ? T(0) : weight.value * x.tangent[k];
+    if (has<kB>(k)) {
+      const T by_x = unused ? T(0) : weight.value * x.tangent[k];
+      y.tangent[k] = has<kA>(k) ? y.tangent[k] + by_x : by_x;
+    }
   }
   return y;
 }

@@ -561,6 +561,15 @@ def test_valid_expressions(value: str) -> None:
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.kernels
+def test_a_weight_and_what_it_weighs_may_depend_on_one_operand() -> None:
+    cube = define_loss("cube", "weighted(input, square(input))", operands=("input",))
+    x = torch.tensor([2.0, -3.0, 0.0, inf], device=KERNELS, requires_grad=True)
+    assert cube(x, reduction="none").tolist() == [8, -27, 0, inf]
+    (gradient,) = torch.autograd.grad(cube(x, reduction="sum"), x)
+    assert gradient.tolist() == [12, 27, 0, inf]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Where it is wrong
 

@@ -233,8 +233,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "gradient of an element of weight 0 multiplied, not selected",
         MATH,
-        "y.tangent[k] = unused ? T(0) : weight.value * x.tangent[k];",
-        "y.tangent[k] = weight.value * x.tangent[k];",
+        "const T by_x = unused ? T(0) : weight.value * x.tangent[k];",
+        "const T by_x = weight.value * x.tangent[k];",
         ("shield",),
     ),
     Mutant(
