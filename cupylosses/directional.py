@@ -92,7 +92,8 @@ def _reference(loss: Loss, along: tuple[bool, ...]) -> Callable[..., Any]:
             total = torch.zeros_like(elements)
             for slope, direction in zip(slopes, full[count:], strict=True):
                 if slope is not None:
-                    total = total + slope * torch.where(counts | (slope.detach() != 0), direction, 0.0)
+                    used = counts | (slope.detach() != 0) | direction.isfinite()
+                    total = total + slope * torch.where(used, direction, 0.0)
         return total if followed else total.detach()
 
     return reference

@@ -13,6 +13,7 @@ from itertools import compress, product
 from typing import Any
 
 from cupylosses.definition import MASK, WEIGHT, Loss, Operand, Parameter, remember
+from cupylosses.special import follows, tangent_plane
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +21,8 @@ class Form(Loss):
     """A loss with some of its operands given as ``numbers``, and perhaps a weight (an array or a number) and a mask.
 
     An element without weight, or masked, is 0 whatever it holds, and so are its gradients: it is replaced, not
-    multiplied. The derivative with respect to a weight of 0 still is the element, where that is finite.
+    multiplied. The derivative with respect to a weight of 0 still is the element, where that is finite, and moves with
+    the operands as the element does, where the element's derivatives are finite.
     """
 
     base: Loss | None = None
@@ -100,16 +102,16 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
         safe = [xp.where(unused, zero + _typical(x, values), own[x.name]) for x in loss.operands]
         elements = formula(xp, *safe, **values)
         if weighted:
-            true = _detached(formula(xp, *(zero + _detached(x) for x in own.values()), **values))
-            finite = xp.where(xp.isfinite(true), true, zero)
-            elements = given["weight"] * xp.where(given["weight"] == 0, finite, elements) + zero  # no -0
+            # Of weight 0 the plane will do: there the weight's product with it has the derivatives of that with the
+            # element, up to the second, and none that is 0 * inf.
+            full = [zero + x for x in own.values()]
+            plane = tangent_plane(
+                xp, lambda *x: formula(xp, *x, **values), full, moves=weighted == "array" and follows(*arrays)
+            )
+            elements = given["weight"] * xp.where(given["weight"] == 0, plane, elements) + zero  # no -0
         return xp.where(given["mask"] != 0, elements, zero) if masked else elements
 
     return reference
-
-
-def _detached(x: Any) -> Any:
-    return x.detach() if hasattr(x, "detach") else x
 
 
 def _counting(weighted: bool, masked: bool) -> Loss:

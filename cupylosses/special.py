@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from cupylosses import interop
 
 
 def detached(x: Any) -> Any:
@@ -22,6 +25,51 @@ def of_degree_one(mass: Any, derivative: Any) -> Any:
 def with_derivative_of(value: Any, surrogate: Any) -> Any:
     """``value`` with the derivatives of ``surrogate``; both must be finite."""
     return surrogate + detached(value - surrogate)
+
+
+def follows(*arrays: Any) -> bool:
+    """Whether derivatives may be taken of what is computed from these arrays."""
+    if interop.kind(arrays[0]) != "torch":
+        return False
+    import torch
+
+    # A tensor that a transform has wrapped need not say so.
+    return torch._C._are_functorch_transforms_active() or (
+        torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
+    )
+
+
+def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> Any:
+    """An element-wise function to first order at its operands: the value, and slopes by which it ``moves`` with them.
+
+    Where the value is not finite it is 0 and does not move; a slope that is not finite is 0.
+    """
+    value, slopes = _value_and_slopes(function, [detached(x) for x in operands], moves)
+    zero = xp.zeros_like(value)
+    defined = xp.isfinite(value)
+    plane = xp.where(defined, value, zero)
+    for x, slope in zip(operands, slopes, strict=False):
+        finite = xp.where(xp.isfinite(x), x, zero)
+        plane = plane + xp.where(defined & xp.isfinite(slope), slope, zero) * (finite - detached(finite))
+    return plane
+
+
+def _value_and_slopes(function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> tuple[Any, Sequence[Any]]:
+    """Both of operands outside of any graph, and outside themselves; without slopes unless the value ``moves``."""
+    if not moves:
+        return detached(function(*operands)), ()
+    import torch
+
+    if torch._C._are_functorch_transforms_active():
+        value, pull = torch.func.vjp(function, *operands)
+        return value, pull(torch.ones_like(value))
+    with torch.enable_grad():
+        leaves = [x.requires_grad_() for x in operands]
+        value = function(*leaves)
+    if not value.requires_grad:
+        return value, ()
+    slopes = torch.autograd.grad(value, leaves, torch.ones_like(value), allow_unused=True, materialize_grads=True)
+    return value.detach(), slopes
 
 
 def where_nan(xp: Any, condition: Any, x: Any) -> Any:

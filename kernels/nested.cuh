@@ -195,17 +195,25 @@ __device__ __forceinline__ Dual<Nest<T>, 0> zero_unless_nan(const Dual<Nest<T>, 
   return y;
 }
 
-// An x of weight 0 does not count: nothing of it moves the derivative with respect to the weight either.
+template <class T>
+__device__ __forceinline__ T finite_or_zero(T x) {
+  return scalar_abs(x) <= scalar_largest(T()) ? x : T(0);
+}
+
+// An x of weight 0 counts for nothing. But it is the derivative with respect to the weight, which moves as x does: by
+// derivatives that count where they and x are finite.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<Nest<T>, kA | kB> weighted(const Dual<Nest<T>, kA>& weight,
                                                            const Dual<Nest<T>, kB>& x) {
   const bool unused = weight.value.value == T(0);
-  const T finite = scalar_abs(x.value.value) <= scalar_largest(T()) ? x.value.value : T(0);
-  Dual<Nest<T>, kB> counted;
-  counted.value = unused ? Nest<T>(finite) : x.value;
+  const bool defined = scalar_abs(x.value.value) <= scalar_largest(T());
+  Dual<Nest<T>, kB> counted = x;
+  if (unused) {
+    counted.value = defined ? Nest<T>(x.value.value, finite_or_zero(x.value.along)) : Nest<T>(0);
 #pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kB>(k)) counted.tangent[k] = unused ? Nest<T>(0) : x.tangent[k];
+    for (int k = 0; k < kMaxOperands; ++k) {
+      if (has<kB>(k)) counted.tangent[k] = Nest<T>(defined ? finite_or_zero(x.tangent[k].value) : T(0));
+    }
   }
   return chain(weight, counted, unused ? Nest<T>(0) : weight.value * x.value, counted.value, weight.value);
 }
@@ -427,7 +435,8 @@ struct Choose<false, A, B> {
 
 // The sum over i of v_i dL/dx_i, given the operands x of the loss L and then the directions v of those in kAlong, in
 // order. Its derivatives are dL/dx_i with respect to v_i, and along the direction those of dL/dx_k with respect to x_k:
-// only for these are numbers nested. An element that does not count is 0 in everything, whatever the directions hold.
+// only for these are numbers nested. Where an element does not count, a slope of 0 is 0 along whatever the direction
+// holds.
 template <unsigned kAlong, class Base, int... kSlot, class... X>
 __device__ __forceinline__ auto directional(const Base& base, bool counts, Indices<kSlot...>,
                                             const Tuple<X...>& given) {

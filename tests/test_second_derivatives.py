@@ -1,6 +1,6 @@
 """The derivative of a loss along directions: a loss of its own, whose gradients are second derivatives of the first.
 
-The truth is the reference formula, differentiated twice by torch in float64.
+The truth is the reference formula, differentiated twice by torch in float64; of a form, its product with the weight.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 import cupylosses
 from cupylosses import autograd, codegen, reference
 from cupylosses.call import Call
-from cupylosses.definition import Loss, Operand, registry
+from cupylosses.definition import MASK, WEIGHT, Loss, Operand, registry
 from cupylosses.directional import Directional, directional
 from cupylosses.engine import Plan
 from cupylosses.engine import Tensor as Described
-from cupylosses.forms import form
+from cupylosses.forms import Form, form
 from cupylosses.reduction import Reduction
 from cupylosses.testing import host, samples
 from cupylosses.testing.nvrtc import Nvrtc
@@ -73,6 +73,18 @@ def truths(value: Tensor, parts: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     return Truth(value.detach(), sum(x.detach().abs() for x in parts) + sum(moved))
 
 
+def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -> Tensor:
+    """The elements of a loss or a form of it, which torch multiplies by their weights: right where all is finite."""
+    own = loss.base if isinstance(loss, Form) and loss.base else loss
+    elements = reference.elements(own, operands[: len(own.operands)], values)
+    for x, operand in zip(operands, loss.operands, strict=True):
+        if operand is WEIGHT:
+            elements = x * elements
+        elif operand is MASK:
+            elements = torch.where(x != 0, elements, 0.0)
+    return elements
+
+
 @dataclass
 class Setting:
     """A derivative along every floating operand of a form, its operands, and the same as the formula takes them."""
@@ -106,7 +118,7 @@ class Setting:
         x = [t.detach().double().requires_grad_() for t in self.operands[: self.own]]
         moving = [t for t, moves in zip(x, self.loss.along, strict=True) if moves]
         v = [t.double() for t in self.operands[self.own :]]
-        slopes = graph(reference.elements(base, x, self.values), moving)
+        slopes = graph(product(base, x, self.values), moving)
         terms = [d * g for d, g in zip(v, slopes, strict=True)]
         entries = [graph(term, moving) for term in terms]
         gradients = [truths(sum(row), row, moving) for row in zip(*entries, strict=True)]
@@ -257,20 +269,42 @@ def test_a_loss_without_formula_has_a_derivative_without() -> None:
 # Conventions
 
 
-def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any) -> Any:
+Point = tuple[float, list[float]]
+
+
+def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any) -> Point:
     """The value and its derivatives with respect to the operands, at one point."""
-    base = form(loss, **how)
-    derivative = directional(base, tuple(i in along for i in range(len(base.operands))))
-    given = [torch.tensor([x], device=KERNELS) for x in (*operands, *directions)]
-    if how.get("mask"):
-        given[len(operands) - 1] = given[len(operands) - 1] != 0
-    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in given]
-    values = loss.values()
+    derivative, leaves, values = posed(loss, along, operands, directions, KERNELS, **how)
     parameters = tuple(float(values[x.name]) for x in loss.parameters)
     parameters += tuple([0.0] if how.get("weight") == "number" else [])
     result = autograd.evaluate(Call(derivative, tuple(leaves), Reduction("none"), parameters, loss.choose(values)))
-    gradients = torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad])
-    return result.item(), [x.item() for x in gradients]
+    return result.item(), slopes(result, leaves)
+
+
+def at_by_formula(
+    loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any
+) -> Point:
+    """The same by the formula."""
+    derivative, leaves, values = posed(loss, along, operands, directions, "cpu", **how)
+    result = reference.elements(derivative, [x if x.is_floating_point() else x.float() for x in leaves], values)
+    return result.item(), slopes(result, leaves)
+
+
+def posed(
+    loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], device: str, **how: Any
+) -> tuple[Directional, list[Tensor], dict[str, Any]]:
+    """The derivative of a form, its operands as leaves, and the values of parameters and flags."""
+    base = form(loss, **how)
+    derivative = directional(base, tuple(i in along for i in range(len(base.operands))))
+    given = [torch.tensor([x], device=device) for x in (*operands, *directions)]
+    if how.get("mask"):
+        given[len(operands) - 1] = given[len(operands) - 1] != 0
+    return derivative, [x.requires_grad_() if x.is_floating_point() else x for x in given], dict(loss.values())
+
+
+def slopes(result: Tensor, leaves: Sequence[Tensor]) -> list[float]:
+    inputs = [x for x in leaves if x.requires_grad]
+    return [x.item() for x in torch.autograd.grad(result.sum(), inputs, materialize_grads=True)]
 
 
 @pytest.mark.kernels
@@ -313,13 +347,36 @@ def test_what_does_not_count_is_0_along_any_direction(held: float, direction: fl
     assert at(loss, [0, 1], (held, 2.0), (direction, direction), weight="number") == (0.0, [0.0] * 4)
 
 
-@pytest.mark.kernels
-def test_a_weight_of_0_is_moved_by_a_finite_element() -> None:
-    loss = LOSSES["mse_loss"]
-    value, gradients = at(loss, [0, 2], (3.0, 1.0, 0.0), (nan, 0.5), weight="array")
-    assert value == 2.0 and gradients == [0.0, 0.0, 0.0, 0.0, 4.0]
-    value, gradients = at(loss, [0, 2], (nan, 1.0, 0.0), (1.0, nan), weight="array")
-    assert value == 0.0 and gradients == [0.0] * 5
+#: Along what, the operands of an element of weight 0, directions, and what is expected: the value, and its derivatives
+#: with respect to the operands, the weight and the directions.
+WEIGHTLESS = {
+    "finite": ("mse_loss", [0, 1, 2], (3.0, 1.0), (0.25, -1.0, 0.5), (2.0, [2.0, -2.0, 5.0, 0.0, 0.0, 4.0])),
+    "weight alone": ("mse_loss", [2], (3.0, 1.0), (0.5,), (2.0, [2.0, -2.0, 0.0, 4.0])),
+    "operand alone": ("mse_loss", [0], (3.0, 1.0), (0.5,), (0.0, [0.0, 0.0, 2.0, 0.0])),
+    "direction of NaN": ("mse_loss", [0, 2], (3.0, 1.0), (nan, 0.5), (2.0, [2.0, -2.0, 0.0, 0.0, 4.0])),
+    "infinite direction": ("mse_loss", [0, 2], (3.0, 1.0), (inf, 0.5), (2.0, [2.0, -2.0, 0.0, 0.0, 4.0])),
+    "NaN": ("mse_loss", [0, 2], (nan, 1.0), (1.0, nan), (0.0, [0.0] * 5)),
+    "infinite value": ("l1_loss", [0, 2], (inf, 1.0), (1.0, 1.0), (0.0, [0.0] * 5)),
+    # x - t + t log(t / x), whose slope in t is infinite at 0.
+    "finite slope": ("generalized_kl_div", [0, 2], (0.5, 0.0), (2.0, 3.0), (1.5, [3.0, 0.0, 2.0, 0.0, 0.5])),
+    "infinite slope": ("generalized_kl_div", [1, 2], (0.5, 0.0), (2.0, 3.0), (1.5, [3.0, 0.0, 0.0, 0.0, 0.5])),
+    "both slopes": ("generalized_kl_div", [0, 1], (0.5, 0.0), (2.0, 3.0), (0.0, [0.0, 0.0, 2.0, 0.0, 0.0])),
+    "impossible": ("kl_div", [0, 2], (-inf, 0.25), (1.0, 1.0), (0.0, [0.0] * 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.kernels), "formula"])
+@pytest.mark.parametrize(
+    ("name", "along", "operands", "directions", "expected"), WEIGHTLESS.values(), ids=list(WEIGHTLESS)
+)
+def test_a_weight_of_0_is_moved_by_what_is_finite(
+    name: str, along: list[int], operands: tuple[float, ...], directions: tuple[float, ...], expected: Any, way: str
+) -> None:
+    point = at if way == "kernels" else at_by_formula
+    assert point(LOSSES[name], along, (*operands, 0.0), directions, weight="array") == expected
+    # The mask shields from what is finite as well.
+    masked = point(LOSSES[name], along, (*operands, 0.0, 0.0), directions, weight="array", mask=True)
+    assert masked == (0.0, [0.0] * len(expected[1]))
 
 
 @pytest.mark.kernels

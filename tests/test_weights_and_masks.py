@@ -16,6 +16,7 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional as F
+from cupylosses import reference
 from cupylosses.definition import REDUCTIONS, Loss, Operand, registry
 from cupylosses.forms import form
 from cupylosses.testing import properties, samples
@@ -174,6 +175,86 @@ def test_an_element_without_weight_has_no_gradient(content: float, device: str) 
     assert value.item() == 2.0
     gradients = torch.autograd.grad(value, (x, y, weight))
     assert [g.tolist() for g in gradients] == [[0, 4, 0], [0, -4, 0], [0, 1, 9]], "9: a weight is learned from 0"
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("name", ["log_cosh_loss", "binary_cross_entropy_with_logits", "js_div", "gaussian_nll_loss"])
+def test_a_weight_of_0_has_torchs_second_derivatives(name: str, reduction: str, device: str) -> None:
+    """How the derivative with respect to it moves with the operands is their derivative; nothing else moves."""
+    loss = registry()[name]
+    own = samples.operands(loss, loss.values(), ["float64"] * len(loss.operands), [(3, 4)] * len(loss.operands))
+    leaves = [x.to(device).requires_grad_() for x in (*own, torch.tensor([0.0, 1.5, 0.0, -0.5], dtype=torch.float64))]
+    *operands, weight = leaves
+    elements = reference.elements(loss, operands, loss.values())
+    named = dict(zip((x.name for x in loss.operands), operands, strict=True))
+    found = getattr(F, name)(**named, weight=weight, reduction=reduction).sum()
+    expected = composed(elements, loss, reduction, weight).sum()
+    generator = torch.Generator().manual_seed(0)
+    along = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(device) for x in leaves]
+    pairs = [
+        torch.autograd.grad(torch.autograd.grad(x, leaves, create_graph=True), leaves, along) for x in (found, expected)
+    ]
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("content", [nan, inf, -inf])
+def test_what_is_not_finite_moves_no_weight(content: float, device: str) -> None:
+    x = torch.tensor([content, 3.0, 3.0], device=device, requires_grad=True)
+    weight = torch.zeros(3, device=device, requires_grad=True)
+    mask = torch.tensor([True, True, False], device=device)
+    value = F.mse_loss(x, torch.zeros_like(x), weight=weight, mask=mask, reduction="sum")
+    slopes = torch.autograd.grad(value, (x, weight), create_graph=True)
+    assert [g.tolist() for g in slopes] == [[0, 0, 0], [0, 9, 0]]
+    along = torch.tensor([2.0, 0.5, 1.0], device=device)
+    assert [g.tolist() for g in torch.autograd.grad(slopes, (x, weight), (along, along))] == [[0, 3, 0], [0, 3, 0]]
+
+
+def test_an_infinite_slope_moves_no_weight(device: str) -> None:
+    """That of x - t + t log(t / x) in t, at 0; the slope in x is 1."""
+    x = torch.tensor([0.5, 0.5], device=device, requires_grad=True)
+    t = torch.tensor([0.0, 0.5], device=device, requires_grad=True)
+    weight = torch.zeros(2, device=device, requires_grad=True)
+    value = F.generalized_kl_div(x, t, weight=weight, reduction="sum")
+    by_x, by_t, by_weight = torch.autograd.grad(value, (x, t, weight), create_graph=True)
+    assert [g.tolist() for g in (by_x, by_t, by_weight)] == [[0, 0], [0, 0], [0.5, 0]]
+    ones = torch.ones_like(x)
+    for slope, expected in ((by_x, [1, 0]), (by_t, [0, 0])):
+        (mixed,) = torch.autograd.grad(slope, weight, ones, retain_graph=True)
+        assert mixed.tolist() == expected
+    moved = torch.autograd.grad(by_weight, (x, t), ones)
+    assert [g.tolist() for g in moved] == [[1, 0], [0, 0]]
+
+
+def test_weights_are_learned_from_0(device: str) -> None:
+    """Ren, Zeng, Yang and Urtasun, "Learning to Reweight Examples for Robust Deep Learning", ICML 2018: an example
+    weighs as much as a step along its gradient, away from a weight of 0, lowers the loss of clean examples.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 3, dtype=torch.float64, generator=generator).to(device)
+    truth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, device=device)
+    targets = inputs @ truth
+    targets[:20] *= -3  # of 40 examples, and 20 clean ones
+    (x, clean_x), (y, clean_y) = inputs.split([40, 20]), targets.split([40, 20])
+
+    def learned(model: Tensor) -> Tensor:
+        weight = torch.zeros(40, dtype=torch.float64, device=device, requires_grad=True)
+        trial = F.log_cosh_loss(x @ model, y, weight=weight, reduction="sum")
+        (step,) = torch.autograd.grad(trial, model, create_graph=True)
+        (slope,) = torch.autograd.grad(F.log_cosh_loss(clean_x @ (model - step), clean_y), weight)
+        return (-slope).clamp(min=0)
+
+    def error(weigh: Callable[[Tensor], Tensor]) -> float:
+        model = torch.zeros_like(truth, requires_grad=True)
+        for _ in range(30):
+            value = F.log_cosh_loss(x @ model, y, weight=weigh(model), reduction="weighted_mean")
+            (slope,) = torch.autograd.grad(value, model)
+            model = (model - 0.1 * slope).detach().requires_grad_()
+        return float((model - truth).detach().norm())
+
+    first = learned(torch.zeros_like(truth, requires_grad=True))
+    assert 0 < first[:20].sum() < 0.1 * first.sum()
+    assert error(learned) < 0.2 < 1.5 < error(lambda _: torch.ones_like(first))
 
 
 @pytest.mark.parametrize("content", [nan, inf, -inf])
