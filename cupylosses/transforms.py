@@ -361,10 +361,18 @@ def _formula(spec: _Spec) -> Any:
             call = Call(base, given, reduction, spec.parameters, flags, normalizer)
             return autograd.evaluate_reference(call, warn=False)
 
-        moved = tuple([x for x, a in zip(operands, along, strict=True) if a])
+        moving = [x for x, a in zip(operands, along, strict=True) if a]
+        # A batch of directions may have come to one operand.
+        shapes = [torch.broadcast_shapes(x.shape, v.shape) for x, v in zip(moving, directions, strict=True)]
+        moved = tuple([_of_shape(x, s) for x, s in zip(moving, shapes, strict=True)])
+        directions = tuple([_of_shape(v, s) for v, s in zip(directions, shapes, strict=True)])
         return torch.func.jvp(value, moved, directions)[1]
 
     return derivative
+
+
+def _of_shape(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return x if x.shape == shape else x.expand(shape).clone()
 
 
 def _gradients_of_formula(spec: _Spec, wanted: Sequence[bool]) -> Any:

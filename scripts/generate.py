@@ -8,9 +8,10 @@ python scripts/generate.py --check    writes nothing, and exits with 1 if one of
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -23,7 +24,6 @@ from cupylosses.codegen import Variant, glue
 from cupylosses.definition import COMMON, REDUCTIONS, Loss, registry
 from cupylosses.documentation import docstring
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
-from cupylosses.testing.transforms import TRANSFORMS
 from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
@@ -210,13 +210,24 @@ def transforms() -> str:
     with (ROOT / "docs" / "transforms.csv").open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     rows = []
-    for name, transform in TRANSFORMS.items():
+    for name, summary in tried():
         outcomes = [x for x in found if x["transform"] == name]
         wrong = [f"`{x['loss']}`" for x in outcomes if x["outcome"] != "works"]
-        losses = "all" if len(outcomes) == len(registry()) and not wrong else f"all but {', '.join(wrong)}"
+        wrong += [f"`{x}`" for x in registry() if x not in {y["loss"] for y in outcomes}]
+        losses = f"all but {', '.join(dict.fromkeys(wrong))}" if wrong else "all"
         where = " and ".join(sorted({x["where"] for x in outcomes}))
-        rows.append((name, transform.summary, losses, where))
+        rows.append((name, summary, losses, where))
     return table(("What", "Tried", "Losses", "Where"), rows)
+
+
+def tried() -> Iterator[tuple[str, str]]:
+    """The transforms and the first line of what is said of each: read, not imported, which would take torch."""
+    text = (ROOT / "cupylosses" / "testing" / "transforms.py").read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        for x in decorators:
+            if isinstance(x, ast.Call) and ast.unparse(x.func) == "transform":
+                yield ast.literal_eval(x.args[0]), (ast.get_docstring(node) or "").partition("\n")[0]
 
 
 #: The documents with generated parts: marker and what belongs there.

@@ -63,11 +63,11 @@ def main() -> int:
         # What was tried elsewhere stays.
         with chosen.out.open(encoding="utf-8", newline="") as file:
             before = [tuple(x) for x in list(csv.reader(file))[1:]]
-    done = {row[:2] for row in rows}
+    done = {row[:3] for row in rows}
     with chosen.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("loss", "transform", "where", "outcome"))
-        writer.writerows(sorted([*(x for x in before if x[:2] not in done), *rows]))
+        writer.writerows(sorted([*(x for x in before if x[:3] not in done), *rows]))
     wrong = [x for x in rows if x[3] != "works"]
     for x in wrong:
         print(": ".join(x))

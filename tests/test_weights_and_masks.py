@@ -458,6 +458,26 @@ def test_function_transforms(device: str) -> None:
         torch.testing.assert_close(rows[i], F.mse_loss(x[i], y[i], weight=w, mask=mask[i]))
 
 
+def test_function_transforms_at_a_weight_of_0(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 3, dtype=torch.float64, generator=generator).to(device)
+    weight = torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64, device=device)
+
+    def found(x: Tensor, weight: Tensor) -> Tensor:
+        return F.log_cosh_loss(x, y, weight=weight, reduction="sum")
+
+    def expected(x: Tensor, weight: Tensor) -> Tensor:
+        return (weight * torch.log(torch.cosh(x - y))).sum()
+
+    def mixed(function: Callable[..., Tensor]) -> Callable[..., Any]:
+        return torch.func.vmap(torch.func.jacrev(torch.func.grad(function, 1)))
+
+    for a, b in zip(*(torch.func.hessian(f, (0, 1))(x, weight) for f in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+    batch = torch.stack([x, x + 1]), torch.stack([weight, 0 * weight])
+    torch.testing.assert_close(mixed(found)(*batch), mixed(expected)(*batch))
+
+
 @pytest.mark.parametrize("argnums", ["weight", (1, "weight", "input")], ids=str)
 def test_value_and_gradients(argnums: Any, device: str) -> None:
     """The weight is differentiated by its name, alone and beside operands."""

@@ -256,6 +256,14 @@ def _hessian(s: Subject) -> None:
     close(found, s.hessian(operands))
 
 
+@transform("`jacfwd(jacfwd)`")
+def _jacfwd_twice(s: Subject) -> None:
+    """Second derivatives by forward mode alone, of which the outer one takes the formula."""
+    first, *rest = (x.detach() for x in s.draw((4,)))
+    found = torch.func.jacfwd(torch.func.jacfwd(lambda x: s.function(x, *rest)))(first)
+    close(found, torch.autograd.functional.hessian(lambda x: s.truth(x, *rest), first))
+
+
 @transform("`is_grads_batched=True`")
 def _batched_gradients(s: Subject) -> None:
     """``is_grads_batched``, as ``jacobian(vectorize=True)`` has it."""
@@ -337,6 +345,7 @@ def _autocast(s: Subject) -> None:
 
 @transform("`torch.utils.checkpoint`")
 def _activation_checkpointing(s: Subject) -> None:
+    """Both ways of it."""
     expected = _value_and_gradients(s.function, s.leaves)[1:]
     for reentrant in (True, False):
         operands = [x.detach().clone().requires_grad_() for x in s.leaves]
