@@ -1,4 +1,4 @@
-"""Array libraries: whose an array is, its device pointer through DLPack, allocation, streams and devices.
+"""Array libraries: whose an array is, and taking it over through DLPack.
 
 Neither torch nor CuPy is imported here before the user has imported it (an array of theirs proves that they did), with
 one exception: kernels are launched by CuPy, so a CUDA tensor of torch's imports it.
@@ -122,23 +122,3 @@ def adopt(x: Any, to: str | None) -> Any:
     import numpy
 
     return numpy.from_dlpack(x)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# DLPack
-
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.POINTER(ctypes.c_uint64), ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-# Words of `struct DLTensor`: data, device, ndim and dtype, shape, strides, byte_offset.
-_DATA, _BYTE_OFFSET = 0, 5
-
-
-def capsule_pointer(capsule: Any) -> int:
-    """The device address in a DLPack capsule that nobody has consumed; the caller keeps the tensor alive.
-
-    Reading the header costs a third of importing the capsule into an array of CuPy's, and works for the dtypes that a
-    CuPy refuses (13.6 has no bfloat16): kernels read 16-bit words either way.
-    """
-    tensor = _capsule_pointer(capsule, b"dltensor")
-    return tensor[_DATA] + tensor[_BYTE_OFFSET]

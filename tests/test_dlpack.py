@@ -1,4 +1,4 @@
-"""Exchange without copies: whose an array is, its address, and operands of several libraries in one call."""
+"""Exchange without copies: whose an array is, and operands of several libraries in one call."""
 
 from __future__ import annotations
 
@@ -53,54 +53,6 @@ def test_sizes_of_dtypes(device: str) -> None:
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
         assert interop.ITEMSIZE[name] == torch.empty((), dtype=dtype, device=device).element_size()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Addresses
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x,
-        lambda x: x[3:],
-        lambda x: x[5],
-        lambda x: x.view(4, 5).T,
-        lambda x: x[::3],
-        lambda x: x[7].expand(9),
-    ],
-    ids=["whole", "offset", "element", "transposed", "strided", "expanded"],
-)
-def test_address_in_a_capsule(dtype: torch.dtype, view: Any, device: str) -> None:
-    x = view(torch.zeros(20, dtype=dtype, device=device))
-    assert interop.capsule_pointer(torch.utils.dlpack.to_dlpack(x)) == x.data_ptr()
-
-
-def test_address_of_a_numpy_array() -> None:
-    x = numpy.zeros(20)[3:]
-    assert interop.capsule_pointer(x.__dlpack__()) == x.ctypes.data
-
-
-def test_capsule_is_not_consumed() -> None:
-    x = torch.arange(5.0)
-    capsule = torch.utils.dlpack.to_dlpack(x)
-    assert interop.capsule_pointer(capsule) == interop.capsule_pointer(capsule)
-    assert torch.equal(torch.from_dlpack(capsule), x)
-
-
-def test_consumed_capsule_is_an_error() -> None:
-    capsule = torch.utils.dlpack.to_dlpack(torch.zeros(3))
-    torch.from_dlpack(capsule)
-    with pytest.raises(ValueError, match="PyCapsule_GetPointer"):
-        interop.capsule_pointer(capsule)
-
-
-def test_tensor_outlives_its_capsule() -> None:
-    x = torch.zeros(5)
-    for _ in range(100):
-        interop.capsule_pointer(torch.utils.dlpack.to_dlpack(x))
-    assert torch.equal(x, torch.zeros(5))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -111,12 +111,12 @@ def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[
     def through_torch(*tensors: torch.Tensor) -> torch.Tensor:
         return _Nothing.apply(value, gradient, *tensors)
 
-    pointers = f"operand pointers through DLPack ({len(operands)})"
+    pointers = f"operand addresses ({len(operands)})"
     calls: dict[str, Callable[[], object]] = {
         "whole": lambda: step(call, operands),
         f"kernel launches ({len(found.launches)})": launch,
         f"allocations ({len(found.allocations)})": allocate,
-        pointers: lambda: [autograd.pointer(x) for x in operands],
+        pointers: lambda: [x.data_ptr() for x in operands],
         "current stream": device.stream,
     }
     if backward:
