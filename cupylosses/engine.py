@@ -405,13 +405,12 @@ class Promise:
     has to come from the cache of another processor.
     """
 
-    __slots__ = ("arguments", "check", "gradients", "notes", "reusable", "spare", "wanted")
+    __slots__ = ("arguments", "check", "gradients", "notes", "place", "reusable", "spare")
 
     def __init__(
-        self, gradients: list[Any], wanted: tuple[bool, ...], found: OnePass, arguments: list[Any], notes: Notes,
-        reusable: bool,
-    ) -> None:  # fmt: skip
-        self.gradients, self.wanted, self.arguments = gradients, wanted, arguments
+        self, gradients: list[Any], found: OnePass, arguments: list[Any], place: int, notes: Notes, reusable: bool
+    ) -> None:
+        self.gradients, self.arguments, self.place = gradients, arguments, place
         self.check, self.notes, self.spare, self.reusable = found.check, notes, found.part.spare_notes, reusable
 
     def keep(self, device: Device, grad_output: int) -> list[Any] | None:
@@ -421,7 +420,7 @@ class Promise:
         if self.reusable and device.capturing():
             return None
         stream, arguments = device.stream(), self.arguments
-        arguments[arguments.index(None)] = grad_output
+        arguments[self.place] = grad_output
         self.check(stream, *arguments)
         if self.reusable:
             self.spare[stream].append(self.notes)
@@ -492,8 +491,9 @@ def reduce_with_gradient(
     _memory, memory = device.workspace(stream, found.groups, capturing)
     expectation, last = device.expectation(plan.slot), (*parameters, *divisor.arguments)
     found.launcher(stream, *arguments, memory, device.address(value), expectation, notes.address, *last)
-    arguments += (None, notes.address, expectation, *last)  # None is where the true grad_output will be
-    return value, Promise(gradients, wanted, found, arguments, notes, not capturing)
+    place = len(arguments)
+    arguments += (0, notes.address, expectation, *last)  # 0 is where the true grad_output will be
+    return value, Promise(gradients, found, arguments, place, notes, not capturing)
 
 
 def verified_gradient(

@@ -126,11 +126,12 @@ print("compiled" if find_library() else "generated")
 def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
     for name in ("scripts", "docs"):
         (checkout / name).mkdir()
-    for name in ("scripts/generate.py", "README.md", "docs/adding-a-loss.md", "docs/mutations.md"):
+    documents = ("README.md", "docs/adding-a-loss.md", "docs/mutations.md", "docs/transforms.md", "docs/transforms.csv")
+    for name in ("scripts/generate.py", *documents):
         shutil.copy(ROOT / name, checkout / name)
     shutil.copytree(ROOT / "tests" / "golden", checkout / "tests" / "golden")
     output = run(checkout, "import runpy; runpy.run_path('scripts/generate.py', run_name='__main__')")
-    written = ["cupylosses/functional.pyi", "cupylosses/nn.pyi", "README.md"]
+    written = ["cupylosses/functional.pyi", "cupylosses/nn.pyi", "README.md", "docs/transforms.md"]
     assert output.splitlines() == [f"wrote: {x}" for x in written]
     assert f"def {NEW}(" in (checkout / "cupylosses" / "functional.pyi").read_text(encoding="utf-8")
     assert f"| `{NEW}` |" in (checkout / "README.md").read_text(encoding="utf-8")

@@ -311,8 +311,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "second term of the quotient rule lost",
         AUTOGRAD,
-        "else evaluate(divisor)",
-        "else evaluate(divisor).detach()",
+        "else evaluate(divisor)\n    return",
+        "else evaluate(divisor).detach()\n    return",
         ("weights and masks",),
     ),
     # One pass
