@@ -205,9 +205,14 @@ def between(text: str, name: str, content: str) -> str:
     return f"{head}{start}\n{content}\n{end}{rest.split(end)[1]}"
 
 
+#: What `scripts/transforms.py` found, and where what it tries is defined.
+OUTCOMES = ROOT / "docs" / "transforms.csv"
+TRANSFORMS = ROOT / "cupylosses" / "testing" / "transforms.py"
+
+
 def transforms() -> str:
     """The table of docs/transforms.md: what was tried, where, and with which losses it works."""
-    with (ROOT / "docs" / "transforms.csv").open(encoding="utf-8", newline="") as file:
+    with OUTCOMES.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     rows = []
     for name, summary in tried():
@@ -222,8 +227,7 @@ def transforms() -> str:
 
 def tried() -> Iterator[tuple[str, str]]:
     """The transforms and the first line of what is said of each: read, not imported, which would take torch."""
-    text = (ROOT / "cupylosses" / "testing" / "transforms.py").read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
+    for node in ast.parse(TRANSFORMS.read_text(encoding="utf-8")).body:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for x in decorators:
             if isinstance(x, ast.Call) and ast.unparse(x.func) == "transform":

@@ -180,7 +180,21 @@ def _reader() -> str:
     return inspect.getsource(nvrtc.Resources) + inspect.getsource(nvrtc.Compiled)
 
 
-COLUMNS = ("loss", "kernel", "dtypes", "result", "layout", "lanes", "access", "gradients", "flags", "arch", "nvrtc")
+COLUMNS = (
+    "loss",
+    "kernel",
+    "dtypes",
+    "result",
+    "arithmetic",
+    "layout",
+    "lanes",
+    "access",
+    "gradients",
+    "flags",
+    "divisor",
+    "arch",
+    "nvrtc",
+)
 RESOURCES = ("registers", "spills", "stack", "shared", "wide_loads", "wide_stores")
 
 
@@ -203,11 +217,13 @@ def _description(job: Job) -> tuple[str | int, ...]:
         variant.kind,
         " ".join(variant.storage),
         variant.result,
+        variant.compute,
         f"{variant.layout} by columns" if variant.columns else variant.layout,
         variant.lanes,
         " ".join(variant.access),
         " ".join(gradients),
         " ".join(flags),
+        "counted" if variant.counted else "given",
         job.architecture,
         job.release,
     )
