@@ -294,11 +294,8 @@ class Plan:
 
     @cached_property
     def result_strides(self) -> tuple[int, ...]:
-        """The strides of a value per element: those of the first operand that has the shape, without gaps."""
-        for x in self.tensors:
-            if x.shape == self.shape:
-                return launch.dense_strides(x.shape, x.strides)
-        return launch.dense_strides(self.shape, (0,) * len(self.shape))
+        """The strides of a value per element."""
+        return launch.result_strides(self.shape, [(x.shape, x.strides) for x in self.tensors])
 
     @cached_property
     def streams(self) -> list[launch.Stream]:

@@ -12,7 +12,7 @@ Nothing here knows a device, an array library or a loss; all of it is tested wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -113,6 +113,17 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
         result[d] = step
         step *= max(shape[d], 1)
     return tuple(result)
+
+
+def result_strides(shape: Sequence[int], operands: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, ...]:
+    """The strides of a value per element: those of the first operand of this shape, without gaps.
+
+    ``operands`` are shapes with strides.
+    """
+    for sizes, strides in operands:
+        if tuple(sizes) == tuple(shape):
+            return dense_strides(shape, strides)
+    return dense_strides(shape, (0,) * len(shape))
 
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from cupylosses.call import Call
 from cupylosses.definition import Loss, named
 from cupylosses.directional import Directional, directional
 from cupylosses.forms import Form, form
-from cupylosses.launch import dense_strides
+from cupylosses.launch import dense_strides, result_strides
 from cupylosses.reduction import Reduction, resolve
 
 
@@ -71,61 +72,45 @@ def _call(
     normalizer: torch.Tensor | None,
     divisor: float | None,
 ) -> Call:
-    found, reduction, flags = decode(loss)
-    return Call(
-        found, tuple(operands), reduction, tuple(parameters), flags, divisor if normalizer is None else normalizer
-    )
+    """The call that the operators' common arguments stand for."""
+    form, reduction, flags = decode(loss)
+    below = divisor if normalizer is None else normalizer
+    return Call(form, tuple(operands), reduction, tuple(parameters), flags, below)
 
 
-def _value(
-    operands: Sequence[torch.Tensor],
-    loss: str,
-    parameters: Sequence[float],
-    normalizer: torch.Tensor | None,
-    divisor: float | None,
-) -> torch.Tensor:
-    call = _call(operands, loss, parameters, normalizer, divisor)
+def _value(*arguments: Any) -> torch.Tensor:
+    call = _call(*arguments)
     with torch.no_grad():
-        found = autograd.evaluate_now(call, warn=False)
-        return _laid_out(found, _result_strides(call), (*operands, normalizer))
+        return _laid_out(autograd.evaluate_now(call, warn=False), _result_layout(call)[1], call)
 
 
-def _gradients(
-    grad_output: torch.Tensor,
-    wanted: Sequence[bool],
-    operands: Sequence[torch.Tensor],
-    loss: str,
-    parameters: Sequence[float],
-    normalizer: torch.Tensor | None,
-    divisor: float | None,
-) -> list[torch.Tensor]:
-    call = _call(operands, loss, parameters, normalizer, divisor)
+def _gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
+    call = _call(*arguments)
     with torch.no_grad():
         found = autograd.gradients(call, grad_output, tuple(wanted))
-        given = (*operands, normalizer, grad_output)
         return [
-            _laid_out(g, dense_strides(x.shape, x.stride()), given)
-            for x, g in zip(operands, found, strict=True)
+            _laid_out(g, dense_strides(x.shape, x.stride()), call, grad_output)
+            for x, g in zip(call.operands, found, strict=True)
             if g is not None
         ]
 
 
-def _laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def _laid_out(x: torch.Tensor, strides: Sequence[int], call: Call, *given: torch.Tensor) -> torch.Tensor:
     """``x`` with these strides and in memory of its own, as the dispatcher is promised; kernels make it so."""
-    own = all(y is None or x.data_ptr() != y.data_ptr() for y in given) or x.numel() == 0
+    tensors = [y for y in (*call.operands, call.normalizer, *given) if isinstance(y, torch.Tensor)]
+    own = x.numel() == 0 or all(x.data_ptr() != y.data_ptr() for y in tensors)
     if own and x.stride() == tuple(strides):
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _result_strides(call: Call) -> tuple[int, ...]:
+def _result_layout(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the value."""
     shape = checks.broadcast(call.loss, [tuple(x.shape) for x in call.operands])
     resolved = resolve(call.loss, call.reduction, shape)
     if resolved.dims == ():
-        for x in call.operands:
-            if tuple(x.shape) == shape:
-                return dense_strides(shape, x.stride())
-    return dense_strides(resolved.shape, (0,) * len(resolved.shape))
+        return shape, result_strides(shape, [(tuple(x.shape), x.stride()) for x in call.operands])
+    return resolved.shape, dense_strides(resolved.shape, (0,) * len(resolved.shape))
 
 
 _library.impl("value", _value, "CompositeExplicitAutograd")
@@ -137,33 +122,16 @@ _library.impl("gradients", _gradients, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake(value, lib=_library)
-def _fake_value(
-    operands: Sequence[torch.Tensor],
-    loss: str,
-    parameters: Sequence[float],
-    normalizer: torch.Tensor | None,
-    divisor: float | None,
-) -> torch.Tensor:
-    call = _call(operands, loss, parameters, normalizer, divisor)
-    shape = checks.broadcast(call.loss, [tuple(x.shape) for x in operands])
-    dtype = autograd.result_dtype(call)
-    return torch.empty_strided(
-        resolve(call.loss, call.reduction, shape).shape, _result_strides(call), dtype=dtype, device=operands[0].device
-    )
+def _fake_value(*arguments: Any) -> torch.Tensor:
+    call = _call(*arguments)
+    shape, strides = _result_layout(call)
+    return torch.empty_strided(shape, strides, dtype=autograd.result_dtype(call), device=call.operands[0].device)
 
 
 @torch.library.register_fake(gradients, lib=_library)
-def _fake_gradients(
-    grad_output: torch.Tensor,
-    wanted: Sequence[bool],
-    operands: Sequence[torch.Tensor],
-    loss: str,
-    parameters: Sequence[float],
-    normalizer: torch.Tensor | None,
-    divisor: float | None,
-) -> list[torch.Tensor]:
+def _fake_gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
     return [
         torch.empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=x.dtype, device=x.device)
-        for x, w in zip(operands, wanted, strict=True)
+        for x, w in zip(_call(*arguments).operands, wanted, strict=True)
         if w
     ]

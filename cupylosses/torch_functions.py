@@ -5,6 +5,7 @@ and the kernels run, torch's own function otherwise.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any
@@ -31,8 +32,8 @@ LAYOUT = "a tensor without strides, or a view with a sign"
 DTYPE = "dtypes that not both take"
 AUTOCAST = "torch refuses it under autocast"
 
-#: Where a weight may be of another shape than the input in torch.
-_WEIGHT_BROADCASTS = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
+#: What torch refuses under autocast, which it only does on a GPU: it cannot be found out by asking.
+_REFUSED_UNDER_AUTOCAST = (torch.nn.functional.binary_cross_entropy,)
 
 _is_compiling = autograd._is_compiling
 _mode_count: Callable[[], int] = torch._C._len_torch_function_stack
@@ -108,7 +109,7 @@ def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
     if _tracing() is not None or _dispatch_mode_count():
         return TRACED
     form, operands = call.loss, call.operands
-    if _is_only_ours(loss, call):
+    if _is_only_ours(loss, theirs, call):
         return ARGUMENTS
     device, shape = getattr(operands[0], "device", None), getattr(operands[0], "shape", None)
     dtypes = []
@@ -123,7 +124,7 @@ def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
             return LAYOUT
         if x.dtype not in autograd._NAMES:
             return DTYPE
-        if x.shape != shape and not _is_within(loss, operand, x.shape, operands[0].shape):
+        if x.shape != shape and not _is_within(theirs, operand, x.shape, operands[0].shape):
             return SHAPES
         dtypes.append(autograd._NAMES[x.dtype])
     if operands[0].numel() == 0:
@@ -133,7 +134,7 @@ def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
     if dtypes[0] not in checks.FLOATING:
         return DTYPE
     if autograd._autocast(operands[0]):
-        if loss.name == "binary_cross_entropy":
+        if theirs in _REFUSED_UNDER_AUTOCAST:
             return AUTOCAST
         return None if all(x in checks.FLOATING for x in dtypes) else DTYPE
     numbers = _numbers(form)
@@ -143,10 +144,10 @@ def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
     return None
 
 
-def _is_only_ours(loss: Loss, call: Call) -> bool:
+def _is_only_ours(loss: Loss, theirs: Callable[..., Any], call: Call) -> bool:
     """Whether torch's function does not know what was given: reductions, choices, numbers."""
-    form, kind = call.loss, call.reduction.kind
-    if kind not in ("none", "mean", "sum") and (kind, loss.name) != ("batchmean", "kl_div"):
+    form = call.loss
+    if not _torch_reduces(theirs, sum(x.default is None for x in loss.operands), call.reduction.kind):
         return True
     if any(x > 1 for x in call.flags):
         return True
@@ -165,9 +166,9 @@ def _numbers(form: Loss) -> tuple[str, ...]:
     return tuple(x.name for x in form.base.operands if x.name in form.numbers and x.default is None)
 
 
-def _is_within(loss: Loss, operand: Any, small: Sequence[int], shape: Sequence[int]) -> bool:
+def _is_within(theirs: Callable[..., Any], operand: Any, small: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether an operand of another shape means in torch what it means here: weights that do not enlarge the result."""
-    if operand is WEIGHT and loss.name not in _WEIGHT_BROADCASTS:
+    if operand is WEIGHT and not _torch_broadcasts_weights(theirs):
         return False
     if operand is not WEIGHT and operand.default is None:
         return False
@@ -175,21 +176,42 @@ def _is_within(loss: Loss, operand: Any, small: Sequence[int], shape: Sequence[i
     return len(small) <= len(shape) and all(n in (1, m) for n, m in pairs)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# What torch takes: it is asked, once, with operands of few elements
+
+
+@cache
+def _torch_reduces(theirs: Callable[..., Any], operands: int, kind: str) -> bool:
+    """Whether torch knows a reduction."""
+    return _asked(theirs, *[_ones(1, 1)] * operands, reduction=kind) is not None
+
+
+@cache
+def _torch_broadcasts_weights(theirs: Callable[..., Any]) -> bool:
+    """Whether weights may be of another shape than the input."""
+    return _asked(theirs, _ones(2, 2), _ones(2, 2), weight=_ones(1, 2)) is not None
+
+
 @cache
 def _torch_takes(
     theirs: Callable[..., Any], names: tuple[str, ...], dtypes: tuple[str, ...], numbers: tuple[str, ...]
 ) -> bool:
-    """Whether torch takes operands of these dtypes, which are not one, and has a result of the dtype that ours has.
+    """Whether torch takes operands of these dtypes, which are not one, and has a result of the dtype that ours has."""
+    given: dict[str, Any] = {n: _ones(1, 1, dtype=autograd._DTYPES[x]) for n, x in zip(names, dtypes, strict=True)}
+    found = _asked(theirs, **given, **dict.fromkeys(numbers, 1.0))
+    return found is not None and found.dtype is autograd._DTYPES[checks.promote(dtypes)]
 
-    It is asked once, with one element each.
-    """
-    given: dict[str, Any] = {
-        n: torch.ones((1, 1), dtype=autograd._DTYPES[x]) for n, x in zip(names, dtypes, strict=True)
-    }
-    given |= dict.fromkeys(numbers, 1.0)
-    try:
-        with torch.no_grad():
-            found = theirs(**given)
-    except Exception:
-        return False
-    return found.dtype is autograd._DTYPES[checks.promote(dtypes)]
+
+def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    # On the CPU whatever the default device is: autocast for another refuses nothing there.
+    return torch.ones(shape, dtype=dtype, device="cpu")
+
+
+def _asked(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> torch.Tensor | None:
+    """What torch's function returns; None if it refuses."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return theirs(*arguments, **named)
+        except Exception:
+            return None

@@ -1,7 +1,7 @@
 """Losses under torch's transforms: ``torch.func``, forward mode, ``torch.compile``, and second derivatives of any.
 
 Everything rests on one thing: the derivative of a loss along a direction is a loss again
-(:func:`cupylosses.forms.directional`), with the directions as operands. With D its value,
+(``directional.py``), with the directions as operands. With D its value,
 
     forward mode        the tangent of the value is D of the operands and their tangents, reduced like the loss
     double backward     of the gradients g_i = grad_output dL/dx_i with cotangents v_i: D reduced, for grad_output, and
@@ -27,6 +27,9 @@ from cupylosses.definition import Loss
 from cupylosses.directional import Directional, directional
 from cupylosses.reduction import Reduction, resolve
 
+#: Where the operands begin among the arguments of `_Value` and `_Traced`, and among those of `_Gradients`.
+_OF_VALUE, _OF_GRADIENTS = 4, 6
+
 
 def is_fake(call: Call) -> bool:
     """Whether the operands are tensors without memory that stand for ones with."""
@@ -39,17 +42,16 @@ def evaluate(call: Call, warn: bool) -> torch.Tensor:
     if not tracing and not all(autograd.runs_kernels(x) for x in call.operands):
         return autograd.evaluate_reference(call, warn)
     result = autograd.check(call, warn)
-    loss, operands, reduction, parameters, flags, normalizer = call
+    loss, operands, reduction, parameters, flags, _ = call
     shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, reduction, shape)
-    array = None if type(normalizer) is float else normalizer
+    array, number = _normalizer(call)
     if array is not None:
         array = autograd.on_device(call, array)
     differentiated = torch.is_grad_enabled() and resolved.weights and call.wants_weight(autograd.wanted(operands))
     if differentiated or (not tracing and (array is not None or resolved.counted)):
         return autograd.divided(call, resolved, shape, result)
     text = ops.encode(loss, reduction._replace(out_dtype=result), flags)
-    number = normalizer if type(normalizer) is float else None
     if not tracing:
         return _Value.apply(text, parameters, array, number, *operands)
     # Dynamo takes no tensor twice.
@@ -64,9 +66,13 @@ def gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of an eager loss of dtype ``result`` as a function that autograd can differentiate again."""
     text = ops.encode(call.loss, call.reduction._replace(out_dtype=result), call.flags)
-    number = call.normalizer if type(call.normalizer) is float else None
-    array = None if number is not None else call.normalizer
+    array, number = _normalizer(call)
     return _all_of(_Gradients.apply(grad_output, wanted, text, call.parameters, array, number, *call.operands), wanted)
+
+
+def _normalizer(call: Call) -> tuple[Any, float | None]:
+    """The normalizer as an array and as a number, of which it is one or neither."""
+    return (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
 
 
 def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
@@ -95,9 +101,9 @@ class _Traced(Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         normalizer, *operands = ctx.saved_tensors
         text, parameters, divisor = ctx.rest
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[_OF_VALUE:]
         found = ops.gradients(grad_output, wanted, operands, text, parameters, normalizer, divisor)
-        return None, None, None, None, *_all_of(found, wanted)
+        return *(None,) * _OF_VALUE, *_all_of(found, wanted)
 
 
 class _Spec(NamedTuple):
@@ -185,14 +191,14 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         spec, operands = _saved(ctx)
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[_OF_VALUE:]
         found = _Gradients.apply(grad_output, wanted, *spec, *operands)
-        return None, None, None, None, *_all_of(found, wanted)
+        return *(None,) * _OF_VALUE, *_all_of(found, wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         spec, operands = _saved(ctx)
-        directions = tangents[4:]
+        directions = tangents[_OF_VALUE:]
         plain = spec.plain(operands)
         if isinstance(plain.loss, Directional):
             return torch.func.jvp(_formula(spec), tuple(operands), _directed(operands, directions))[1]
@@ -200,8 +206,8 @@ class _Value(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
-        spec, operands = _Spec(*inputs[:4]), inputs[4:]
-        plain, aligned = _aligned(spec, operands, in_dims[4:], info.batch_size)
+        spec, operands = _Spec(*inputs[:_OF_VALUE]), inputs[_OF_VALUE:]
+        plain, aligned = _aligned(spec, operands, in_dims[_OF_VALUE:], info.batch_size)
         return _Value.apply(*plain.spec(), *aligned), 0
 
 
@@ -233,8 +239,8 @@ class _Gradients(Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         spec, (*operands, grad_output) = _saved(ctx)
         directions = _all_of(cotangents, ctx.wanted)
-        by_grad_output, wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
-        nothing = (None,) * 5
+        by_grad_output, wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[_OF_GRADIENTS:]
+        nothing = (None,) * (_OF_GRADIENTS - 1)
         if not any(v is not None for v in directions):
             return None, *nothing, *(None,) * len(operands)
         plain = spec.plain(operands)
@@ -260,7 +266,7 @@ class _Gradients(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
         spec, (*operands, grad_output) = _saved(ctx)
-        of_grad_output, directions = tangents[0], tangents[6:]
+        of_grad_output, directions = tangents[0], tangents[_OF_GRADIENTS:]
         terms = []
         if of_grad_output is not None:
             terms.append(_Gradients.apply(of_grad_output, ctx.wanted, *spec, *operands))
@@ -278,11 +284,10 @@ class _Gradients(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        grad_output, wanted, *rest = inputs
-        spec, operands, size = _Spec(*rest[:4]), rest[4:], info.batch_size
+        grad_output, wanted, *rest = inputs[:_OF_GRADIENTS]
+        spec, size = _Spec(*rest), info.batch_size
         # The gradient of an operand that is the same for all is one for each.
-        dims = list(in_dims[6:])
-        operands = list(operands)
+        dims, operands = list(in_dims[_OF_GRADIENTS:]), list(inputs[_OF_GRADIENTS:])
         for i, w in enumerate(wanted):
             if w and dims[i] is None:
                 operands[i], dims[i] = operands[i].expand(size, *operands[i].shape), 0
