@@ -73,9 +73,9 @@ def _call(
     divisor: float | None,
 ) -> Call:
     """The call that the operators' common arguments stand for."""
-    form, reduction, flags = decode(loss)
+    found, reduction, flags = decode(loss)
     below = divisor if normalizer is None else normalizer
-    return Call(form, tuple(operands), reduction, tuple(parameters), flags, below)
+    return Call(found, tuple(operands), reduction, tuple(parameters), flags, below)
 
 
 def _value(*arguments: Any) -> torch.Tensor:

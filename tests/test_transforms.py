@@ -39,7 +39,7 @@ def recorded() -> dict[tuple[str, str], str]:
 def test_the_table_is_complete() -> None:
     """An outcome for each loss and transform: `python scripts/transforms.py` writes it.
 
-    What takes a GPU may be left for one who has it; the table then says that the loss was not tried.
+    What takes a GPU may be left for one who has it; the table then excepts the loss.
     """
     found = recorded().keys()
     assert found <= {(loss, name) for loss in registry() for name in TRANSFORMS}
