@@ -36,7 +36,7 @@ def noting(gpu: bool = False) -> Iterator[dict[Variant, None]]:
 
     class Noting(Launcher):
         @classmethod
-        def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
+        def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
             noted[variant] = None
             return (lambda *_: None), None
 

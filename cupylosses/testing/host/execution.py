@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,8 @@ from cupylosses.engine import TICKET, Device
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings
+from cupylosses.testing.memory import NAN_BYTE
+from cupylosses.testing.row_properties import SMALL
 
 #: Few, so that small losses too are spread over several rounds of blocks.
 PROCESSORS = 2
@@ -26,11 +28,14 @@ class HostDevice(autograd.TorchDevice):
 
     def __init__(self, processors: int) -> None:
         Device.__init__(self, -1, processors)
+        self.chip = SMALL
         self.device = torch.device("cpu")
 
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Filled with NaN, so that what a kernel forgets to write is seen."""
-        return super().empty(shape, strides, dtype).fill_(float("nan"))
+        assert type(shape) is type(strides) is tuple, "what allocates on a GPU takes no other sequences"
+        array = torch.empty_strided(shape, strides, dtype=autograd._DTYPES[dtype], device=self.device)
+        return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
         """One per size, so that what lies beyond it is nobody's."""

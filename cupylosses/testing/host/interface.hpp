@@ -20,6 +20,7 @@ struct HostLaunch {
   void (*entry)(void**);  // calls the kernel with the arguments that the table points to
   void** arguments;       // one pointer per argument, as cuLaunchKernel takes them
   HostIndex grid, block;
+  unsigned cluster;                 // neighbouring blocks that reach each other's shared memory
   unsigned long long seed;          // of the order in which blocks, warps and lanes run; 0 is in order
   unsigned resident;                // blocks that run at once
   unsigned check_races;             // 0 or 1
@@ -36,6 +37,10 @@ HostIndex host_block_size() __attribute__((const));
 HostIndex host_grid_size() __attribute__((const));
 
 void host_barrier(const char* file, int line);
+// Blocks of a cluster: the place of this one, all of their threads meeting, and a write to another one's shared memory.
+unsigned host_cluster_rank();
+void host_cluster_barrier(const char* file, int line);
+void host_store_in_cluster(unsigned* place, unsigned rank, unsigned x);
 void host_warp_barrier(unsigned mask, const char* file, int line);
 unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShuffle kind, int lane, int width,
                                 const char* file, int line);

@@ -7,11 +7,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from cupylosses import compiler
-from cupylosses.codegen import Variant, source
+from cupylosses.codegen import Compilable, source
 from cupylosses.testing.host import build, symbols
 from cupylosses.testing.host.counters import counters
 from cupylosses.testing.host.settings import Settings, settings
@@ -34,6 +34,7 @@ class _Launch(ctypes.Structure):
         ("arguments", ctypes.c_void_p),
         ("grid", _Index),
         ("block", _Index),
+        ("cluster", ctypes.c_uint),
         ("seed", ctypes.c_ulonglong),
         ("resident", ctypes.c_uint),
         ("check_races", ctypes.c_uint),
@@ -67,7 +68,14 @@ class Kernel:
         function.restype = ctypes.c_void_p
         return function()
 
-    def launch(self, grid: Sequence[int], block: Sequence[int], arguments: int, chosen: Settings | None = None) -> None:
+    def launch(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        arguments: int,
+        chosen: Settings | None = None,
+        cluster: int = 1,
+    ) -> None:
         """Runs the kernel; ``arguments`` is the address of a table with a pointer to each argument."""
         chosen = chosen or settings()
         wanted = _Launch(
@@ -76,6 +84,7 @@ class Kernel:
             arguments,
             _Index(*grid),
             _Index(*block),
+            cluster,
             chosen.seed,
             chosen.resident,
             chosen.check_races,
@@ -102,18 +111,21 @@ class Launcher(compiler.Launcher):
     """The library's launcher, arguments and all, but for what it launches with."""
 
     @classmethod
-    def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
+    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
-        return _launch, load(variant.entry, source(variant), variant.compute == "float32", settings().sanitize)
+        found = load(variant.entry, source(variant), variant.compute == "float32", settings().sanitize)
+        return partial(_launch, getattr(variant, "cluster", 1)), found
 
     def _enter(self) -> None:
         pass
 
 
-def _launch(function: Kernel, *geometry_and_arguments: int) -> None:
+def _launch(cluster: int, function: Kernel, *geometry_and_arguments: int) -> None:
     """As ``cuLaunchKernel``: function, grid, block, bytes of dynamic shared memory, stream, arguments, extra."""
-    *geometry, _shared, _stream, arguments, _extra = geometry_and_arguments
-    function.launch(geometry[:3], geometry[3:], arguments)
+    *geometry, shared, _stream, arguments, _extra = geometry_and_arguments
+    if shared > build.DYNAMIC_SHARED_BYTES:
+        raise KernelFault(f"{function.entry}: {shared} bytes of shared memory, of {build.DYNAMIC_SHARED_BYTES}")
+    function.launch(geometry[:3], geometry[3:], arguments, cluster=cluster)
 
 
 def run_source(

@@ -86,22 +86,22 @@ def goes_by_the_note_of_each_warp(
     with execution():
         expected = torch.autograd.grad(function(*operands), operands)
         surprise = torch.autograd.grad(value := function(*operands), operands, torch.full_like(value, -3.0))
-        promise = function(*operands).grad_fn.promise
-        learned = [same_bits(a, b) for a, b in zip(promise.gradients, surprise, strict=True) if a is not None]
+        check, written = function(*operands).grad_fn.promise
+        learned = [same_bits(a, b) for a, b in zip(written, surprise, strict=True) if a is not None]
         require(all(learned), "what backward was given is not expected afterwards")
         torch.autograd.grad(function(*operands), operands)
         times = [torch.zeros_like(x, dtype=torch.int64) for x in expected]
-        for warp in range(promise.notes.array.numel()):
+        for warp in range(check.notes.numel()):
             value = function(*operands)
-            promise = value.grad_fn.promise
-            if promise.notes.array[warp].isnan():  # as allocated: a warp without elements notes nothing
+            check, written = value.grad_fn.promise
+            if check.notes[warp].isnan():  # as allocated: a warp without elements notes nothing
                 continue
-            promise.notes.array[warp] = 7.0
-            for x in promise.gradients:
+            check.notes[warp] = 7.0
+            for x in written:
                 x.fill_(float("nan"))
             for count, found, exact in zip(times, torch.autograd.grad(value, operands), expected, strict=True):
-                written = ~found.isnan()
-                count += written
-                require(bool(written.any()), f"warp {warp} has a note, but wrote nothing again")
-                require(same_bits(found[written], exact[written]), f"what warp {warp} wrote again has other bits")
+                again = ~found.isnan()
+                count += again
+                require(bool(again.any()), f"warp {warp} has a note, but wrote nothing again")
+                require(same_bits(found[again], exact[again]), f"what warp {warp} wrote again has other bits")
         require(all(bool((x == 1).all()) for x in times), f"parts that were written again: {times}")

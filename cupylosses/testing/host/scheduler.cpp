@@ -227,6 +227,8 @@ const char* name(Wait wait) {
       return "running";
     case Wait::kBarrier:
       return "__syncthreads()";
+    case Wait::kClusterBarrier:
+      return "the cluster's barrier";
     case Wait::kWarpBarrier:
       return "__syncwarp()";
     case Wait::kShuffle:
@@ -251,7 +253,9 @@ std::string whereabouts(const Block& block) {
     if (fiber.wait == Wait::kExited) return "ended";
     if (fiber.wait == Wait::kReady) return "still running";
     std::string text = std::string("wait in ") + name(fiber.wait) + " at " + place(fiber.file, fiber.line);
-    return fiber.wait == Wait::kBarrier ? text : text + " for lanes " + hexadecimal(fiber.mask);
+    return fiber.wait == Wait::kBarrier || fiber.wait == Wait::kClusterBarrier
+               ? text
+               : text + " for lanes " + hexadecimal(fiber.mask);
   };
   std::string text;
   for (unsigned first = 0; first < block.fibers.size();) {
@@ -321,6 +325,19 @@ Fiber* pick() {
   return nullptr;
 }
 
+// The first of the blocks that are in the same cluster.
+Block* cluster_of(const Block& block) {
+  return &blocks[block.slot - block.slot % launch->cluster];
+}
+
+// Starts the next cluster where one has ended.
+void start_cluster(Block* first) {
+  for (Block* block = first; block < first + launch->cluster; ++block)
+    if (block->active) return;
+  if (next_block == order.size()) return;
+  for (Block* block = first; block < first + launch->cluster; ++block) start(*block);
+}
+
 void run() {
   next_block = 0;
   in_place = last_block = nullptr;
@@ -336,7 +353,7 @@ void run() {
     Block& block = *fiber->block;
     if (block.exited == block.fibers.size()) {
       block.active = false;
-      if (next_block < order.size()) start(block);
+      start_cluster(cluster_of(block));
     }
   }
 }
@@ -358,7 +375,7 @@ bool meet(Wait wait, unsigned mask, const char* file, int line) {
   for (unsigned lanes = mask; lanes; lanes &= lanes - 1) {
     const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
     const Fiber& other = block.fibers[self.warp * kLanes + lane];
-    if (other.wait == Wait::kReady || other.wait == Wait::kBarrier) {
+    if (other.wait == Wait::kReady || other.wait == Wait::kBarrier || other.wait == Wait::kClusterBarrier) {
       missing |= 1u << lane;
     } else if (other.wait == Wait::kExited) {
       fail_in(block, name(self) + " names lanes that have ended in " + std::string(name(wait)));
@@ -488,6 +505,52 @@ void host_barrier(const char* file, int line) {
   if (launch->seed) leave();
 }
 
+unsigned host_cluster_rank() {
+  return current->block->slot % launch->cluster;
+}
+
+void host_cluster_barrier(const char* file, int line) {
+  Fiber& self = *current;
+  Block *first = cluster_of(*self.block), *end = first + launch->cluster;
+  set_waiting(self, Wait::kClusterBarrier, file, line);
+  ++self.block->waiting;
+  for (Block* block = first; block < end; ++block) {
+    if (block->exited) fail_in(*block, "a barrier is reached by some threads only, others have ended");
+    if (block->waiting < block->fibers.size()) return leave();
+  }
+  const Known* known = nullptr;
+  for (Block* block = first; block < end; ++block) {
+    known = join(known, block->known);
+    for (const Fiber& fiber : block->fibers) {
+      if (fiber.wait != Wait::kClusterBarrier || fiber.line != line || std::strcmp(fiber.file, file) != 0)
+        fail_in(*block, "threads meet in different barriers");
+      known = join(known, fiber.known);
+    }
+  }
+  for (Block* block = first; block < end; ++block) {
+    block->waiting = 0;
+    ++block->epoch;
+    block->known = known;
+    for (Fiber& fiber : block->fibers) {
+      fiber.known = nullptr;
+      fiber.moment.epoch = block->epoch;
+      fiber.moment_id = 0;
+      set_ready(fiber);
+    }
+  }
+  if (launch->seed) leave();
+}
+
+void host_store_in_cluster(unsigned* place, unsigned rank, unsigned x) {
+  const std::size_t offset = static_cast<std::size_t>(reinterpret_cast<char*>(place) - launch->shared);
+  if (offset + sizeof x > launch->shared_bytes) fail(name(*current) + " writes to no shared memory of its cluster");
+  Block* block = rank < launch->cluster ? cluster_of(*current->block) + rank : nullptr;
+  if (!block || !block->active)
+    fail(name(*current) + " writes to block " + std::to_string(rank) + " of its cluster, which does not run");
+  char* there = (block == in_place ? launch->shared : block->shared.data()) + offset;
+  copy_bytes(there, reinterpret_cast<const char*>(&x), sizeof x);
+}
+
 void host_warp_barrier(unsigned mask, const char* file, int line) {
   if (!meet(Wait::kWarpBarrier, mask, file, line)) return;
   Block& block = *current->block;
@@ -562,17 +625,23 @@ int host_launch(const HostLaunch* wanted) {
   dice.seed(static_cast<unsigned>(wanted->seed % 0x7ffffffeu + 1));
   deadline = std::chrono::steady_clock::now() + std::chrono::seconds(wanted->timeout);
   const unsigned count = wanted->grid.x * wanted->grid.y * wanted->grid.z;
-  order.resize(count);
-  std::iota(order.begin(), order.end(), 0u);
+  const unsigned cluster = wanted->cluster, clusters = count / cluster;
+  std::vector<unsigned> shuffled(clusters);
+  std::iota(shuffled.begin(), shuffled.end(), 0u);
   if (wanted->seed)
-    for (unsigned i = count; i > 1; --i) std::swap(order[i - 1], order[roll(i)]);
+    for (unsigned i = clusters; i > 1; --i) std::swap(shuffled[i - 1], shuffled[roll(i)]);
+  order.clear();
+  for (const unsigned first : shuffled)
+    for (unsigned i = 0; i < cluster; ++i) order.push_back(first * cluster + i);
 #if defined(__x86_64__)
   const unsigned mode = _mm_getcsr();
   if (wanted->flush_subnormals) _mm_setcsr(mode | 0x8040u);  // results and operands
 #endif
   try {
-    reserve_stacks(std::size_t{std::max(1u, wanted->resident)} * threads_of_a_block());
-    blocks.resize(std::max(1u, std::min(wanted->resident, count)));
+    if (count % cluster)
+      fail("a grid of " + std::to_string(count) + " blocks is not made of clusters of " + std::to_string(cluster));
+    blocks.resize(std::max(1u, std::min(wanted->resident / cluster, clusters)) * cluster);
+    reserve_stacks(std::size_t{blocks.size()} * threads_of_a_block());
     for (unsigned i = 0; i < blocks.size(); ++i) {
       blocks[i].slot = i;
       blocks[i].active = false;

@@ -9,7 +9,7 @@
 
 constexpr unsigned kLanes = 32;
 
-enum class Wait { kReady, kBarrier, kWarpBarrier, kShuffle, kVote, kExited };
+enum class Wait { kReady, kBarrier, kClusterBarrier, kWarpBarrier, kShuffle, kVote, kExited };
 
 struct Block;
 
@@ -42,7 +42,8 @@ struct Warp {
   std::uint32_t seen[kLanes][kLanes];  // seen[i][j]: the last moment of lane j that lane i is ordered behind
 };
 
-// A block that is resident. Slots are used again when a block has ended.
+// A block that is resident. Slots are used again when a block has ended, and those of a cluster, which are neighbours,
+// when all of them have.
 struct Block {
   unsigned slot, index;
   HostIndex position;

@@ -1,6 +1,6 @@
 // What CUDA gives to every kernel without a header, for the host's compiler: keywords, vector types, intrinsics, and
-// the counterpart of kernels/ptx.cuh. Included in front of the unchanged source of a kernel (compile.py), so that what
-// runs on the CPU is what NVRTC compiles.
+// the counterparts of kernels/ptx.cuh and row_ptx.cuh. Included in front of the unchanged source of a kernel
+// (compile.py), so that what runs on the CPU is what NVRTC compiles.
 //
 // No header of the standard library: it would take longer to read than the kernel to compile.
 #pragma once
@@ -17,6 +17,8 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
+// The launcher says it to the runtime, which keeps the blocks of a cluster together.
+#define CLUSTER_OF(blocks)
 // One object per block: the runtime swaps the contents of all of them when it goes from one block to another.
 #define __shared__ static
 // compile.py writes this for `extern __shared__`, which no macro can tell from the other, and defines the array.
@@ -379,6 +381,57 @@ inline unsigned floats_to_half_pair(float low, float high) {
 
 HOST_ACCESS unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
   return host_update(counter, kHostAcquireRelease, [=](unsigned old) { return host_incremented(old, limit); });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The counterpart of kernels/row_ptx.cuh
+
+inline float exp2_or_zero(float x) {
+  return exp2f(x);
+}
+
+constexpr bool kLargerPairs = true;
+inline unsigned larger_half_pair(unsigned x, unsigned y) {
+  unsigned z = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const unsigned short a = x >> shift, b = y >> shift;
+    const float u = half_bits_to_float(a), v = half_bits_to_float(b);
+    z |= static_cast<unsigned>(u != u || u < v ? b : a) << shift;
+  }
+  return z;
+}
+inline unsigned larger_bfloat16_pair(unsigned x, unsigned y) {
+  unsigned z = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const unsigned a = x >> shift << 16, b = y >> shift << 16;
+    const float u = __uint_as_float(a), v = __uint_as_float(b);
+    z |= (u != u || u < v ? b : a) >> 16 << shift;
+  }
+  return z;
+}
+
+constexpr bool kCopiesAhead = true;
+// At once, which is one of the moments at which a GPU may do it. What is read before wait_for_copies() is not found so.
+template <int kBytes>
+HOST_ACCESS void copy_ahead(void* to, const void* from) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "copies ahead are of 4, 8 or 16 bytes");
+#pragma GCC unroll 4
+  for (int i = 0; i < kBytes / 4; ++i) static_cast<unsigned*>(to)[i] = static_cast<const unsigned*>(from)[i];
+}
+inline void wait_for_copies() {
+}
+
+inline void bring_to_cache(const void*, unsigned) {
+}
+
+inline unsigned cluster_rank() {
+  return host_cluster_rank();
+}
+inline void cluster_barrier(HOST_SITE) {
+  host_cluster_barrier(file, line);
+}
+inline void store_in_cluster(unsigned* place, unsigned rank, unsigned x) {
+  host_store_in_cluster(place, rank, x);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
