@@ -147,6 +147,20 @@ def relative_entropy(xp: Any, a: Any, b: Any, difference: Any) -> Any:
     return xp.where(near, difference * tangent * (1 + tangent * (1 + tangent) * tail), far)
 
 
+def log_relative_entropy(xp: Any, log_a: Any, log_b: Any) -> Any:
+    """a log(a / b) - a + b by the logarithms of a and b, which may be -inf; never negative."""
+    a, b = xp.exp(log_a), xp.exp(log_b)
+    zero = xp.zeros_like(log_a + b)
+    ratio = xp.where(a == 0, zero, log_a) - xp.where(a == 0, zero, log_b)
+    near = xp.abs(ratio) < 0.5
+    small = xp.where(near, ratio, zero)
+    series = 1.0
+    for k in range(18, 2, -1):
+        series = 1 - series * small / k
+    far = xp.where(a == 0, zero, a) * xp.where(near, zero, ratio) - a + b
+    return xp.where(a == 0, b, xp.where(near, 0.5 * a * small * small * series, far))
+
+
 def _near_ratio(xp: Any, a: Any, b: Any, difference: Any) -> tuple[Any, Any, Any]:
     """Whether a is near b; there (a - b) / (a + b), and the tail of the series of its artanh."""
     near = xp.abs(difference) < 0.17 * a + 0.17 * b
@@ -170,3 +184,20 @@ def itakura_saito(xp: Any, t: Any, x: Any) -> Any:
     far_t, far_x = xp.where(size < 2, one, t), xp.where(size < 2, one, x)
     far = xp.where(size < 2, xp.exp(middle), far_t / far_x) - 1 - log
     return xp.where(size < 0.5, 0.5 * small * small * series, far)
+
+
+def power(xp: Any, x: Any, exponent: float) -> Any:
+    """x^exponent, for x and exponent no less than 0. The derivative is 0 for an exponent of 0, and at x = 0."""
+    if exponent == 0:
+        return xp.ones_like(x)
+    positive = x > 0
+    return xp.where(positive, xp.where(positive, x, xp.ones_like(x)) ** exponent, x * 0)
+
+
+def weighted(xp: Any, weight: Any, x: Any) -> Any:
+    """weight * x, of which nothing is left where the weight is 0, whatever x is: infinities and NaN included.
+
+    The derivative with respect to a weight of 0 is x where that is finite.
+    """
+    unused = weight == 0
+    return weight * xp.where(unused & ~xp.isfinite(x), xp.zeros_like(x), x)

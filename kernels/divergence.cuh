@@ -237,15 +237,43 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                empty_b ? T(0) : by_b);
 }
 
+// exp(a) - exp(b), which are given too.
+template <class T>
+__device__ __forceinline__ T scalar_exp_difference(T a, T b, T of_a, T of_b) {
+  const bool above = a > b;
+  const T fraction = scalar_expm1(above ? b - a : a - b);
+  const T difference = above ? -of_a * fraction : of_b * fraction;
+  return of_a == of_b && of_a == T(0) ? T(0) : difference;
+}
+
 // exp(a) - exp(b), also where a is near b; 0 where both are -inf.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T of_a = scalar_exp(a.value);
   const T of_b = scalar_exp(b.value);
-  const bool above = a.value > b.value;
-  const T fraction = scalar_expm1(above ? b.value - a.value : a.value - b.value);
-  const T difference = above ? -of_a * fraction : of_b * fraction;
-  return chain(a, b, of_a == of_b && of_a == T(0) ? T(0) : difference, of_a, -of_b);
+  return chain(a, b, scalar_exp_difference(a.value, b.value, of_a, of_b), of_a, -of_b);
+}
+
+// a log(a / b) - a + b by the logarithms of a and b, also where one of both underflows; never negative.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
+  const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
+  const T difference = scalar_exp_difference(log_a.value, log_b.value, a, b);
+  const T by_log = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
+  const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
+  const bool near = ratio.near && a > T(0) && b > T(0);
+  const T value = computed(near ? scalar_relative_entropy(a, ratio, difference) : by_log - difference);
+  return chain(log_a, log_b, value, by_log, -difference);
+}
+
+// beta q log(q / m) + rest p log(p / m) with rest = 1 - beta and m = beta q + rest p, by the logarithms of q and p;
+// with beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 p log(p / q) - p + q. Never negative.
+template <class T, unsigned kQ, unsigned kP>
+__device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& log_q, const Dual<T, kP>& log_p,
+                                                             const Dual<T, 0>& beta, const Dual<T, 0>& rest) {
+  if (beta.value == T(0)) return log_relative_entropy(log_q, log_p);
+  if (rest.value == T(0)) return log_relative_entropy(log_p, log_q);
+  return jensen_shannon(exp(log_q), exp(log_p), exp_difference(log_q, log_p), beta, rest);
 }
 
 // t / x - log(t / x) - 1, which is never negative, for t, x >= 0.

@@ -133,6 +133,21 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
                infinite ? T(0) : by_factor - d.side * by_power);
 }
 
+// rest^gamma nll, by nll = -log p and rest = 1 - p of the same p, with 0^0 = 1. For an infinite nll the derivative with
+// respect to rest, which stands against p = 0, is given as 0.
+template <class T, unsigned kN, unsigned kR>
+__device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, const Dual<T, kR>& rest,
+                                                    const Dual<T, 0>& gamma) {
+  // The usual case, and the same for all rows.
+  if (gamma.value == T(0)) return chain(nll, rest, nll.value, T(1), T(0));
+  const Power<T> power = scalar_power(Fraction<T>{rest.value, T(0)}, gamma.value);
+  const bool infinite = nll.value > scalar_largest(T());
+  // Where rest vanishes, nll does so as fast.
+  const T ratio = rest.value > T(0) ? scalar_divide_roughly(nll.value, rest.value) : T(1);
+  return chain(nll, rest, power.times(nll.value), power.times(T(1)),
+               infinite ? T(0) : gamma.value * power.times(ratio));
+}
+
 // -log p + epsilon (1 - p), where p is the probability of the label y; sum is 1 + epsilon. It is computed by the powers
 // of 1 - p from the second, so that nothing cancels for an epsilon of -1. For an infinite x the derivative with respect
 // to y is given as 0.

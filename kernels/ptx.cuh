@@ -1,5 +1,6 @@
-// The instructions that CUDA C++ has no name for without its headers. All inline PTX is here, so that whatever else
-// compiles the kernels (cupylosses/testing/host does, for the CPU) has these few functions to supply and no more.
+// The instructions that CUDA C++ has no name for without its headers. All inline PTX is here and in row_ptx.cuh, so
+// that whatever else compiles the kernels (cupylosses/testing/host does, for the CPU) has these few functions to
+// supply.
 #ifdef __CUDA_ARCH__
 
 __device__ __forceinline__ float half_bits_to_float(unsigned short bits) {

@@ -18,7 +18,7 @@ def _log_ratio(xp, a, b):
     return xp.where(less, -ratio, ratio)
 
 
-def _kl_reference(xp, input, target, log_target, log_input):
+def kl_reference(xp, input, target, log_target, log_input):
     # Where the target has no mass the term is 0 with gradient 0 whatever finite or infinite the other operand is,
     # so both operands are replaced there before anything is computed: 0 * log 0 and 0 * inf never arise.
     empty = (xp.exp(target) if log_target else target) == 0
@@ -66,7 +66,7 @@ kl_div = define(
         "from_probability": "where(log_target, mass * (target - log(input)), times_log_ratio(target, input))",
     },
     value="where(mass == 0, zero_unless_nan(input), where(log_input, from_log, from_probability))",
-    reference=_kl_reference,
+    reference=kl_reference,
     torch="kl_div",
     positional="input target size_average reduce reduction log_target",
     module="KLDivLoss",
@@ -150,7 +150,7 @@ itakura_saito_loss = define(
 _TINY = 2.0**-100
 
 
-def _js_reference(xp, input, target, beta, log_target, log_input):
+def js_reference(xp, input, target, beta, log_target, log_input):
     p = xp.exp(target) if log_target else target
     q = xp.exp(input) if log_input else input
     zero, one = xp.zeros_like(p + q), xp.ones_like(p + q)
@@ -214,7 +214,7 @@ js_div = define(
         "difference": "where(log_target && log_input, exp_difference(target, input), p - q)",
     },
     value="jensen_shannon(p, q, difference, beta, rest)",
-    reference=_js_reference,
+    reference=js_reference,
     heavy=1,
     kinks=lambda beta, log_target, log_input: [
         Kink((-inf if log_input else 0.0, -inf if log_target else 0.0), 0.0, (0.0, 0.0))

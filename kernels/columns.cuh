@@ -1,0 +1,249 @@
+// The row engine where the classes of a row lie `class_stride` apart and other rows lie between: images (N, C, H, W).
+// A thread takes kLanes neighbouring rows, so that a warp reads whole lines of each class. What it has read it keeps in
+// shared memory, where it alone uses it: registers cannot be indexed by a class. Rows with too many classes for that
+// are read again.
+
+// Classes are counted in 32 bits where they are few enough to be kept.
+template <bool kStaged>
+struct ClassIndex {
+  using type = int;
+};
+template <>
+struct ClassIndex<false> {
+  using type = int64;
+};
+
+// Logits of kLanes rows, class by class.
+template <class Storage, int kLanes, bool kStaged>
+struct Column {
+  using P = Pack<Storage, kLanes>;
+  using Index = typename ClassIndex<kStaged>::type;
+  static constexpr bool kKept = kStaged;
+  const Storage* at;
+  int64 stride;
+  Index classes;
+
+  static __device__ __forceinline__ P* stage() {
+    extern __shared__ uint4 staged[];
+    return reinterpret_cast<P*>(staged) + threadIdx.x;
+  }
+  // Everything at once, so that as much as possible is on its way.
+  __device__ __forceinline__ void fetch() const {
+    if constexpr (kStaged) {
+      for (int c = 0; c < classes; ++c) {
+        if constexpr (sizeof(P) >= 4 && kCopiesAhead) {
+          copy_ahead<sizeof(P)>(stage() + c * blockDim.x, at + c * stride);
+        } else {
+          *reinterpret_cast<typename P::Word*>(stage() + c * blockDim.x) =
+              __ldcs(reinterpret_cast<const typename P::Word*>(at + c * stride));
+        }
+      }
+      wait_for_copies();
+    }
+  }
+  __device__ __forceinline__ P read(Index c) const {
+    if constexpr (kStaged) return whole(stage() + c * blockDim.x);
+    return load_stream<kLanes>(at + c * stride);
+  }
+  // A logit of row i, in place of the one that was there. Precondition: kStaged.
+  __device__ __forceinline__ void replace(Index c, int i, Storage x) const {
+    stage()[c * blockDim.x].lane[i] = x;
+  }
+};
+
+// The gradients of kLanes rows; `read` is false where none of them needs its logits. A label of -1 is none.
+// Precondition: kept logits of rows without a gradient have been replaced by -inf.
+template <class Source, int kLanes, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_columns(const Program& program, const Source& column, int64 offset,
+                                              const typename Source::Index (&labels)[kLanes],
+                                              const RowSlopes<Compute> (&slopes)[kLanes], bool read) {
+  using Input = typename Program::Input;
+  Input* gradients = program.gradients + offset;
+  const int64 stride = program.space.class_stride[kGradients];
+  bool none[kLanes];
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) none[i] = !Source::kKept && slopes[i].none();
+#pragma unroll 4
+  for (typename Source::Index c = 0; c < column.classes; ++c) {
+    Compute g[kLanes];
+    if (read) {
+      Compute raw[kLanes];
+      unpack(column.read(c), raw);
+      const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        g[i] = slopes[i].common * program.logit.exponential(raw[i], slopes[i].largest);
+        if constexpr (Program::kSmoothed) g[i] -= slopes[i].weighted * w;
+        g[i] = c == labels[i] ? slopes[i].target : g[i];
+        g[i] = none[i] ? Compute(0) : g[i] * program.logit.slope(raw[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) g[i] = Compute(0);
+    }
+    store_stream<kLanes>(gradients + c * stride, NarrowPack<Input, kLanes>::from(g));
+  }
+}
+// Row `row + i` of neighbours that begin at `offset`.
+template <class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ RowTarget<Compute> neighbour(const Program& program, const int64 (&offset)[kRowStreams],
+                                                        int i) {
+  RowTarget<Compute> t;
+#pragma unroll
+  for (int s = 0; s < kRowStreams; ++s) t.offset[s] = offset[s] + i * program.space.at.stride[s][0];
+  program.read_label(t);
+  return t;
+}
+
+// Losses and gradients of kLanes neighbouring rows from `row`; the sum of the values.
+template <bool kGradient, int kLanes, bool kStaged, class Program, class Scale>
+__device__ __forceinline__ double visit_columns(const Program& program, int64 row, Scale& scale) {
+  using Compute = typename Program::Compute;
+  using Input = typename Program::Input;
+  using Source = Column<Input, kLanes, kStaged>;
+  using Index = typename Source::Index;
+  // The target's logit is replaced by -inf, so that no class has to be compared with it.
+  constexpr bool kPlain = kStaged && !Program::kSmoothed && !Program::kCapped;
+  const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
+  int64 offset[kRowStreams];
+  program.space.offsets(row, offset);
+  const Source column{program.input + offset[kLogits], program.space.class_stride[kLogits],
+                      static_cast<Index>(program.space.classes)};
+  Index labels[kLanes];
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) {
+    const auto t = neighbour(program, offset, i);
+    labels[i] = t.counts ? static_cast<Index>(t.label) : Index(-1);
+    any |= t.counts;
+  }
+  Compute z[kLanes], largest[kLanes];
+  RowSums<Compute> sums[kLanes];
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) {
+    z[i] = Compute(0);
+    largest[i] = -scalar_infinity(Compute());
+    sums[i] = {0, 0, 0};
+  }
+  if (any) {
+    column.fetch();
+#pragma unroll 4
+    for (Index c = 0; c < column.classes; ++c) {
+      Compute raw[kLanes];
+      unpack(column.read(c), raw);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) largest[i] = larger(largest[i], raw[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      largest[i] = program.logit.value(largest[i]);
+      if (labels[i] < 0) continue;
+      z[i] = program.logit.value(widen<Compute>(column.read(labels[i]).lane[i]));
+      if constexpr (kPlain) column.replace(labels[i], i, lowest);
+    }
+#pragma unroll 4
+    for (Index c = 0; c < column.classes; ++c) {
+      Compute raw[kLanes];
+      unpack(column.read(c), raw);
+      const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        const Compute e = program.logit.exponential(raw[i], reference(largest[i]));
+        sums[i].rest += !kPlain && c == labels[i] ? Compute(0) : e;
+        if constexpr (Program::kSmoothed) {
+          sums[i].distance += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
+          sums[i].weights += w;
+        }
+      }
+    }
+  }
+  double total = 0.0;
+  RowSlopes<Compute> slopes[kLanes];
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) {
+    // Read again, because registers are short here and labels in the cache.
+    const RowLoss<Compute> y = program.finish(neighbour(program, offset, i), z[i], largest[i], sums[i], true);
+    total += y.value;
+    slopes[i] = y.slopes;
+  }
+  if constexpr (kGradient) {
+    const Compute factor = scale.factor();
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      scale_slopes(program, slopes[i], factor);
+      if (kStaged && any && slopes[i].none()) {
+        for (Index c = 0; c < column.classes; ++c) column.replace(c, i, lowest);
+        slopes[i].largest = Compute(0);
+      }
+    }
+    store_columns<Source>(program, column, offset[kGradients], labels, slopes, any);
+  }
+  return total;
+}
+
+// The threads of a warp, each of which takes kLanes rows.
+struct ColumnUnit {
+  static constexpr bool kBlock = false;
+  static constexpr int kBlocks = 1;
+  __device__ __forceinline__ int64 note() const {
+    return team();
+  }
+  __device__ __forceinline__ int64 team() const {
+    return global_warp();
+  }
+  __device__ __forceinline__ int64 teams() const {
+    return static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  }
+  __device__ __forceinline__ bool leads() const {
+    return threadIdx.x % kWarp == 0;
+  }
+};
+
+// As LongReader. Precondition: the rows are whole vectors.
+template <int kLanes, bool kStaged>
+struct ColumnReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const ColumnUnit& unit, Scale& scale,
+                                               int64 groups, double* partials) {
+    const int64 vectors = program.space.rows / kLanes;
+#pragma unroll 1
+    for (int64 group = unit.team(); group < groups; group += unit.teams()) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 v = group * kWarp + threadIdx.x % kWarp; v < vectors; v += groups * kWarp) {
+        total += visit_columns<kGradient, kLanes, kStaged>(program, v * kLanes, scale);
+      }
+      if (partials != nullptr) {
+        total = warp_sum(total);
+        if (unit.leads()) partials[group] = total;
+      }
+    }
+  }
+};
+
+// The gradients from slopes that were stored, as apply_row_slopes.
+template <int kLanes, class Program, class Result>
+__device__ __forceinline__ void apply_column_slopes(const Program& program, int64 result_stride, double scale,
+                                                    const Result* grad_output) {
+  using Compute = typename Program::Compute;
+  const int64 vectors = program.space.rows / kLanes, threads = static_cast<int64>(gridDim.x) * blockDim.x;
+#pragma unroll 1
+  for (int64 v = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; v < vectors; v += threads) {
+    int64 offset[kRowStreams], labels[kLanes];
+    program.space.offsets(v * kLanes, offset);
+    RowSlopes<Compute> slopes[kLanes];
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      const auto t = neighbour(program, offset, i);
+      labels[i] = t.counts ? t.label : -1;
+      slopes[i] = program.slopes[t.offset[kResults]];
+      any |= !slopes[i].none();
+      const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
+      scale_slopes(program, slopes[i], static_cast<Compute>(g * scale));
+    }
+    using Source = Column<typename Program::Input, kLanes, false>;
+    const Source column{program.input + offset[kLogits], program.space.class_stride[kLogits], program.space.classes};
+    store_columns<Source>(program, column, offset[kGradients], labels, slopes, any);
+  }
+}

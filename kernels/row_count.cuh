@@ -1,0 +1,22 @@
+// What a mean over rows is divided by: the sum of the class weights of the labels that count, or their number. It is
+// found before the losses are, because gradients are written together with them.
+
+// One sum per warp and step, in order; then by the block that arrives last.
+// Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
+template <class Program>
+__device__ __forceinline__ void count_rows(const Program& program, int64 groups, double* memory, double* count) {
+  const Workspace work = workspace(memory);
+  const int64 rows = program.space.rows, warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+#pragma unroll 1
+  for (int64 group = global_warp(); group < groups; group += warps) {
+    double total = 0.0;
+#pragma unroll 4
+    for (int64 row = group * kWarp + threadIdx.x % kWarp; row < rows; row += groups * kWarp) {
+      const auto t = program.target(row);
+      total += t.counts ? static_cast<double>(t.weight) : 0.0;
+    }
+    total = warp_sum(total);
+    if (threadIdx.x % kWarp == 0) work.partials[group] = total;
+  }
+  divide_sum(groups, memory, 1.0, count);
+}

@@ -1,0 +1,76 @@
+// The row engine where only the class of the label counts: negative log-likelihood of log-probabilities.
+//
+//   value      loss(-x[r, y_r])
+//   gradient   0, but for the label's class
+//
+// One element of each row is read, and all gradients are written.
+
+template <class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ RowLoss<Compute> gathered_loss(const Program& program, const RowTarget<Compute>& t,
+                                                          bool first) {
+  RowLoss<Compute> y = program.uncounted(t);
+  if (t.counts) {
+    const int64 at = t.offset[kLogits] + t.label * program.space.class_stride[kLogits];
+    // 0 - x, because a probability of 1 costs 0, not -0.
+    const Compute nll = Compute(0) - widen<Compute>(program.input[at]);
+    const auto found = program.loss(variable<1u, 0>(nll), variable<0u, 1>(t.weight));
+    y.value = found.value;
+    y.slopes.target = found.value != found.value ? found.value : -tangent_or_zero(found, 0);
+  }
+  if (first) program.store(t, y, false);
+  return y;
+}
+
+template <class Unit, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_gathered(const Program& program, const Unit& unit, const RowTarget<Compute>& t,
+                                               Compute slope) {
+  using Input = typename Program::Input;
+  const int64 stride = program.space.class_stride[kGradients];
+  for (int64 c = unit.index(); c < program.space.classes; c += unit.count()) {
+    const Compute g = t.counts && c == t.label ? slope : Compute(0);
+    program.gradients[t.offset[kGradients] + c * stride] = Narrow<Input>::from(g);
+  }
+}
+
+// As LongReader.
+struct GatherReader {
+  template <bool kGradient, class Unit, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
+                                               double* partials) {
+    const int64 rows = program.space.rows;
+#pragma unroll 1
+    for (int64 group = unit.team(); group < groups; group += unit.teams()) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 first = group * unit.rows(); first < rows; first += groups * unit.rows()) {
+        const int64 row = first + unit.row();
+        if (row >= rows) continue;
+        const auto t = program.target(row);
+        const auto y = gathered_loss(program, t, unit.index() == 0);
+        total += y.value;
+        if constexpr (kGradient) store_gathered(program, unit, t, y.slopes.target * scale.factor());
+      }
+      if (partials != nullptr) {
+        total = unit.total(total);
+        if (unit.leads()) partials[group] = total;
+      }
+    }
+  }
+};
+
+// The gradients from slopes that were stored, as apply_row_slopes.
+template <class Unit, class Program, class Result>
+__device__ __forceinline__ void apply_gathered_slopes(const Program& program, const Unit& unit, int64 result_stride,
+                                                      double scale, const Result* grad_output) {
+  using Compute = typename Program::Compute;
+  const int64 rows = program.space.rows;
+#pragma unroll 1
+  for (int64 first = unit.team() * unit.rows(); first < rows; first += unit.teams() * unit.rows()) {
+    const int64 row = first + unit.row();
+    if (row >= rows) continue;
+    const auto t = program.target(row);
+    const Compute slope = program.slopes[t.offset[kResults]].target;
+    const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
+    store_gathered(program, unit, t, slope == Compute(0) ? slope : slope * static_cast<Compute>(g * scale));
+  }
+}
