@@ -28,6 +28,10 @@ class Call(NamedTuple):
         return any(o is WEIGHT and w for o, w in zip(self.loss.operands, wanted, strict=True))
 
 
+#: The same as a plain tuple, which is made in a fifth of the time.
+Parts = tuple[Loss, tuple[Any, ...], Reduction, tuple[float, ...], tuple[int, ...], Any]
+
+
 def split(call: Call, resolved: Resolved, shape: tuple[int, ...]) -> tuple[Call, Call | None, float]:
     """A mean whose divisor is found per index of the result, or has a gradient, as two calls: the sum, and the divisor
     (None if a normalizer is given), both in float64; and the factor that the divisor lacks.

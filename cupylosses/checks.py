@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from cupylosses import interop
-from cupylosses.definition import MASK, Flag, Loss, Parameter
+from cupylosses.definition import MASK, Definition, Flag, Loss, Parameter
 
 #: What an operand may hold, beside integers where the definition accepts them.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -38,7 +38,7 @@ def warn(message: str) -> None:
 _INSIDE = ("cupylosses.", "torch.nn.modules.module")
 
 
-def reduction(loss: Loss, value: Any) -> str:
+def reduction(loss: Definition, value: Any) -> str:
     """The reduction, if there is one of that name."""
     if isinstance(value, str) and value in loss.reductions:
         return value
@@ -75,7 +75,7 @@ def reduced_dimensions(loss: Loss, dims: Sequence[int], shape: Sequence[int]) ->
     return tuple(sorted(found)) if found else tuple(range(rank))
 
 
-def out_dtype(loss: Loss, value: Any) -> str:
+def out_dtype(loss: Definition, value: Any) -> str:
     """The name of a floating dtype, given as a dtype of torch or NumPy, or by name."""
     name = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
     if name not in FLOATING:
@@ -86,7 +86,7 @@ def out_dtype(loss: Loss, value: Any) -> str:
     return name
 
 
-def normalizer(loss: Loss, value: Any, reduction: str) -> Any:
+def normalizer(loss: Definition, value: Any, reduction: str) -> Any:
     """What replaces the count of a mean: a number, or an array of NumPy's, as a float; others are left as they are."""
     if reduction in ("none", "sum"):
         raise ValueError(
@@ -106,21 +106,21 @@ def normalizer(loss: Loss, value: Any, reduction: str) -> Any:
     return float(value.reshape(())) if interop.kind(value) == "numpy" else value
 
 
-def number(loss: Loss, name: str, value: Any) -> float:
+def number(loss: Definition, name: str, value: Any) -> float:
     """A number in place of an operand."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise not_an_array(loss, name, value)
     return _float(loss, name, value)
 
 
-def _float(loss: Loss, name: str, value: Any) -> float:
+def _float(loss: Definition, name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"{loss.name}: `{name}` must be a number up to 1.8e308, got a larger integer.") from None
 
 
-def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None) -> str:
+def legacy_reduction(loss: Definition, size_average: bool | None, reduce: bool | None) -> str:
     """The reduction that torch's old arguments mean, with one warning that names it."""
     average = True if size_average is None else size_average
     result = "none" if reduce is not None and not reduce else "mean" if average else "sum"
@@ -128,7 +128,7 @@ def legacy_reduction(loss: Loss, size_average: bool | None, reduce: bool | None)
     return result
 
 
-def parameter(loss: Loss, spec: Parameter, value: Any) -> float:
+def parameter(loss: Definition, spec: Parameter, value: Any) -> float:
     """A parameter as a float, in range."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -140,7 +140,7 @@ def parameter(loss: Loss, spec: Parameter, value: Any) -> float:
     return value
 
 
-def flag(loss: Loss, spec: Flag, value: Any) -> int:
+def flag(loss: Definition, spec: Flag, value: Any) -> int:
     """The position of a flag's value among its choices."""
     for i, choice in enumerate(spec.choices):
         if value is choice or (isinstance(choice, str) and value == choice):
@@ -148,7 +148,7 @@ def flag(loss: Loss, spec: Flag, value: Any) -> int:
     raise TypeError(f"{loss.name}: `{spec.name}` must be {' or '.join(map(repr, spec.choices))}, got {value!r}.")
 
 
-def not_an_array(loss: Loss, name: str, value: Any) -> TypeError:
+def not_an_array(loss: Definition, name: str, value: Any) -> TypeError:
     """The error for an operand that no array library owns."""
     kind = type(value).__name__
     hint = "; wrap it with `torch.as_tensor(...)` or `numpy.asarray(...)`"
@@ -166,7 +166,7 @@ def no_reference(loss: Loss) -> NotImplementedError:
     )
 
 
-def no_bfloat16(loss: Loss) -> TypeError:
+def no_bfloat16(loss: Definition) -> TypeError:
     """The error for a result that NumPy cannot hold."""
     return TypeError(
         f"{loss.name}: the result would be bfloat16, which NumPy has not. Choose another dtype with `out_dtype`, or "
@@ -174,27 +174,31 @@ def no_bfloat16(loss: Loss) -> TypeError:
     )
 
 
-def not_dense(loss: Loss, name: str, layout: Any) -> TypeError:
+def not_dense(loss: Definition, name: str, layout: Any) -> TypeError:
     """The error for a tensor without strides."""
     return TypeError(f"{loss.name}: `{name}` must be a dense tensor, got {layout}. Convert it with `.to_dense()`.")
 
 
-def libraries(loss: Loss, kinds: Sequence[str]) -> None:
-    """Operands must live in one array library, or cross zero-copy."""
-    names = [f"`{x.name}` from {kind}" for x, kind in zip(loss.operands, kinds, strict=True)]
+def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | None = None) -> None:
+    """Operands must live in one array library, or cross zero-copy; ``names`` of others than those of the loss."""
+    found = [f"`{name}` from {kind}" for name, kind in zip(names or _names(loss), kinds, strict=True)]
     raise TypeError(
-        f"{loss.name}: operands must come from one array library, got {' and '.join(names)}. "
+        f"{loss.name}: operands must come from one array library, got {' and '.join(found)}. "
         "Convert with `torch.from_numpy(x)`, `x.numpy()` or `cupy.asarray(x)`; "
         "torch and CuPy tensors on a GPU mix freely."
     )
 
 
-def devices(loss: Loss, found: Sequence[Any]) -> None:
-    """Operands must be on one device."""
-    names = [f"`{x.name}` on {device}" for x, device in zip(loss.operands, found, strict=True)]
+def devices(loss: Definition, found: Sequence[Any], names: Sequence[str] | None = None) -> None:
+    """Operands must be on one device; ``names`` of others than those of the loss."""
+    where = [f"`{name}` on {device}" for name, device in zip(names or _names(loss), found, strict=True)]
     raise ValueError(
-        f"{loss.name}: operands must be on one device, got {' and '.join(names)}. Move one with `.to(device)`."
+        f"{loss.name}: operands must be on one device, got {' and '.join(where)}. Move one with `.to(device)`."
     )
+
+
+def _names(loss: Definition) -> list[str]:
+    return [x.name for x in loss.operands]
 
 
 def dtypes(loss: Loss, names: Sequence[str]) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, singledispatch
+from typing import Protocol
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Flag, Loss
+from cupylosses.definition import Definition, Flag, Loss
 from cupylosses.directional import Directional
 from cupylosses.expressions import cuda, in_double
 from cupylosses.forms import Form
@@ -69,6 +70,21 @@ SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 _ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
+
+
+class Compilable(Protocol):
+    """A kernel that is compiled by itself: what the compiler asks of a variant of any engine."""
+
+    @property
+    def loss(self) -> Definition: ...
+    @property
+    def storage(self) -> tuple[str, ...]: ...
+    @property
+    def compute(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def entry(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -145,18 +161,24 @@ def _varying_arguments(variant: Variant) -> list[str]:
     ]
 
 
-def _counted_divisor(variant: Variant) -> list[str]:
+def _counted_divisor(counted: bool, kind: str) -> list[str]:
     """The divisor of a sum, where it is not an argument. A mean of nothing has no gradient: the scale is 0, not inf."""
-    if not variant.counted:
+    if not counted:
         return []
     lines = ["  const double divisor = multiple * __ldcg(count);"]
-    if variant.kind not in ("value", *SUMS_OF_VALUES):
+    if kind not in ("value", *SUMS_OF_VALUES):
         lines.append("  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;")
     return lines
 
 
-def varying(variant: Variant) -> str:
+@singledispatch
+def varying(variant: Compilable) -> str:
     """The arguments that differ from call to call as a :mod:`struct` format: "q" an address, "d" a number."""
+    raise TypeError(variant)
+
+
+@varying.register
+def _(variant: Variant) -> str:
     return "".join("q" if "*" in x else "d" for x in _varying_arguments(variant))
 
 
@@ -166,8 +188,14 @@ def _skeleton(files: tuple[str, ...]) -> str:
     return "".join(f'#line 1 "kernels/{name}"\n{(directory / name).read_text(encoding="utf-8")}' for name in files)
 
 
-def source(variant: Variant) -> str:
+@singledispatch
+def source(variant: Compilable) -> str:
     """The whole translation unit of a variant."""
+    raise TypeError(variant)
+
+
+@source.register
+def _(variant: Variant) -> str:
     files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
     if isinstance(variant.loss, Directional):
         behind = files.index(PRIMITIVES[-1]) + 1
@@ -268,7 +296,7 @@ def _direction(variant: Variant, loss: Directional, heavy: str) -> list[str]:
     ]
 
 
-def _written_at(loss: Loss, part: str) -> list[str]:
+def _written_at(loss: Definition, part: str) -> list[str]:
     """What makes the compiler report an error in an expression where the expression was written."""
     file, line = loss.places.get(part, (f"{loss.name}.{part}", 1))
     # Nothing in a file's name ends the string or the line.
@@ -378,7 +406,7 @@ def _pointwise_entry(variant: Variant) -> str:
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {_blocks_per_sm(variant)})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
-        *_counted_divisor(variant),
+        *_counted_divisor(variant.counted, variant.kind),
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
         f"      {_loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
@@ -414,7 +442,7 @@ def _sum_entry(variant: Variant) -> str:
         "",
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
-        *_counted_divisor(variant),
+        *_counted_divisor(variant.counted, variant.kind),
         f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.lanes}> program{{",
         f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",

@@ -9,16 +9,19 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cupylosses.codegen import Variant, source, varying
+from cupylosses.codegen import Compilable, source, varying
+from cupylosses.launch import DECLARED_BYTES, SHARED_BYTES
 
 #: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
 OPTIONS = ("-std=c++17", "-fmad=false")
 
-_kernels: dict[Variant, Any] = {}
+_kernels: dict[Any, Any] = {}
 _locks: dict[str, Any] = {}
 
 
@@ -26,7 +29,7 @@ class KernelError(RuntimeError):
     """A kernel could not be compiled or loaded; the message says why and what to do."""
 
 
-def kernel(variant: Variant) -> Any:
+def kernel(variant: Compilable) -> Any:
     """The launchable kernel of a variant, compiled on first use.
 
     Modules are never dropped, and each is made under its lock: two threads must not compile the same one, since the
@@ -41,12 +44,12 @@ def kernel(variant: Variant) -> Any:
     return found
 
 
-def _lock(variant: Variant) -> Any:
+def _lock(variant: Compilable) -> Any:
     """The lock of a source: CuPy keeps modules by their text, which has the title in it."""
     return _locks.setdefault(variant.title, threading.RLock())
 
 
-def _compile(variant: Variant) -> Any:
+def _compile(variant: Compilable) -> Any:
     import cupy
 
     text = source(variant)
@@ -57,7 +60,7 @@ def _compile(variant: Variant) -> Any:
 
 
 @contextmanager
-def _explained(variant: Variant, text: str) -> Iterator[None]:
+def _explained(variant: Compilable, text: str) -> Iterator[None]:
     """What goes wrong in CuPy, as a `KernelError`."""
     from cupy.cuda.compiler import CompileException
 
@@ -92,7 +95,7 @@ def without_gpu() -> Iterator[Callable[..., None]]:
         def load(self, cubin: bytes) -> None:
             pass
 
-    def fill(variant: Variant, architecture: str) -> None:
+    def fill(variant: Compilable, architecture: str) -> None:
         text = source(variant)
         with _explained(variant, text):
             core.compile_with_cache(text, OPTIONS, arch=architecture, prepend_cupy_headers=False)
@@ -133,12 +136,12 @@ def _explain(error: RuntimeError) -> str:
     return f"a kernel could not be loaded: {text}"
 
 
-def _dtypes(variant: Variant) -> str:
+def _dtypes(variant: Compilable) -> str:
     names = [x.name for x in variant.loss.operands]
     return ", ".join(f"`{n}` of {d}" for n, d in zip(names, variant.storage, strict=True))
 
 
-def dump(variant: Variant, text: str | None = None) -> Path:
+def dump(variant: Compilable, text: str | None = None) -> Path:
     """Writes the expanded source of a variant to a file with a stable name, and returns its path."""
     directory = Path(os.environ.get("CUPYLOSSES_DUMP_DIR", Path(tempfile.gettempdir()) / "cupylosses"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -150,29 +153,40 @@ def dump(variant: Variant, text: str | None = None) -> Path:
 class Launcher:
     """A kernel with its grid and the arguments that never change, ready to be launched with those that do.
 
-    Arguments lie in a buffer that CUDA reads during the launch, one per thread because the launch releases the GIL.
-    ``fixed`` stand last in the kernel's signature: integers, floats, and structs as lists of 64-bit words.
+    CUDA reads arguments during the launch, each where a table points to. Those that do lie in a buffer, one per thread
+    because the launch releases the GIL, or in memory of whoever launches. ``fixed`` stand last in the kernel's
+    signature: integers, floats, and structs as lists of 64-bit words. A block has ``shared`` bytes of memory beside
+    what the kernel declares.
     """
 
-    def __init__(self, variant: Variant, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]]) -> None:
-        self._launch, self._function = self.load(variant)
-        self._grid, self._block = grid, block
-        self._varying = len(varying(variant))
-        self._pack = struct.Struct("=" + varying(variant)).pack_into
-        self._fixed = [_words(x) for x in fixed]
+    def __init__(
+        self, variant: Compilable, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]], shared: int = 0
+    ) -> None:
+        launch, function = self.load(variant, shared)
+        self._launch = partial(launch, function, grid, 1, 1, block, 1, 1, shared)
+        #: The arguments that change, as :mod:`struct` has it; `pack` writes them into a buffer.
+        self.format = varying(variant)
+        self.pack = struct.Struct("=" + self.format).pack_into
+        words = [_words(x) for x in fixed]
+        self._fixed = (ctypes.c_uint64 * sum(map(len, words)))(*chain.from_iterable(words))
+        #: The addresses of the arguments that never change.
+        self.fixed = [ctypes.addressof(self._fixed) + 8 * sum(map(len, words[:i])) for i in range(len(words))]
         self._local = threading.local()
 
     @classmethod
-    def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
+    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first, on the current
-        device.
+        device; allowed so much shared memory.
         """
         from cupy_backends.cuda.api import driver
 
         _ensure_context()
         # CuPy loads a module for each device when it is first asked for it there.
         with _lock(variant):
-            return driver.launchKernel, kernel(variant).kernel.ptr
+            found = kernel(variant)
+            if shared > SHARED_BYTES - DECLARED_BYTES:
+                found.max_dynamic_shared_size_bytes = shared
+            return driver.launchKernel, found.kernel.ptr
 
     def _enter(self) -> None:
         """Called in each thread before its first launch."""
@@ -184,22 +198,38 @@ class Launcher:
             buffer, table = self._local.memory
         except AttributeError:
             buffer, table = self._prepare()
-        self._pack(buffer, 0, *arguments)
-        self._launch(self._function, self._grid, 1, 1, self._block, 1, 1, 0, stream, table, 0)
+        self.pack(buffer, 0, *arguments)
+        self.launch(stream, table)
+
+    def launch(self, stream: int, table: int) -> None:
+        """The same with the arguments that the table at this address leads to."""
+        try:
+            self._local.entered  # noqa: B018
+        except AttributeError:
+            self._enter()
+            self._local.entered = True
+        self._launch(stream, table, 0)
 
     def _prepare(self) -> tuple[Any, int]:
-        self._enter()
-        sizes = [1] * self._varying + [len(x) for x in self._fixed]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        buffer = (ctypes.c_uint64 * sum(sizes))()
-        for start, words in zip(starts[self._varying :], self._fixed, strict=True):
-            for i, word in enumerate(words, start):
-                buffer[i] = word
-        address = ctypes.addressof(buffer)
-        table = (ctypes.c_uint64 * len(starts))(*(address + 8 * start for start in starts))
-        self._local.table = table
-        self._local.memory = buffer, ctypes.addressof(table)
+        count = len(self.format)
+        buffer, (table,) = arguments(count, [(self, range(count))])
+        self._local.memory = buffer, table
         return self._local.memory
+
+
+def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) -> tuple[Any, list[int]]:
+    """A buffer of ``count`` arguments, of which each launcher takes those at its positions; and the addresses of the
+    tables by which they do, which lie behind.
+    """
+    size = count + sum([len(positions) + len(launcher.fixed) for launcher, positions in launches])
+    buffer: Any = (ctypes.c_uint64 * size)()
+    start, end, tables = ctypes.addressof(buffer), count, []
+    for launcher, positions in launches:
+        tables.append(start + 8 * end)
+        table = [*[start + 8 * i for i in positions], *launcher.fixed]
+        buffer[end : end + len(table)] = table
+        end += len(table)
+    return buffer, tables
 
 
 def _words(x: int | float | Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import keyword
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -138,29 +138,24 @@ def _no_kinks(**_: Any) -> Sequence[Kink]:
     return ()
 
 
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """An element-wise loss. Fields are described in ``docs/adding-a-loss.md``; :meth:`__post_init__` validates them."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Definition:
+    """What every loss says of itself, and what follows: names, arguments, parameters and flags.
+
+    Fields are described in ``docs/adding-a-loss.md``; :meth:`__post_init__` validates them.
+    """
 
     name: str
     summary: str
     formula: str
     operands: tuple[Operand, ...]
-    value: str
-    reference: Callable[..., Any] | None = None
-    let: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
-    derivatives: Mapping[str, str] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     flags: tuple[Flag, ...] = ()
     torch: str | None = None
     module: str | None = None
     positional: str = ""
     mean_of_weights: bool = False
-    mean_of_rows: bool = False
-    warn_broadcast: bool = False
-    heavy: int = 0
-    kinks: Callable[..., Sequence[Kink]] = _no_kinks
     convention: str = "The loss is differentiable everywhere."
     cases: tuple[Mapping[str, Any], ...] = ({},)
     notes: str = ""
@@ -169,28 +164,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
-        for name in (self.name, *names, *self.constants, *self.let):
-            identifier = isinstance(name, str) and name.isascii() and name.isidentifier()
-            if not identifier or keyword.iskeyword(name) or name in _KEYWORDS:
-                raise ValueError(f"{self.name}: the name {name!r} must be an identifier of Python and of C++")
-            # Generated code has names of its own with underscores there.
-            if name.startswith("_") or name.endswith("_") or "__" in name:
-                raise ValueError(
-                    f"{self.name}: the name {name!r} must not begin or end with an underscore, nor have two in a row"
-                )
-        for name in (
-            *(x.name for x in self.operands if x is not WEIGHT and x is not MASK),
-            *(x.name for x in self.options),
-            *self.constants,
-            *self.let,
-        ):
-            if name in RESERVED:
-                raise ValueError(f"{self.name}: the name {name!r} is taken by every loss; choose another")
-        named = [*names, *self.constants, *self.let]
-        if len(set(named)) != len(named):
-            raise ValueError(
-                f"{self.name}: operands, parameters, flags, `constants` and `let` names must differ, got {named}"
-            )
+        self._check_names([*names, *self.parts])
         if not 1 <= len(self.operands) <= MAX_OWN_OPERANDS:
             raise ValueError(f"{self.name}: 1 to {MAX_OWN_OPERANDS} operands, got {len(self.operands)}")
         if self.operands[0].default is not None:
@@ -213,37 +187,64 @@ class Loss:
                     raise ValueError(
                         f"{self.name}: domain of `{operand.name}` must be one of {DOMAINS}, got {domain!r}"
                     )
-        for name in self.derivatives:
-            if name not in {x.name for x in self.operands}:
-                raise ValueError(f"{self.name}: a derivative for {name!r}, which is no operand")
         for case in self.cases:
             for name in case:
                 if name not in names:
                     raise ValueError(f"{self.name}: a case names the unknown parameter {name!r}")
-        self._check_expressions()
-        known = {*names, *COMMON, *LEGACY}
+        self.check_expressions()
+        known = {*names, *self.common, *LEGACY}
         for name in self.positional.split():
             if name not in known:
                 raise ValueError(f"{self.name}: `positional` names the unknown argument {name!r}")
 
-    def _check_expressions(self) -> None:
-        taken = primitives().keys()
-        names = [*(x.name for x in self.operands), *(x.name for x in self.options)]
-        for name in (*names, *self.constants, *self.let):
-            if name in taken:
+    def _check_names(self, named: Sequence[str]) -> None:
+        for name in (self.name, *named):
+            identifier = isinstance(name, str) and name.isascii() and name.isidentifier()
+            if not identifier or keyword.iskeyword(name) or name in _KEYWORDS:
+                raise ValueError(f"{self.name}: the name {name!r} must be an identifier of Python and of C++")
+            # Generated code has names of its own with underscores there.
+            if name.startswith("_") or name.endswith("_") or "__" in name:
+                raise ValueError(
+                    f"{self.name}: the name {name!r} must not begin or end with an underscore, nor have two in a row"
+                )
+        added = {x.name for x in self.operands if x is WEIGHT or x is MASK}
+        for name in named:
+            if name in self.reserved and name not in added:
+                raise ValueError(f"{self.name}: the name {name!r} is taken by every loss; choose another")
+        if len(set(named)) != len(named):
+            raise ValueError(
+                f"{self.name}: operands, parameters, flags, `constants` and `let` names must differ, got {list(named)}"
+            )
+        for name in named:
+            if name in primitives():
                 raise ValueError(f"{self.name}: the name {name!r} is that of a primitive; choose another")
-        numbers = [x.name for x in self.parameters]
+
+    def check_expressions(self) -> None:
+        """Raises unless the expressions are ones."""
+        names = [x.name for x in self.parameters]
         for name, expression in self.constants.items():
-            check(expression, numbers, Part(self.name, name, self.places.get(name)), functions={})
-            numbers.append(name)
-        names += self.constants
-        for name, expression in self.let.items():
-            check(expression, names, Part(self.name, name, self.places.get(name)))
+            check(expression, names, Part(self.name, name, self.places.get(name)), functions={})
             names.append(name)
-        check(self.value, names, Part(self.name, "value", self.places.get("value")))
-        for name, expression in self.derivatives.items():
-            part = f"derivatives.{name}"
-            check(expression, names, Part(self.name, part, self.places.get(part)))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of what is computed from operands and options before the value."""
+        return tuple(self.constants)
+
+    @property
+    def common(self) -> Mapping[str, Any]:
+        """Arguments that every loss of this kind takes beside its own, by name, with their defaults."""
+        return COMMON
+
+    @property
+    def reserved(self) -> Collection[str]:
+        """Names that the loss must not use."""
+        return RESERVED
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """What a call of its Module takes by keyword beside the operands."""
+        return tuple(x for x in COMMON if x != "reduction")
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -254,29 +255,6 @@ class Loss:
     def options(self) -> tuple[Parameter | Flag, ...]:
         """The parameters, then the flags: what a function takes besides operands and what every loss takes."""
         return (*self.parameters, *self.flags)
-
-    @cached_property
-    def key(self) -> str:
-        """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
-        if _registry.get(self.name) is self:
-            return self.name
-        code = getattr(self.reference, "__code__", None)
-        formula = (code.co_code, code.co_names, code.co_varnames) if code else self.reference is None
-        own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
-        parts = (*own, formula)
-        return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
-
-    @cached_property
-    def forms(self) -> Mapping[Any, Loss]:
-        """What a call can make of the loss (:func:`cupylosses.forms.all_forms`)."""
-        from cupylosses.forms import all_forms
-
-        return all_forms(self)
-
-    @cached_property
-    def takes_numbers(self) -> bool:
-        """Whether a number may stand for one of the operands."""
-        return any(x.number or x.default is not None for x in self.operands)
 
     @cached_property
     def legacy(self) -> bool:
@@ -293,7 +271,7 @@ class Loss:
         own: dict[str, Any] = {x.name: ... if x.default is None else None for x in self.operands}
         own |= {x.name: x.default for x in self.options}
         first = self.positional.split() or [*own, "reduction"]
-        every = own | dict(LEGACY if self.legacy else {}) | dict(COMMON)
+        every = own | dict(LEGACY if self.legacy else {}) | dict(self.common)
         rest = [x for x in every if x not in first]
         return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
 
@@ -323,6 +301,60 @@ class Loss:
         return tuple(
             next(i for i, c in enumerate(x.choices) if c is values[x.name] or c == values[x.name]) for x in self.flags
         )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Loss(Definition):
+    """An element-wise loss."""
+
+    value: str
+    reference: Callable[..., Any] | None = None
+    let: Mapping[str, str] = field(default_factory=dict)
+    derivatives: Mapping[str, str] = field(default_factory=dict)
+    mean_of_rows: bool = False
+    warn_broadcast: bool = False
+    heavy: int = 0
+    kinks: Callable[..., Sequence[Kink]] = _no_kinks
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*self.constants, *self.let)
+
+    def check_expressions(self) -> None:
+        super().check_expressions()
+        names = [*(x.name for x in self.operands), *(x.name for x in self.options), *self.constants]
+        for name, expression in self.let.items():
+            check(expression, names, Part(self.name, name, self.places.get(name)))
+            names.append(name)
+        check(self.value, names, Part(self.name, "value", self.places.get("value")))
+        for name, expression in self.derivatives.items():
+            if name not in {x.name for x in self.operands}:
+                raise ValueError(f"{self.name}: a derivative for {name!r}, which is no operand")
+            part = f"derivatives.{name}"
+            check(expression, names, Part(self.name, part, self.places.get(part)))
+
+    @cached_property
+    def key(self) -> str:
+        """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
+        if _registry.get(self.name) is self:
+            return self.name
+        code = getattr(self.reference, "__code__", None)
+        formula = (code.co_code, code.co_names, code.co_varnames) if code else self.reference is None
+        own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
+        parts = (*own, formula)
+        return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+    @cached_property
+    def forms(self) -> Mapping[Any, Loss]:
+        """What a call can make of the loss (:func:`cupylosses.forms.all_forms`)."""
+        from cupylosses.forms import all_forms
+
+        return all_forms(self)
+
+    @cached_property
+    def takes_numbers(self) -> bool:
+        """Whether a number may stand for one of the operands."""
+        return any(x.number or x.default is not None for x in self.operands)
 
 
 #: Operands of a definition; the weight and the mask come on top.

@@ -20,6 +20,7 @@ from cupylosses.codegen import KINDS, Variant, title
 from cupylosses.definition import MASK, WEIGHT, Loss
 from cupylosses.forms import counting
 from cupylosses.reduction import Reduction, resolve
+from cupylosses.row_launch import Chip
 
 #: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
 EXPECTATIONS = 4096
@@ -45,15 +46,22 @@ class Device(ABC):
     is_gpu = True
     #: What makes launchers for it; None for the compiler's own.
     launcher: Callable[..., Any] | None = None
+    #: The library's current stream on this device.
+    stream: Callable[[], int]
+    #: Whether that is being captured into a CUDA graph.
+    capturing: Callable[[], bool]
 
     def __init__(self, index: int, processors: int) -> None:
         self.index = index
         self.processors = processors
+        #: What losses of rows can make use of.
+        self.chip = Chip()
         self._workspaces: dict[int, tuple[Any, int, int]] = {}
         self._table: tuple[Any, int] | None = None
+        self._status: tuple[Any, int] | None = None
 
     @abstractmethod
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
         """A new array with these strides, in elements, on the current stream."""
 
     @abstractmethod
@@ -65,16 +73,12 @@ class Device(ABC):
         return self.full(count, value)
 
     @abstractmethod
+    def visible(self, words: int) -> tuple[Any, int]:
+        """Memory of so many zeros of 64 bits that kernels and the host can both read and write, and its address."""
+
+    @abstractmethod
     def address(self, array: Any) -> int:
         """The device address of an array that this object allocated."""
-
-    @abstractmethod
-    def stream(self) -> int:
-        """The library's current stream on this device."""
-
-    @abstractmethod
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured into a CUDA graph."""
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
         """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
@@ -92,6 +96,19 @@ class Device(ABC):
             array = self.kept(size, 0.0)
             found = self._workspaces[stream] = (array, self.address(array), size)
         return found[0], found[1]
+
+    @property
+    def has_status(self) -> bool:
+        """Whether any kernel can have reported a label."""
+        return self._status is not None
+
+    def status(self) -> int:
+        """The address of what kernels report of labels out of range, or 0 where there is none yet under capture."""
+        if self._status is None:
+            if self.capturing():
+                return 0
+            self._status = self.visible(8)
+        return self._status[1]
 
     def expectation(self, slot: int) -> int:
         """The address of a slot in the table of expected grad_outputs, or 0 where there is none yet under capture."""
@@ -113,7 +130,6 @@ class Part:
         self.threads = launch.threads(self.groups)
         self.blocks = launch.grid(self.groups, self.threads, processors)
         self.warps = self.blocks * self.threads // launch.WARP
-        self.spare_notes: defaultdict[int, list[Notes]] = defaultdict(list)
         self._launchers: dict[str, dict[tuple[tuple[bool, ...], bool], compiler.Launcher]] = {x: {} for x in KINDS}
 
     def launcher(self, kind: str, gradients: tuple[bool, ...], counted: bool = False) -> compiler.Launcher:
@@ -126,13 +142,6 @@ class Part:
             fixed = (self.groups, where)
             found = known[gradients, counted] = self.plan.launcher(variant, self.blocks, self.threads, fixed)
         return found
-
-    def reuse_notes(self, stream: int) -> Notes | None:
-        """Notes that a backward on this stream gave back, if there are any."""
-        try:
-            return self.spare_notes[stream].pop()
-        except IndexError:
-            return None
 
     def variant(self, kind: str, gradients: tuple[bool, ...], counted: bool = False) -> Variant:
         """What is compiled for this launch."""
@@ -250,6 +259,8 @@ class Plan:
         self.warning = checks.broadcast_warning(loss, shapes)
         self.elements = prod(self.shape)
         self.resolved = resolve(loss, reduction, self.shape)
+        #: Whether the divisor depends on more than shapes.
+        self.found = self.resolved.found
         #: Whether every element is a result; whether all of them make one number; neither if dimensions are kept.
         self.elementwise = self.resolved.dims == ()
         self.scalar = self.resolved.dims is None
@@ -261,7 +272,8 @@ class Plan:
         self.full = tuple(prod(x.shape) == self.elements for x in tensors)
         self.slot = hash((title(loss), flags, reduction, self.shape, self.storage, self.result)) % EXPECTATIONS
         self.no_gradients = (False,) * len(tensors)
-        self.one_pass: dict[tuple[tuple[bool, ...], bool], OnePass] = {}
+        #: By the gradients that are wanted, and whether the divisor is counted; None where nothing is written ahead.
+        self.one_pass: dict[tuple[tuple[bool, ...], bool], OnePass | None] = {}
         self._written: dict[tuple[bool, ...], tuple[bool, ...]] = {}
         self._buffers: dict[tuple[bool, ...], list[tuple[int, tuple[int, ...], tuple[int, ...], str]]] = {}
         self._gradient_parts: dict[launch.Stream, Part] = {}
@@ -352,6 +364,12 @@ class Plan:
             found = self._written[wanted] = tuple(w and f for w, f in zip(wanted, self.full, strict=True))
         return found
 
+    def write_ahead(self, device: Device, wanted: tuple[bool, ...], counted: bool) -> OnePass | None:
+        """The launches that write gradients of ``wanted`` ahead, if they can write any."""
+        found = OnePass(self, device, wanted, counted) if any(self.written(wanted)) else None
+        self.one_pass[wanted, counted] = found
+        return found
+
     def buffers(self, wanted: tuple[bool, ...]) -> list[tuple[int, tuple[int, ...], tuple[int, ...], str]]:
         """Slot, shape, strides and dtype of each wanted gradient."""
         found = self._buffers.get(wanted)
@@ -370,58 +388,82 @@ class Plan:
         )
 
 
-class Notes:
-    """Each warp's note of the grad_output it expected: written in forward, read in backward.
-
-    Backward gives its notes back for the next forward of the same launch on the same stream, where they are free by
-    then. That spares an allocation per call; a graph under capture keeps its own.
-    """
-
-    __slots__ = ("address", "array")
-
-    def __init__(self, array: Any, address: int) -> None:
-        self.array, self.address = array, address
-
-
 class OnePass:
-    """The launches of a loss that writes gradients ahead: of the operands in ``wanted``."""
+    """The launches of a loss that writes gradients ahead, where those in ``wanted`` are."""
 
-    __slots__ = ("buffers", "check", "groups", "launcher", "nothing", "part", "warps")
+    __slots__ = (
+        "buffers",
+        "check",
+        "complete",
+        "device",
+        "first",
+        "groups",
+        "launches",
+        "nothing",
+        "place",
+        "slot",
+        "spare",
+        "warps",
+    )
 
-    def __init__(self, plan: Plan, wanted: tuple[bool, ...], counted: bool) -> None:
-        part = self.part = plan.part
-        self.launcher = part.launcher("value_and_gradient", wanted, counted)
-        self.check = part.launcher("verify_gradient", wanted, counted)
-        self.buffers, self.nothing = plan.buffers(wanted), [None] * len(wanted)
+    def __init__(self, plan: Plan, device: Device, wanted: tuple[bool, ...], counted: bool) -> None:
+        part, written = plan.part, plan.written(wanted)
+        self.device, self.slot = device, plan.slot
+        #: Whether no other gradient is wanted.
+        self.complete = written == wanted
+        self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
         self.groups, self.warps = part.groups, part.warps
+        self.first = part.launcher("value_and_gradient", written, counted)
+        self.check = part.launcher("verify_gradient", written, counted)
+        # Both take their arguments from one buffer, where grad_output, which only the second has, stands last.
+        tensors, place = len(written) + len(self.buffers), len(self.first.format)
+        check = (*range(tensors), place, tensors + 3, tensors + 2, *range(tensors + 4, place))
+        self.launches, self.place = [(self.first, range(place)), (self.check, check)], place
+        #: By stream, what backward is done with.
+        self.spare: defaultdict[int, list[Check]] = defaultdict(list)
 
 
-class Promise:
-    """Gradients that the forward kernel wrote for an expected grad_output, and the launch that will hold its notes of
-    that against the true one. Few objects, all made in forward: backward runs in another thread, to which each of them
-    has to come from the cache of another processor.
+class Check:
+    """Each warp's note of the grad_output that forward expected, and the launch that holds it against the true one. Its
+    arguments are written in forward but for this, because backward runs in another thread: every object has to come to
+    it from the cache of another processor.
+
+    Backward gives it back for the next forward of the same launch on the same stream, where the notes are free by then.
+    That spares allocations; a graph under capture keeps its own.
     """
 
-    __slots__ = ("arguments", "check", "gradients", "notes", "place", "reusable", "spare")
+    __slots__ = ("addresses", "arguments", "found", "notes", "stream", "tables", "workspace")
 
-    def __init__(
-        self, gradients: list[Any], found: OnePass, arguments: list[Any], place: int, notes: Notes, reusable: bool
-    ) -> None:
-        self.gradients, self.arguments, self.place = gradients, arguments, place
-        self.check, self.notes, self.spare, self.reusable = found.check, notes, found.part.spare_notes, reusable
+    def __init__(self, found: OnePass, stream: int, capturing: bool) -> None:
+        device = found.device
+        self.found, self.stream = found, None if capturing else stream
+        self.notes = device.empty((found.warps,), (1,), "float64")
+        self.workspace, workspace = device.workspace(stream, found.groups, capturing)
+        self.addresses = workspace, device.expectation(found.slot), device.address(self.notes)
+        self.arguments, self.tables = compiler.arguments(found.place + 1, found.launches)
 
-    def keep(self, device: Device, grad_output: int) -> list[Any] | None:
-        """The gradients for the true grad_output; None under the capture of a graph that will run without the forward
-        that made the promise.
+    def run(self, grad_output: int) -> bool:
+        """Makes the gradients those for the true grad_output. False, and nothing is launched, under the capture of a
+        graph that will run without the forward that wrote them.
         """
-        if self.reusable and device.capturing():
-            return None
-        stream, arguments = device.stream(), self.arguments
-        arguments[self.place] = grad_output
-        self.check(stream, *arguments)
-        if self.reusable:
-            self.spare[stream].append(self.notes)
-        return self.gradients
+        found = self.found
+        device = found.device
+        if self.stream is not None and device.capturing():
+            return False
+        stream = device.stream()
+        self.arguments[found.place] = grad_output
+        found.check.launch(stream, self.tables[1])
+        self.release(stream)
+        return True
+
+    def release(self, stream: int) -> None:
+        """Leaves it to the next forward on a stream, where it is not needed any more."""
+        if stream == self.stream:
+            self.found.spare[stream].append(self)
+
+
+#: Gradients that the forward kernel wrote for an expected grad_output, and what makes sure of it.
+Promise = tuple[Check, list[Any]]
 
 
 def gradient_buffers(plan: Plan, device: Device, wanted: tuple[bool, ...]) -> tuple[list[Any], list[int]]:
@@ -468,29 +510,45 @@ def reduce_with_gradient(
     parameters: Sequence[float],
     divisor: Divisor,
     wanted: tuple[bool, ...],
-) -> tuple[Any, Promise]:
-    """The reduced value, and the gradients that the pointwise engine writes, for the expected grad_output."""
-    counted = divisor.counted
-    found = plan.one_pass.get((wanted, counted))
+) -> tuple[Any, Promise | None]:
+    """The reduced value and, for the expected grad_output, the gradients that the pointwise engine writes, if it writes
+    any.
+    """
+    try:
+        found = plan.one_pass[wanted, divisor.counted]
+    except KeyError:
+        found = plan.write_ahead(device, wanted, divisor.counted)
     if found is None:
-        found = plan.one_pass[wanted, counted] = OnePass(plan, wanted, counted)
-    stream, capturing = device.stream(), device.capturing()
-    notes = None if capturing else found.part.reuse_notes(stream)
-    if notes is None:
-        array = device.empty((found.warps,), (1,), "float64")
-        notes = Notes(array, device.address(array))
+        return reduce(plan, device, pointers, parameters, divisor), None
+    stream = device.stream()
+    if device.capturing():
+        check = Check(found, stream, True)
+    else:
+        try:
+            check = found.spare[stream].pop()
+        except IndexError:
+            check = Check(found, stream, False)
     value = device.empty((), (), plan.result)
     gradients: list[Any] = found.nothing.copy()
-    arguments: list[Any] = list(pointers)
+    addresses = []
     for slot, shape, strides, dtype in found.buffers:
         array = gradients[slot] = device.empty(shape, strides, dtype)
-        arguments.append(device.address(array))
-    _memory, memory = device.workspace(stream, found.groups, capturing)
-    expectation, last = device.expectation(plan.slot), (*parameters, *divisor.arguments)
-    found.launcher(stream, *arguments, memory, device.address(value), expectation, notes.address, *last)
-    place = len(arguments)
-    arguments += (0, notes.address, expectation, *last)  # 0 is where the true grad_output will be
-    return value, Promise(gradients, found, arguments, place, notes, not capturing)
+        addresses.append(device.address(array))
+    memory, expectation, notes = check.addresses
+    found.first.pack(
+        check.arguments,
+        0,
+        *pointers,
+        *addresses,
+        memory,
+        device.address(value),
+        expectation,
+        notes,
+        *parameters,
+        *divisor.arguments,
+    )
+    found.first.launch(stream, check.tables[0])
+    return value, (check, gradients)
 
 
 def verified_gradient(
@@ -504,9 +562,8 @@ def verified_gradient(
     promise: Promise | None,
 ) -> list[Any]:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
-    kept = promise.keep(device, grad_output) if promise else None
-    if kept is not None:
-        return kept
+    if promise is not None and promise[0].run(grad_output):
+        return promise[1]
     gradients, addresses = gradient_buffers(plan, device, wanted)
     launcher = plan.part.launcher("verify_gradient", wanted, divisor.counted)
     expectation = device.expectation(plan.slot)

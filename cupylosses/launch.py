@@ -19,6 +19,10 @@ from math import prod
 from cupylosses.definition import MAX_OPERANDS
 
 WARP = 32
+#: Shared memory that a block gets without asking for more.
+SHARED_BYTES = 48 << 10
+#: What kernels declare themselves of it, at most.
+DECLARED_BYTES = 20 << 10
 
 #: Outer dimensions that ``kernels/layout.cuh`` has room for, after merging.
 MAX_RANK = 24

@@ -1,0 +1,232 @@
+"""From the definition of a loss of rows to CUDA source: the glue of the row engine (``kernels/rows.cuh``), as
+``codegen.py`` is that of the pointwise one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cupylosses import codegen
+from cupylosses.codegen import STORAGE
+from cupylosses.expressions import cuda, in_double
+from cupylosses.interop import ITEMSIZE
+from cupylosses.row_definition import RowLoss
+from cupylosses.row_launch import LONG_VECTORS, MAX_THREADS, THREADS
+
+#: The files of ``kernels/`` in the order of their needs.
+FILES = (
+    *codegen.POINTWISE[: codegen.POINTWISE.index("pointwise.cuh") + 1],
+    "row_ptx.cuh",
+    "row_units.cuh",
+    "row_view.cuh",
+    "softmax.cuh",
+    "rows.cuh",
+    "resident_rows.cuh",
+    "row_count.cuh",
+    "columns.cuh",
+    "row_gather.cuh",
+)
+
+#: Entry points: what each computes. The keys are the kinds of :class:`RowVariant`.
+ROW_KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value, and the gradient for the expected grad_output",
+    "verify_gradient": "the gradient again, if grad_output was not the expected one",
+    "values": "a value per row",
+    "apply": "the gradient from what an earlier kernel left of each row",
+    "count": "what a mean is divided by",
+}
+
+
+@dataclass(frozen=True)
+class RowVariant:
+    """What distinguishes one compiled module of the row engine from another, as :class:`cupylosses.codegen.Variant`.
+
+    ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
+    rows twice ("long"), or a thread per row, with classes in shared memory ("columns") or read again ("long columns");
+    of log-probabilities only the label's is read ("gather"). A row takes a ``cluster`` of blocks.
+    ``weight`` and ``mask`` are dtypes, or "".
+    """
+
+    loss: RowLoss
+    kind: str
+    layout: str
+    lanes: int
+    input: str
+    label: str
+    weight: str
+    mask: str
+    result: str
+    compute: str
+    many: bool = False
+    smoothed: bool = False
+    capped: bool = False
+    counted: bool = False
+    cluster: int = 1
+
+    @property
+    def storage(self) -> tuple[str, ...]:
+        """The dtypes of the operands, for error messages."""
+        return (self.input, self.label)
+
+    @property
+    def title(self) -> str:
+        """The variant in words, for error messages and file names."""
+        dtypes = "-".join(STORAGE[x][1] if x else "none" for x in (self.input, self.label, self.weight, self.mask))
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout.replace(" ", "-")]
+        flags = ("many", "smoothed", "capped", "counted")
+        parts += [f"x{self.lanes}", *(x for x in flags if getattr(self, x))]
+        parts += [f"cluster{self.cluster}"] if self.cluster > 1 else []
+        return "_".join(parts)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
+
+
+def varying_arguments(variant: RowVariant) -> list[str]:
+    """The declarations of the arguments that differ from call to call, which stand first."""
+    storage, result = STORAGE[variant.input][0], STORAGE[variant.result][0]
+    arguments = [f"const {storage}* input", f"{storage}* gradients", f"const {STORAGE[variant.label][0]}* labels"]
+    arguments += [
+        f"const {STORAGE[variant.weight][0] if variant.weight else 'unsigned char'}* weights",
+        f"const {STORAGE[variant.mask][0] if variant.mask else 'unsigned char'}* mask",
+        "int64 ignored",
+        "RowStatus* status",
+        "int64 site",
+        f"{result}* values",
+        f"{STORAGE[variant.compute][0]}* lse",
+        "unsigned char* correct",
+        f"RowSlopes<{STORAGE[variant.compute][0]}>* slopes",
+    ]
+    arguments += {
+        "value": ["double* memory", f"{result}* value"],
+        "value_and_gradient": ["double* memory", f"{result}* value", "const double* expected", "double* used"],
+        "verify_gradient": [f"const {result}* grad_output", "const double* used", "double* expected"],
+        "values": [],
+        "apply": [f"const {result}* grad_output", "int64 result_stride"],
+        "count": ["double* memory", "double* value"],
+    }[variant.kind]
+    arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
+    return [*arguments, *divisor_arguments(variant.counted)]
+
+
+def divisor_arguments(counted: bool) -> list[str]:
+    """What the sum is divided by: found on the device, or given."""
+    return ["double multiple", "const double* count"] if counted else ["double divisor", "double scale"]
+
+
+def packed(arguments: Sequence[str]) -> str:
+    """Arguments as a :mod:`struct` format: "q" an address or an integer, "d" a number."""
+    return "".join("d" if x.startswith("double ") else "q" for x in arguments)
+
+
+def precision(storage: Sequence[str], compute: str) -> str:
+    """What the arithmetic must keep: only 16 bits where nothing that is read or written has more."""
+    narrow = all(ITEMSIZE[x] == 2 for x in storage) and compute == "float32"
+    return f"constexpr bool kNarrow = {str(narrow).lower()};\n"
+
+
+@codegen.varying.register
+def _(variant: RowVariant) -> str:
+    return packed(varying_arguments(variant))
+
+
+@codegen.source.register
+def _(variant: RowVariant) -> str:
+    files = codegen._skeleton(FILES)
+    own = f"{_functor(variant)}\n{_entry(variant)}"
+    return f'{precision((variant.input, variant.result), variant.compute)}{files}#line 1 "<{variant.title}>"\n{own}'
+
+
+def _functor(variant: RowVariant) -> str:
+    """The loss of a row as a functor on dual numbers."""
+    loss, compute = variant.loss, STORAGE[variant.compute][0]
+    names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
+    lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  double {x.name}_;" for x in loss.parameters), ""]
+    lines += codegen._signature(names)
+    lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
+    for name, expression in loss.constants.items():
+        lines += [*codegen._written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+        lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
+    row = cuda(loss.expressions["row"])
+    lines += [*codegen._written_at(loss, "row"), f"    const auto _row = ::lift<{compute}>({row});"]
+    if loss.penalty is None:
+        lines += ["    return _row;"]
+    else:
+        lines += [*codegen._written_at(loss, "penalty"), f"    return _row + ::lift<{compute}>({cuda(loss.penalty)});"]
+    return "\n".join([*lines, f'#line 1 "<{variant.title}>.entries"', "  }", "};"]) + "\n"
+
+
+def _entry(variant: RowVariant) -> str:
+    def dtype(name: str) -> str:
+        return STORAGE[name][0] if name else "Absent"
+
+    columns = "columns" in variant.layout
+    size = f"{variant.lanes}, {LONG_VECTORS}"
+    rank = "kMaxRank" if variant.many else "1"
+    flags = f"{str(variant.smoothed).lower()}, {str(variant.capped).lower()}"
+    types = [
+        dtype(variant.input),
+        dtype(variant.label),
+        dtype(variant.weight),
+        dtype(variant.mask),
+        dtype(variant.result),
+    ]
+    parameters = ", ".join(f"{x.name}_" for x in variant.loss.parameters)
+    lines = [
+        f"using Result = {dtype(variant.result)};",
+        f"using Space = RowSpace<{rank}>;",
+        f"using Program = RowProgram<Loss, Space, {', '.join(types)}, {flags}>;",
+        "using Compute = Program::Compute;",
+    ]
+    if variant.layout == "gather":
+        unit = "const LaneUnit unit{width};"
+        lines += ["using Reader = GatherReader;"]
+    elif columns:
+        unit = "const ColumnUnit unit;"
+        lines += [f"using Reader = ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>;"]
+    else:
+        unit = "const LaneUnit unit{width};"
+        if variant.layout != "lanes":
+            unit = f"const BlocksUnit<{variant.cluster}> unit;"
+        reader = f"ResidentReader<{variant.lanes}>"
+        lines += [f"using Reader = {f'LongReader<{size}>' if variant.layout == 'long' else reader};"]
+    call = {
+        "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
+        "value_and_gradient": (
+            "row_value_and_gradient<Reader>(program, unit, groups, memory, divisor, scale, value, expected, used)"
+        ),
+        "verify_gradient": "verify_row_gradient<Reader>(program, unit, groups, scale, grad_output, used, expected)",
+        "values": "row_values<Reader>(program, unit, groups)",
+        "apply": (
+            "apply_gathered_slopes(program, unit, result_stride, scale, grad_output)"
+            if variant.layout == "gather"
+            else f"apply_column_slopes<{variant.lanes}>(program, result_stride, scale, grad_output)"
+            if columns
+            else f"apply_row_slopes<{size}>(program, unit, groups, result_stride, scale, grad_output)"
+        ),
+        "count": "count_rows(program, groups, memory, value)",
+    }[variant.kind]
+    bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") else f"{THREADS}"
+    if variant.layout == "lanes":
+        bounds += ", 3"
+    cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
+    arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
+    weights = "weights" if variant.weight else "nullptr"
+    mask = "mask" if variant.mask else "nullptr"
+    lines += [
+        "",
+        f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}',
+        f"{variant.entry}({', '.join(arguments)}) {{",
+        *codegen._counted_divisor(variant.counted, variant.kind),
+        f"  const Program program{{Loss{{{parameters}}}, space, input, gradients, labels, {weights}, {mask},",
+        "                        {logit_scale, softcap},",
+        "                        ignored, status, site, values, lse, correct, slopes};",
+        *([] if variant.kind == "count" or (columns and variant.kind == "apply") else [f"  {unit}"]),
+        f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,278 @@
+"""Plans of the row engine and their execution, as ``engine.py`` is for the pointwise one: which kernels run for a call
+of a loss of rows, with which arguments. No array library is named here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar
+
+from cupylosses import compiler, launch, row_launch
+from cupylosses.engine import EXPECTATIONS, Device, Divisor
+from cupylosses.interop import ITEMSIZE
+from cupylosses.row_codegen import RowVariant
+from cupylosses.row_definition import RowLoss
+
+
+@dataclass(frozen=True)
+class RowTensor:
+    """What a plan needs to know of an array; ``misalignment`` is its address modulo 16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    misalignment: int = 0
+
+
+class Status(ctypes.Structure):
+    """``RowStatus`` of ``kernels/rows.cuh``."""
+
+    _fields_ = (
+        ("code", ctypes.c_uint),
+        ("unused", ctypes.c_uint),
+        ("row", ctypes.c_longlong),
+        ("label", ctypes.c_longlong),
+        ("classes", ctypes.c_longlong),
+        ("site", ctypes.c_longlong),
+    )
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What of a call is not in its plan: addresses, of which some are 0, and numbers."""
+
+    input: int
+    target: int
+    weight: int
+    mask: int
+    ignored: int
+    scale: float
+    softcap: float
+    parameters: tuple[float, ...]
+    #: Whether labels out of range are reported.
+    checked: bool
+
+
+@dataclass
+class Outputs:
+    """Addresses of what is stored per row, 0 for what is not."""
+
+    values: int = 0
+    lse: int = 0
+    correct: int = 0
+    slopes: int = 0
+
+
+class RowPlan:
+    """Everything about a call but addresses and numbers."""
+
+    #: Where labels are met, for messages: the losses and shapes of rows that plans were made for, each once.
+    sites: ClassVar[list[tuple[RowLoss, tuple[int, ...]]]] = []
+    _numbers: ClassVar[dict[tuple[RowLoss, tuple[int, ...]], int]] = {}
+
+    def __init__(
+        self,
+        loss: RowLoss,
+        input: RowTensor,
+        target: RowTensor,
+        weight: RowTensor | None,
+        mask: RowTensor | None,
+        class_dim: int,
+        promoted: str,
+        out_dtype: str | None,
+        smoothed: bool,
+        capped: bool,
+        processors: int,
+        launcher: Callable[..., Any] | None = None,
+        chip: row_launch.Chip | None = None,
+    ) -> None:
+        self.loss, self.input, self.class_dim = loss, input, class_dim
+        self.promoted, self.result = promoted, out_dtype or promoted
+        self.compute = "float64" if promoted == "float64" else "float32"
+        self.classes = input.shape[class_dim]
+        self.shape = without(input.shape, class_dim)
+        self.rows = prod(self.shape)
+        self.processors, self.launcher = processors, launcher or compiler.Launcher
+        self.gradient_strides = launch.dense_strides(input.shape, input.strides)
+        self.result_strides = launch.dense_strides(self.shape, (0,) * len(self.shape))
+        self._dtypes = (input.dtype, target.dtype, weight.dtype if weight else "", mask.dtype if mask else "")
+        self._smoothed, self._capped = smoothed, capped
+        masks = launch.broadcast_strides(mask.shape, mask.strides, self.shape) if mask else (0,) * len(self.shape)
+        size = ITEMSIZE[input.dtype]
+        lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
+        self.layout = lay_out(
+            self.shape,
+            self.classes,
+            rows_of(input.strides, class_dim, size, input.misalignment),
+            rows_of(self.gradient_strides, class_dim, size, 0),
+            (target.strides, masks, self.result_strides),
+            chip or row_launch.Chip(),
+        )
+        self.slot = hash((loss.name, self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
+        self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
+        if self.site == len(self.sites):
+            self.sites.append((loss, self.shape))
+        self._launchers: dict[tuple[str, bool], Any] = {}
+
+    @property
+    def blocks(self) -> int:
+        return row_launch.blocks(self.layout, self.layout.groups, self.processors)
+
+    @cached_property
+    def teams(self) -> int:
+        """How many teams of threads leave a note of the grad_output they expected."""
+        return self.blocks * self.layout.per_block
+
+    def run(
+        self,
+        kind: str,
+        device: Device,
+        stream: int,
+        given: Arguments,
+        divisor: Divisor,
+        own: Sequence[int | float],
+        gradients: int = 0,
+        outputs: Outputs | None = None,
+    ) -> None:
+        """Launches a kernel; ``own`` are the arguments of its entry point alone."""
+        out = outputs or Outputs()
+        launcher = self._launchers.get((kind, divisor.counted))
+        if launcher is None:
+            launcher = self._launchers[kind, divisor.counted] = self._load(kind, divisor.counted)
+        status = device.status() if given.checked else 0
+        launcher(
+            stream, given.input, gradients, given.target, given.weight, given.mask, given.ignored, status,
+            self.site, out.values, out.lse, out.correct, out.slopes, *own, given.scale, given.softcap,
+            *given.parameters, *divisor.arguments,
+        )  # fmt: skip
+
+    def _load(self, kind: str, counted: bool) -> Any:
+        x, (input, label, weight, mask) = self.layout, self._dtypes
+        layout, width, threads, groups, shared = x.kind, x.width, x.threads, x.groups, x.shared
+        blocks, cluster = self.blocks, x.cluster
+        if kind in ("count", "apply"):
+            shared, cluster = 0, 1
+        if kind == "count":
+            layout, threads = "lanes", row_launch.THREADS
+            weight = weight if self.loss.mean_of_weights else ""
+            groups = self.count_groups
+            blocks = min(-(-groups // (threads // launch.WARP)), 8 * self.processors)
+        elif kind == "apply" and layout not in ("columns", "long columns", "gather"):
+            # Rows are cut into pieces where there are too few to fill a GPU.
+            layout = "block" if layout == "long" else layout
+            width, threads = (x.width, x.threads) if layout == "lanes" else (x.width, min(x.threads, 512))
+            per = threads // x.width if layout == "lanes" else 1
+            vectors = -(-self.classes // x.lanes)
+            most = max(1, vectors // (threads * row_launch.LONG_VECTORS))
+            groups = max(1, min(most, -(-4 * self.processors // max(1, self.rows))))  # pieces
+            blocks = max(1, min(-(-self.rows * groups // per), self.processors * (2048 // threads)))
+        variant = RowVariant(
+            self.loss, kind, layout, x.lanes, input, label, weight, mask, self.result, self.compute,
+            x.many, self._smoothed, self._capped, counted, cluster,
+        )  # fmt: skip
+        return self.launcher(variant, blocks, threads, (groups, width, x.words), shared)
+
+    @property
+    def count_groups(self) -> int:
+        """The partial sums of the count."""
+        return max(1, min(-(-self.rows // (4 * launch.WARP)), row_launch.MAX_GROUPS))
+
+
+def without(x: Sequence[int], dim: int) -> tuple[int, ...]:
+    return (*x[:dim], *x[dim + 1 :])
+
+
+def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) -> row_launch.Rows:
+    return row_launch.Rows(without(strides, dim), strides[dim], itemsize, misalignment)
+
+
+class Promise:
+    """A gradient that the forward kernel wrote for an expected grad_output."""
+
+    __slots__ = ("address", "captured", "gradient", "notes")
+
+    def __init__(self, gradient: Any, notes: Any, address: int, captured: bool) -> None:
+        self.gradient, self.notes, self.address, self.captured = gradient, notes, address, captured
+
+
+def count(plan: RowPlan, device: Device, given: Arguments) -> Divisor:
+    """The sum of the weights of the labels that count, or their number, on the device."""
+    stream = device.stream()
+    array = device.empty((), (), "float64")
+    _memory, memory = device.workspace(stream, plan.count_groups, device.capturing())
+    plan.run("count", device, stream, given, Divisor(1.0), (memory, device.address(array)))
+    return Divisor(1.0, array, device.address(array))
+
+
+def reduce(plan: RowPlan, device: Device, given: Arguments, divisor: Divisor, outputs: Outputs) -> Any:
+    """The reduced value."""
+    stream = device.stream()
+    value = device.empty((), (), plan.result)
+    _memory, memory = device.workspace(stream, plan.layout.groups, device.capturing())
+    own = (memory, device.address(value))
+    plan.run("value", device, stream, given, divisor, own, outputs=outputs)
+    return value
+
+
+def reduce_with_gradient(
+    plan: RowPlan, device: Device, given: Arguments, divisor: Divisor, outputs: Outputs
+) -> tuple[Any, Promise]:
+    """The reduced value, and the gradient for the expected grad_output."""
+    stream, capturing = device.stream(), device.capturing()
+    value = device.empty((), (), plan.result)
+    gradient = new_gradient(plan, device)
+    notes = device.empty((plan.teams,), (1,), "float64")
+    _memory, memory = device.workspace(stream, plan.layout.groups, capturing)
+    noted = device.address(notes)
+    own = (memory, device.address(value), device.expectation(plan.slot), noted)
+    plan.run("value_and_gradient", device, stream, given, divisor, own, device.address(gradient), outputs)
+    return value, Promise(gradient, notes, noted, capturing)
+
+
+def verified_gradient(
+    plan: RowPlan, device: Device, given: Arguments, divisor: Divisor, grad_output: int, promise: Promise | None
+) -> Any:
+    """The gradient for the true grad_output: the promised one if it was expected, computed now otherwise."""
+    stream = device.stream()
+    if promise is not None and device.capturing() and not promise.captured:
+        promise = None  # the graph will run without the forward that made the promise
+    gradient = promise.gradient if promise else new_gradient(plan, device)
+    own = (grad_output, promise.address if promise else 0, device.expectation(plan.slot))
+    plan.run("verify_gradient", device, stream, given, divisor, own, device.address(gradient))
+    return gradient
+
+
+def values(plan: RowPlan, device: Device, given: Arguments, outputs: Outputs) -> Any:
+    """A value per row."""
+    found = device.empty(plan.shape, plan.result_strides, plan.result)
+    outputs.values = device.address(found)
+    plan.run("values", device, device.stream(), given, Divisor(1.0), (), outputs=outputs)
+    return found
+
+
+def apply(
+    plan: RowPlan,
+    device: Device,
+    given: Arguments,
+    divisor: Divisor,
+    slopes: int,
+    grad_output: int,
+    per_row: bool,
+    gradient: int,
+) -> None:
+    """Writes the gradient from the slopes of each row, for a grad_output per row or one for all."""
+    own = (grad_output, int(per_row))
+    plan.run("apply", device, device.stream(), given, divisor, own, gradient, Outputs(slopes=slopes))
+
+
+def new_gradient(plan: RowPlan, device: Device) -> Any:
+    return device.empty(plan.input.shape, plan.gradient_strides, plan.input.dtype)
+
+
+def new_slopes(plan: RowPlan, device: Device) -> Any:
+    """Room for what `apply` needs of each row."""
+    return device.empty((4 * plan.rows,), (1,), plan.compute)

@@ -1,0 +1,289 @@
+"""Launch geometry of the row engine: which threads take which rows. Pure functions of integers.
+
+lanes          the lanes of a warp share a row, or several rows share a warp; the row stays in shared memory
+block          a block to a row, or a cluster of blocks; in shared memory
+long           the same for a row that is too long for it, and read twice
+columns        a thread to a row (or to neighbouring ones), where classes lie apart or are few; in shared memory
+long columns   the same, read again from memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cupylosses import launch
+from cupylosses.launch import DECLARED_BYTES, MAX_RANK, SHARED_BYTES, WARP
+
+#: Vectors of a row that a thread takes, as long as there are threads to take the others: of rows in a warp, and longer
+#: ones. What a row costs besides its logits is paid by each warp.
+WARP_VECTORS = 16
+VECTORS = 8
+#: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
+FEW_CLASSES = 32
+#: Vectors that a thread reads together, of a row that does not stay on chip.
+LONG_VECTORS = 4
+#: Vectors of a row that a thread keeps in registers, where the row has a target for each class.
+TERM_VECTORS = 4
+#: ... that it had better keep.
+FEW_TERM_VECTORS = 2
+#: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
+MAX_CLUSTER = 8
+#: Blocks that rows are spread over where they are few.
+MANY_BLOCKS = 128
+#: Threads of rows in shared memory that a multiprocessor can run at once, as far as registers go.
+RESIDENT_THREADS = 1024
+#: Bytes of a row that a block takes, where a cluster can take the others.
+PART_BYTES = 130 << 10
+#: Threads of a block that are no unit of their own, and of one that is.
+THREADS = 256
+MAX_THREADS = 1024
+#: Partial sums, and notes of teams, at most.
+MAX_GROUPS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What of a GPU decides how rows are taken: the shared memory that a block can ask for, in bytes, and whether there
+    are clusters.
+    """
+
+    shared: int = SHARED_BYTES
+    clusters: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor of rows: strides of the dimensions of the rows, and of the classes, in elements."""
+
+    strides: tuple[int, ...]
+    class_stride: int
+    itemsize: int
+    misalignment: int
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``groups`` are partial sums, which teams of threads
+    take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes.
+    """
+
+    kind: str
+    lanes: int
+    width: int
+    threads: int
+    groups: int
+    per_block: int
+    shared: int
+    many: bool
+    words: list[int]
+    cluster: int = 1
+
+
+def row_layout(
+    shape: Sequence[int], classes: int, logits: Rows, gradients: Rows, others: Sequence[Sequence[int]], chip: Chip
+) -> RowLayout:
+    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results."""
+    sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
+    rows = prod(shape)
+    together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
+    lanes = _lanes(sizes, strides, logits, gradients, together)
+    cluster = 1
+    if together and classes > FEW_CLASSES:
+        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * logits.itemsize, rows, chip)
+        shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * logits.itemsize
+        per_block = 1 if kind != "lanes" else threads // WARP
+        units = -(-rows // (WARP // width)) if kind == "lanes" else rows
+    else:
+        kind, lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
+        width, per_block = 1, threads // WARP
+        units = -(-rows // (lanes * WARP))
+    words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    many = len(sizes) > 1
+    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster)
+
+
+def gather_layout(
+    shape: Sequence[int], classes: int, logits: Rows, gradients: Rows, others: Sequence[Sequence[int]], _: Chip
+) -> RowLayout:
+    """The layout of rows of which only the label's class is read: a warp writes the gradients of a row, or a thread
+    where classes lie apart.
+    """
+    sizes, strides = launch.merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
+    strides = (strides[1], strides[0], *strides[2:])
+    width = WARP if gradients.class_stride == 1 and classes > 1 else 1
+    units = -(-prod(shape) // (WARP // width))
+    words = _words(prod(shape), classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    return RowLayout("gather", 1, width, THREADS, _groups(units), THREADS // WARP, 0, len(sizes) > 1, words)
+
+
+def term_layout(
+    shape: Sequence[int], classes: int, operands: Sequence[Rows], others: Sequence[Sequence[int]]
+) -> RowLayout:
+    """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
+    ``others`` the strides of mask and results.
+    """
+    logits, gradients, targets, target_gradients = operands
+    rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
+    sizes, strides = launch.merge(shape, rows_of)
+    rows = prod(shape)
+    lanes = 1
+    if classes == 1 or all(x.class_stride == 1 for x in operands):
+        moved = [strides[0], strides[1], strides[2], strides[5]]
+        lanes = _alike(sizes, moved, operands)
+        kind, width, threads = _of_terms(classes, lanes)
+    else:
+        kind, width, threads = "columns", 1, THREADS
+    in_warps = kind in ("lanes", "columns")
+    per_block = threads // WARP if in_warps else 1
+    units = -(-rows // (WARP // width)) if in_warps else rows
+    class_strides = (
+        logits.class_stride,
+        gradients.class_stride,
+        targets.class_stride,
+        0,
+        0,
+        target_gradients.class_stride,
+    )
+    words = _words(rows, classes, class_strides, sizes, strides)
+    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+
+
+def _groups(units: int) -> int:
+    return max(1, min(units, MAX_GROUPS))
+
+
+def _words(
+    rows: int, classes: int, class_strides: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> list[int]:
+    """``RowSpace`` of ``kernels/rows.cuh``."""
+    return [rows, classes, *class_strides, *launch.dimension_words(sizes, strides, MAX_RANK if len(sizes) > 1 else 1)]
+
+
+def blocks(layout: RowLayout, groups: int, processors: int) -> int:
+    """The blocks for so many groups: as many as run at once, and no more than there is work for."""
+    usable = processors
+    if layout.cluster > 2:
+        # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
+        # many are of use on a GPU of 132.
+        usable = max(1, processors * 10 // 11)
+    at_once = max(1, usable * _at_once(layout) // layout.cluster)
+    return max(1, min(-(-groups // layout.per_block), at_once)) * layout.cluster
+
+
+def _at_once(layout: RowLayout) -> int:
+    """Blocks that a multiprocessor runs at once, as far as it is known without compiling: it has 2048 threads, some 227
+    KiB of shared memory, and registers for half of the threads where rows stay on chip, or fewer where a thread has
+    several rows.
+    """
+    threads = 2048
+    if layout.kind == "columns" and layout.shared:
+        threads = 4096 // max(2, layout.lanes)
+    elif layout.shared or layout.kind == "long":
+        threads = RESIDENT_THREADS
+    room = (227 << 10) // (layout.shared + 3072) if layout.shared else 2048
+    return max(1, min(threads // layout.threads, room))
+
+
+def _lanes(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], logits: Rows, gradients: Rows, together: bool
+) -> int:
+    """Elements that can be moved at once: 16 bytes, where logits and gradients lie alike.
+
+    Rows may begin anywhere, but the gradients of one have to be as far from an aligned address as its logits are.
+    """
+    most = 16 // logits.itemsize
+    for lanes in (x for x in (8, 4, 2) if x <= most):
+        if together:
+            beside = logits.misalignment == gradients.misalignment
+            if beside and all(
+                (a - b) % lanes == 0 for a, b, n in zip(strides[0], strides[1], sizes, strict=True) if n > 1
+            ):
+                return lanes
+            continue
+        step = lanes * logits.itemsize
+        outer = [x for s in strides[:2] for x in (*s[1:],)] + [logits.class_stride, gradients.class_stride]
+        unit = strides[0][0] == strides[1][0] == 1 and sizes[0] % lanes == 0
+        if (
+            unit
+            and not (logits.misalignment % step or gradients.misalignment % step)
+            and not any(x % lanes for x in outer)
+        ):
+            return lanes
+    return 1
+
+
+def _alike(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[Rows]) -> int:
+    """Elements of all these tensors that can be moved at once, 16 bytes of the widest: they have to be equally far from
+    an aligned address in every row.
+    """
+    for lanes in (x for x in (8, 4, 2) if x <= 16 // max(y.itemsize for y in tensors)):
+        phases = {x.misalignment // x.itemsize % lanes for x in tensors}
+        first, *rest = strides
+        steps = [(a - b) % lanes for s in rest for a, b, n in zip(first, s, sizes, strict=True) if n > 1]
+        if len(phases) == 1 and not any(steps):
+            return lanes
+    return 1
+
+
+def _stage(vectors: int, count: int) -> int:
+    """Vectors of each thread that are in shared memory."""
+    return max(1, -(-vectors // count))
+
+
+def _on_chip(classes: int, lanes: int, vector: int, rows: int, chip: Chip) -> tuple[str, int, int, int]:
+    """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
+    vector has so many bytes.
+    """
+    vectors = -(-classes // lanes)
+    width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
+    few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
+    if width <= WARP and not (few and vectors > 2 * WARP):
+        of_thread = _stage(classes // lanes, width) * vector
+        return "lanes", width, max(WARP, min(THREADS, 1 << (room // of_thread).bit_length() - 1)), 1
+    cluster, part = 1, min(PART_BYTES, room)
+    while chip.clusters and cluster < MAX_CLUSTER:
+        # More blocks if there are few rows, and enough for each thread to do.
+        if vectors * vector <= part * cluster and not (
+            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * MAX_THREADS
+        ):
+            break
+        cluster *= 2
+    each = 1 if few else VECTORS
+    threads = max(2 * WARP, min(_power_of_two(-(-vectors // (each * cluster))), MAX_THREADS))
+    if _stage(classes // lanes, threads * cluster) * threads * vector <= room:
+        return "block", threads, threads, cluster
+    while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
+        cluster //= 2
+    return "long", MAX_THREADS, MAX_THREADS, cluster
+
+
+def _of_terms(classes: int, lanes: int) -> tuple[str, int, int]:
+    """Kind, threads to a row and threads of a block, for classes that are neighbours and have a target each."""
+    ends = 2 * (lanes - 1)
+    width = _power_of_two(max(1, ends, -(-classes // (lanes * FEW_TERM_VECTORS))))
+    if width <= WARP or classes <= WARP * TERM_VECTORS * lanes:
+        return "lanes", min(width, WARP), THREADS
+    threads = min(_power_of_two(-(-classes // (lanes * FEW_TERM_VECTORS))), MAX_THREADS)
+    if classes <= threads * TERM_VECTORS * lanes:
+        return "block", threads, threads
+    return "long", MAX_THREADS, MAX_THREADS
+
+
+def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:
+    """Kind, lanes, threads of a block and bytes of shared memory, for classes that lie apart."""
+    while lanes * itemsize >= 4 or lanes == 1:
+        for threads in (256, 128, 64):
+            shared = classes * lanes * itemsize * threads
+            if shared <= SHARED_BYTES:
+                return "columns", lanes, threads, shared
+        if lanes == 1:
+            break
+        lanes //= 2
+    return "long columns", max(lanes, 1), THREADS, 0
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,168 @@
+"""From the definition of a loss of rows to CUDA source, for a target per class (``kernels/row_terms.cuh``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupylosses import codegen, row_codegen
+from cupylosses.codegen import STORAGE
+from cupylosses.expressions import cuda, in_double
+from cupylosses.row_definition import RowLoss
+from cupylosses.row_launch import MAX_THREADS, TERM_VECTORS, THREADS
+
+_FILES = (*row_codegen.FILES, "row_terms.cuh")
+
+#: Entry points: what each computes. The keys are the kinds of :class:`TermVariant`.
+TERM_KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value, and the gradients for the expected grad_output",
+    "verify_gradient": "the gradients again, if grad_output was not the expected one",
+    "values": "a value per row",
+    "gradient": "the gradients for a grad_output per row",
+    "count": "how many rows the mask leaves",
+}
+
+
+@dataclass(frozen=True)
+class TermVariant:
+    """What distinguishes one compiled module from another, as :class:`cupylosses.row_codegen.RowVariant`.
+
+    ``gradients`` says of which operands gradients are written.
+    """
+
+    loss: RowLoss
+    flags: tuple[int, ...]
+    kind: str
+    layout: str
+    lanes: int
+    input: str
+    target: str
+    weight: str
+    mask: str
+    result: str
+    compute: str
+    gradients: tuple[bool, bool]
+    many: bool = False
+    capped: bool = False
+    counted: bool = False
+
+    @property
+    def storage(self) -> tuple[str, ...]:
+        """The dtypes of the operands, for error messages."""
+        return (self.input, self.target)
+
+    @property
+    def title(self) -> str:
+        """The variant in words, for error messages and file names."""
+        dtypes = "-".join(STORAGE[x][1] if x else "none" for x in (self.input, self.target, self.weight, self.mask))
+        flags = "".join(str(x) for x in self.flags)
+        parts = [self.loss.name, "terms", self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}"]
+        parts += ["grad" + "".join(str(int(x)) for x in self.gradients), *([f"flags{flags}"] if flags else [])]
+        return "_".join([*parts, *(x for x in ("many", "capped", "counted") if getattr(self, x))])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_terms_{self.kind}_{STORAGE[self.input][1]}"
+
+
+def varying_arguments(variant: TermVariant) -> list[str]:
+    """The declarations of the arguments that differ from call to call, which stand first."""
+    input, target, result = (STORAGE[x][0] for x in (variant.input, variant.target, variant.result))
+    arguments = [
+        f"const {input}* input",
+        f"const {target}* target",
+        f"{input}* gradients",
+        f"{target}* target_gradients",
+        f"const {STORAGE[variant.weight][0] if variant.weight else 'unsigned char'}* weights",
+        f"const {STORAGE[variant.mask][0] if variant.mask else 'unsigned char'}* mask",
+        f"{result}* values",
+        f"{STORAGE[variant.compute][0]}* lse",
+    ]
+    arguments += {
+        "value": ["double* memory", f"{result}* value"],
+        "value_and_gradient": ["double* memory", f"{result}* value", "const double* expected", "double* used"],
+        "verify_gradient": [f"const {result}* grad_output", "const double* used", "double* expected"],
+        "values": [],
+        "gradient": [f"const {result}* grad_output"],
+        "count": ["double* memory", "double* value"],
+    }[variant.kind]
+    arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
+    return [*arguments, *row_codegen.divisor_arguments(variant.counted)]
+
+
+@codegen.varying.register
+def _(variant: TermVariant) -> str:
+    return row_codegen.packed(varying_arguments(variant))
+
+
+@codegen.source.register
+def _(variant: TermVariant) -> str:
+    storage = [variant.input, variant.target, variant.result]
+    precision = row_codegen.precision(storage, variant.compute)
+    body = f"{_functors(variant)}\n{_entry(variant)}"
+    return f'{precision}{codegen._skeleton(_FILES)}#line 1 "<{variant.title}>"\n{body}'
+
+
+def _functors(variant: TermVariant) -> str:
+    """The term, and the penalty, as functors on dual numbers."""
+    loss, compute = variant.loss, STORAGE[variant.compute][0]
+    second = "log_q" if loss.dense == "logits" else "target"
+    given = {"Term": ("term", ["log_p", second, "weight", "classes"]), "Penalty": ("penalty", ["lse"])}
+    lines = []
+    for functor, (part, names) in given.items():
+        lines += [f"struct {functor} {{", f"  using Compute = {compute};"]
+        lines += [*(f"  double {x.name}_;" for x in loss.parameters), "", *codegen._signature(names)]
+        # Those that the penalty does not use, the compiler would remark on.
+        flags = zip(loss.flags, variant.flags, strict=True) if part == "term" else ()
+        lines += [f"    constexpr {codegen._choice(x, i)};" for x, i in flags]
+        lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
+        for name, expression in loss.constants.items():
+            lines += [*codegen._written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+            lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
+        expression = cuda(loss.expressions[part]) if part in loss.expressions else "0"
+        lines += [*codegen._written_at(loss, part), f"    return ::lift<{compute}>({expression});"]
+        lines += [f'#line 1 "<{variant.title}>.entries"', "  }", "};", ""]
+    return "\n".join(lines)
+
+
+def _entry(variant: TermVariant) -> str:
+    def dtype(name: str) -> str:
+        return STORAGE[name][0] if name else "Absent"
+
+    types = [variant.input, variant.target, variant.weight, variant.mask, variant.result]
+    flags = [variant.loss.dense == "logits", variant.capped, *variant.gradients]
+    parameters = ", ".join(f"{x.name}_" for x in variant.loss.parameters)
+    block = variant.layout in ("block", "long")
+    read = str(variant.layout in ("long", "columns")).lower()
+    call = {
+        "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
+        "value_and_gradient": (
+            "row_value_and_gradient<Reader>(program, unit, groups, memory, divisor, scale, value, expected, used)"
+        ),
+        "verify_gradient": "verify_row_gradient<Reader>(program, unit, groups, scale, grad_output, used, expected)",
+        "values": "row_values<Reader>(program, unit, groups)",
+        "gradient": "row_gradient<Reader>(program, unit, groups, grad_output)",
+        "count": "count_rows(program, groups, memory, value)",
+    }[variant.kind]
+    arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
+    lines = [
+        f"using Result = {dtype(variant.result)};",
+        f"using Space = RowSpace<{'kMaxRank' if variant.many else '1'}>;",
+        f"using Program = TermProgram<Term, Penalty, Space, {', '.join(map(dtype, types))},",
+        f"                            {', '.join(str(x).lower() for x in flags)}>;",
+        "using Compute = Program::Compute;",
+        f"using Reader = TermReader<{variant.lanes}, {TERM_VECTORS}, {read}>;",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS if block else THREADS})',
+        f"{variant.entry}({', '.join(arguments)}) {{",
+        *codegen._counted_divisor(variant.counted, variant.kind),
+        f"  const Program program{{Term{{{parameters}}}, Penalty{{{parameters}}}, space, input, target, gradients,",
+        f"                        target_gradients, {'weights' if variant.weight else 'nullptr'},",
+        f"                        {'mask' if variant.mask else 'nullptr'},",
+        "                        {logit_scale, softcap}, values, lse};",
+        *([] if variant.kind == "count" else [f"  const {'BlockUnit unit' if block else 'LaneUnit unit{width}'};"]),
+        f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
