@@ -6,18 +6,22 @@ which torch differentiates itself; what torch has wrapped or traces goes through
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Thread
 from typing import Any
 
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import checks, engine, interop, options, reference
-from cupylosses.call import Call, split
+from cupylosses import checks, engine, interop, options, reference, row_checks, row_reference
+from cupylosses.call import Call, Parts, split
 from cupylosses.definition import Loss
-from cupylosses.reduction import Resolved
+from cupylosses.reduction import Reduction, Resolved
+from cupylosses.row_call import RowCall
+from cupylosses.row_launch import Chip
 
 _NAMES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
@@ -31,6 +35,7 @@ _MAX_PLANS = 4096
 _CPU = -1  # Tensor.get_device() of a CPU tensor
 
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
@@ -44,16 +49,29 @@ else:
     _is_autocast_cpu_enabled = torch.is_autocast_cpu_enabled
 
 
+def _dispatched_empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+#: Makes a tensor on the current GPU. What code that Inductor generates calls for it, where torch has that, passes the
+#: dispatcher by and takes half the time.
+_empty_strided: Any = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _dispatched_empty_strided
+)
+
+
 class TorchDevice(engine.Device):
     """One CUDA device through torch: its allocator, its current stream."""
 
     def __init__(self, index: int) -> None:
-        interop.cupy()
-        super().__init__(index, torch.cuda.get_device_properties(index).multi_processor_count)
+        gpu = interop.cupy().cuda.Device(index)
+        super().__init__(index, gpu.attributes["MultiProcessorCount"])
+        self.chip = Chip(gpu.attributes["MaxSharedMemoryPerBlockOptin"], clusters=int(gpu.compute_capability) >= 90)
         self.device = torch.device("cuda", index)
+        self.stream = partial(_current_stream, index)
 
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device=self.device)
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return _empty_strided(shape, strides, _DTYPES[dtype])
 
     def full(self, count: int, value: float) -> torch.Tensor:
         return torch.full((count,), value, dtype=torch.float64, device=self.device)
@@ -75,14 +93,12 @@ class TorchDevice(engine.Device):
         torch.cuda.current_stream(self.index).wait_event(event)
         return array
 
-    def address(self, array: torch.Tensor) -> int:
-        return array.data_ptr()
+    def visible(self, words: int) -> tuple[torch.Tensor, int]:
+        array = torch.zeros(words, dtype=torch.int64, pin_memory=self.is_gpu)
+        return array, array.data_ptr()
 
-    def stream(self) -> int:
-        return torch._C._cuda_getCurrentRawStream(self.index)
-
-    def capturing(self) -> bool:
-        return _is_capturing()
+    address = staticmethod(torch.Tensor.data_ptr)
+    capturing = staticmethod(_is_capturing)
 
 
 #: A loss about to be computed, as the engine takes it: plan, device, addresses of the operands, parameters, divisor.
@@ -100,58 +116,57 @@ def use_host(device: TorchDevice | None) -> TorchDevice | None:
     global _host
     before, _host = _host, device
     _plans.clear()
+    if _row_kernels is not None:
+        _row_kernels.forget_plans()
     _devices.pop(_CPU, None)
     if device is not None:
         _devices[_CPU] = device
     return before
 
 
-def evaluate(call: Call, warn: bool = True) -> torch.Tensor:
-    """The loss of torch tensors; ``warn`` of operands that are broadcast, where the loss has it so."""
-    if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
-        return transforms.evaluate(call, warn)
-    return evaluate_now(call, warn)
-
-
-def evaluate_now(call: Call, warn: bool = True) -> torch.Tensor:
-    """The same of tensors that no transform has wrapped."""
-    found = _locate(call)
+def evaluate(call: Parts, warn: bool = True, plain: bool = False) -> torch.Tensor:
+    """The loss of torch tensors, which no transform has wrapped if they are ``plain``; ``warn`` of operands that are
+    broadcast, where the loss has it so.
+    """
+    if not plain and (_is_compiling() or _transforms_active() or forward_ad._current_level >= 0):
+        return transforms.evaluate(Call(*call), warn)
+    loss, operands, reduction, parameters, flags, normalizer = call
+    found = _locate(loss, operands, reduction, flags)
     if found is None:
-        return _evaluate_apart(call, warn)
-    plan, device, pointers, differentiable = found
+        return _evaluate_apart(Call(*call), warn)
+    plan, device, pointers, wanted = found
     if plan.warning and warn:
         checks.warn(plan.warning)
-    if plan.elements == 0:
-        return evaluate_reference(call, warn=False)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
-            return evaluate_now(call, warn=False)
-    differentiable = differentiable and torch.is_grad_enabled()
-    operands, parameters, divisor = call.operands, call.parameters, plan.divisor
-    if call.normalizer is not None or plan.resolved.found:
+            return evaluate(call, False, plain)
+    differentiable = True in wanted and torch.is_grad_enabled()
+    divisor = plan.divisor
+    if normalizer is not None or plan.found:
+        call = Call(*call)
         normalizer = _placed(call, device)
         on_device = plan.resolved.counted if normalizer is None else type(normalizer) is not float
-        differentiated = differentiable and plan.resolved.weights and call.wants_weight(wanted(operands))
+        differentiated = differentiable and plan.resolved.weights and call.wants_weight(wanted)
         if on_device and (differentiated or not plan.scalar):
             return divided(call, plan.resolved, plan.shape, plan.result)
         divisor = _divisor(call, plan, device, pointers, normalizer)
     if differentiable:
         launch = plan, device, pointers, parameters, divisor
-        return (_apply_reduced if plan.scalar else _apply_elements)(launch, *operands)
+        return (_apply_reduced if plan.scalar else _apply_elements)(launch, wanted, *operands)
     return (engine.reduce if plan.scalar else engine.elements)(plan, device, pointers, parameters, divisor)
 
 
 def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:
     """The gradients of the operands that are wanted, None for the others. A weight that is wanted is no divisor."""
-    found = _locate(call)
-    if found is None or found[0].elements == 0:
+    found = _locate(call.loss, call.operands, call.reduction, call.flags)
+    if found is None:
         return _reference_gradients(call, grad_output, wanted)
     plan, device, pointers, _ = found
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, wanted)
     divisor = plan.divisor
-    if call.normalizer is not None or plan.resolved.found:
+    if call.normalizer is not None or plan.found:
         normalizer = _placed(call, device)
         if not plan.scalar and (plan.resolved.counted if normalizer is None else type(normalizer) is not float):
             return _divided_gradients(call, plan, grad_output, wanted)
@@ -162,19 +177,21 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -
     return engine.gradients(plan, device, pointers, call.parameters, divisor, wanted, address, strides)
 
 
-def _locate(call: Call) -> tuple[engine.Plan, TorchDevice, list[int], bool] | None:
-    """Plan, device and addresses of the operands, and whether one requires grad; None for what no kernel can read."""
-    loss, operands, reduction, _, flags, _ = call
+def _locate(
+    loss: Loss, operands: tuple[torch.Tensor, ...], reduction: Reduction, flags: tuple[int, ...]
+) -> tuple[engine.Plan, TorchDevice, list[int], tuple[bool, ...]] | None:
+    """Plan, device and addresses of the operands, and which require grad; None for what no kernel can read, and where
+    there is nothing to read.
+    """
     if _host is None and not operands[0].is_cuda:
         return None
     pointers: list[int] = []
+    wanted: list[bool] = []
     key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
-    differentiable = False
     for x in operands:
         if type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
             return None
-        if x.requires_grad:
-            differentiable = True
+        wanted.append(x.requires_grad)
         # Asked for, as the tensor is on the launch device: through a DLPack capsule it takes ten times as long.
         address = x.data_ptr()
         pointers.append(address)
@@ -183,8 +200,9 @@ def _locate(call: Call) -> tuple[engine.Plan, TorchDevice, list[int], bool] | No
     if found is None:
         if not all([_has_kernels(x) for x in operands]):
             return None
-        found = _make_plan(tuple(key), call, pointers)
-    return *found, pointers, differentiable
+        found = _make_plan(tuple(key), loss, operands, reduction, flags, pointers)
+    plan, device = found
+    return (plan, device, pointers, tuple(wanted)) if plan.elements else None
 
 
 def _has_kernels(x: torch.Tensor) -> bool:
@@ -193,7 +211,7 @@ def _has_kernels(x: torch.Tensor) -> bool:
 
 
 def _evaluate_apart(call: Call, warn: bool) -> torch.Tensor:
-    """The loss of tensors that no kernel can read: without memory, of another type, on another device."""
+    """The loss of tensors that no kernel can read: without memory, of another type, on another device, empty."""
     return (transforms.evaluate if transforms.is_fake(call) else evaluate_reference)(call, warn)
 
 
@@ -219,7 +237,7 @@ def wanted(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
     return tuple([x.requires_grad for x in operands])
 
 
-def on_device(call: Call, normalizer: Any) -> torch.Tensor:
+def on_device(call: Call | RowCall, normalizer: Any) -> torch.Tensor:
     """A normalizer of any library as a double on the device of the operands; a copy, since backward needs it too."""
     x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
     return x.detach().to(device=call.operands[0].device, dtype=torch.float64, copy=True).reshape(())
@@ -245,8 +263,14 @@ def _divided_gradients(
     return gradients(total, scaled, wanted)
 
 
-def _make_plan(key: Any, call: Call, pointers: Sequence[int]) -> tuple[engine.Plan, TorchDevice]:
-    loss, operands = call.loss, call.operands
+def _make_plan(
+    key: Any,
+    loss: Loss,
+    operands: tuple[torch.Tensor, ...],
+    reduction: Reduction,
+    flags: tuple[int, ...],
+    pointers: Sequence[int],
+) -> tuple[engine.Plan, TorchDevice]:
     names, compute = dtypes(loss, operands)
     index = common_device(loss, operands)
     device = _devices.get(index)
@@ -256,7 +280,7 @@ def _make_plan(key: Any, call: Call, pointers: Sequence[int]) -> tuple[engine.Pl
         engine.Tensor(name, tuple(x.shape), x.stride(), p % 16)
         for name, x, p in zip(names, operands, pointers, strict=True)
     )
-    plan = engine.Plan(loss, call.flags, call.reduction, tensors, compute, device.processors, device.launcher)
+    plan = engine.Plan(loss, flags, reduction, tensors, compute, device.processors, device.launcher)
     if len(_plans) >= _MAX_PLANS:
         _plans.clear()
     _plans[key] = plan, device
@@ -341,6 +365,43 @@ def _differentiating() -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Losses of rows
+
+
+def evaluate_rows(call: RowCall) -> Any:
+    """A loss of rows of torch tensors."""
+    transformed = _is_compiling() or _transforms_active() or forward_ad._current_level >= 0
+    if _row_kernels is not None and not transformed and all([runs_kernels(x) for x in call.arrays.values()]):
+        return _row_kernels.evaluate(call)
+    return evaluate_rows_by_formula(call, readable=not transformed)
+
+
+def common_row_device(call: RowCall) -> None:
+    """Raises unless all arrays are on one device."""
+    arrays = call.arrays
+    if len({x.device for x in arrays.values()}) > 1:
+        checks.devices(call.loss, [x.device for x in arrays.values()], list(arrays))
+
+
+def evaluate_rows_by_formula(call: RowCall, readable: bool = True) -> Any:
+    """The same by the formulas, which torch differentiates; labels are checked where they are ``readable``."""
+    arrays = call.arrays
+    for name, x in arrays.items():
+        if x.layout is not _STRIDED:
+            raise checks.not_dense(call.loss, name, x.layout)
+    common_row_device(call)
+    row_checks.arrays(call)
+    promoted = row_checks.promoted(call)
+    first = call.operands[0]
+    if call.normalizer is not None and type(call.normalizer) is not float:
+        call = call._replace(normalizer=on_device(call, call.normalizer))
+    wide = "float32" if _autocast(first) and promoted != "float64" else promoted
+    # Labels on a GPU are read only if somebody waits for them.
+    near = first.is_cpu or (first.is_cuda and call.check == "sync")
+    return row_reference.evaluate(call, wide, readable and near)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The Functions
 
 
@@ -351,8 +412,9 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     # Handed out once; a second backward computes into new buffers.
     promise = ctx.__dict__.pop("promise", None)
     if torch.is_grad_enabled():  # create_graph=True
-        wanted = ctx.needs_input_grad[1:]
-        return None, *transforms.gradients(_call(plan, parameters, divisor, operands), plan.result, grad_output, wanted)
+        wanted = ctx.needs_input_grad[2:]
+        call = _call(plan, parameters, divisor, operands)
+        return None, None, *transforms.gradients(call, plan.result, grad_output, wanted)
     if device.is_gpu and _current_device() != device.index:
         with torch.cuda.device(device.index):
             ctx.promise = promise
@@ -362,23 +424,21 @@ def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
     try:
         upstream = grad_output.data_ptr()
     except RuntimeError:  # a batch of several (is_grads_batched), which has no memory of its own
-        wanted = ctx.needs_input_grad[1:]
-        return None, *_reference_gradients(_call(plan, parameters, divisor, operands), grad_output, wanted)
+        wanted = ctx.needs_input_grad[2:]
+        return None, None, *_reference_gradients(_call(plan, parameters, divisor, operands), grad_output, wanted)
     # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
     now = [x.data_ptr() for x in operands]
     if [x.stride() for x in operands] != plan.strides or (now != pointers and not plan.aligned(now)):
         plan, promise = _plan_like(plan, operands, now), None
     if promise is not None:
+        check, gradients = promise
         if now != pointers:
-            promise.arguments[: len(now)] = now
-        if ctx.complete:
-            kept = promise.keep(device, upstream)
-            if kept is not None:
-                return None, *kept
-            promise = None
-    wanted = ctx.needs_input_grad[1:]
+            check.arguments[: len(now)] = now
+        if check.found.complete and check.run(upstream):
+            return None, None, *gradients
+    wanted = ctx.needs_input_grad[2:]
     strides = None if plan.scalar else grad_output.stride()
-    return None, *engine.gradients(plan, device, now, parameters, divisor, wanted, upstream, strides, promise)
+    return None, None, *engine.gradients(plan, device, now, parameters, divisor, wanted, upstream, strides, promise)
 
 
 def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Sequence[int]) -> engine.Plan:
@@ -405,16 +465,13 @@ class _Reduced(Function):
     """A loss reduced to one number: value and gradients in one pass."""
 
     @staticmethod
-    def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, launch: _Launch, wanted: tuple[bool, ...], *operands: torch.Tensor) -> torch.Tensor:
         # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them.
         ctx.save_for_backward(*operands)
         ctx.launch = launch
-        wanted = ctx.needs_input_grad[1:]
-        written = launch[0].written(wanted)
-        if True not in written or not options.one_pass_enabled():
+        if not options.one_pass_enabled():
             return engine.reduce(*launch)
-        value, ctx.promise = engine.reduce_with_gradient(*launch, written)
-        ctx.complete = written == wanted
+        value, ctx.promise = engine.reduce_with_gradient(*launch, wanted)
         return value
 
     backward = staticmethod(_backward)
@@ -424,7 +481,7 @@ class _Elements(Function):
     """A loss per element, or per index of the dimensions that are kept."""
 
     @staticmethod
-    def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, launch: _Launch, wanted: tuple[bool, ...], *operands: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*operands)
         ctx.launch = launch
         return engine.elements(*launch)
@@ -437,3 +494,7 @@ _apply_reduced = super(Function, _Reduced).apply
 _apply_elements = super(Function, _Elements).apply
 
 from cupylosses import transforms  # noqa: E402  (which needs what is above)
+
+_row_kernels: Any = None
+with suppress(ImportError):
+    _row_kernels = importlib.import_module("cupylosses.row_autograd")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from cupylosses import checks, engine, interop, reference
+from cupylosses import checks, engine, interop, reference, row_checks, row_reference
 from cupylosses.call import Call, split
 from cupylosses.definition import WEIGHT
+from cupylosses.row_call import RowCall
 
 cupy = interop.cupy()
 
@@ -29,7 +31,7 @@ class CupyDevice(engine.Device):
             self._captured.append(array)
         return array
 
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
         kind = _dtype(dtype)
         size = interop.ITEMSIZE[dtype]
         memory = self.keep(cupy.empty(max(1, _extent(shape, strides)), dtype=kind))
@@ -37,6 +39,11 @@ class CupyDevice(engine.Device):
 
     def full(self, count: int, value: float) -> Any:
         return self.keep(cupy.full(count, value, dtype=cupy.float64))
+
+    def visible(self, words: int) -> tuple[Any, int]:
+        memory = cupy.cuda.alloc_pinned_memory(8 * words)
+        ctypes.memset(memory.ptr, 0, 8 * words)
+        return memory, memory.ptr
 
     def address(self, array: Any) -> int:
         return array.data.ptr
@@ -107,16 +114,15 @@ def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool 
         if wanted is None:
             return (engine.reduce if plan.scalar else engine.elements)(*launch), []
         promise, strides = None, None
-        written = plan.written(wanted)
         if not plan.scalar:
             value = engine.elements(*launch)
             strides = (0,) * len(plan.resolved.shape)
-        elif not any(written):
-            value = engine.reduce(*launch)
         else:
-            value, promise = engine.reduce_with_gradient(*launch, written)
-            if written == wanted:
-                return value, promise.gradients  # written for the grad_output that it is
+            value, promise = engine.reduce_with_gradient(*launch, wanted)
+            if promise is not None and promise[0].found.complete:
+                check, gradients = promise  # written for the grad_output that it is
+                check.release(device.stream())
+                return value, gradients
         one = device.keep(cupy.ones((), dtype=_dtype(plan.result)))
         return value, engine.gradients(*launch, wanted, one.data.ptr, strides, promise)
 
@@ -179,3 +185,9 @@ def _plan(call: Call, device: CupyDevice) -> engine.Plan:
             _plans.clear()
         _plans[key] = plan
     return plan
+
+
+def evaluate_rows(call: RowCall) -> Any:
+    """A loss of rows of CuPy arrays."""
+    row_checks.arrays(call)
+    return row_reference.evaluate(call, row_checks.promoted(call))

@@ -6,14 +6,17 @@ are built from the definitions when this module is imported; ``functional.pyi`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from cupylosses import checks, interop
-from cupylosses.call import Call
-from cupylosses.definition import Loss, registry, remember
+from cupylosses import checks, interop, row_checks
+from cupylosses.call import Call, Parts
+from cupylosses.definition import Definition, Loss, registry, remember
 from cupylosses.documentation import docstring
 from cupylosses.reduction import Reduction
+from cupylosses.row_call import RowCall
+from cupylosses.row_definition import IGNORED, RowLoss, row_registry
 from cupylosses.signatures import compiled
 
 #: What every loss takes besides, in the order in which the functions hand it on.
@@ -22,7 +25,12 @@ _ADDED = ("weight", "mask", "normalizer", "dim", "out_dtype")
 _PLAIN = {kind: Reduction(kind) for kind in ("none", "mean", "sum", "batchmean", "weighted_mean")}
 
 
-def prepare(
+def prepare(*arguments: Any) -> Call:
+    """The call of what `checked` takes."""
+    return Call(*checked(*arguments))
+
+
+def checked(
     loss: Loss,
     operands: tuple[Any, ...],
     reduction: str,
@@ -31,7 +39,7 @@ def prepare(
     added: tuple[Any, ...] | None = None,
     size_average: bool | None = None,
     reduce: bool | None = None,
-) -> Call:
+) -> Parts:
     """Checks what is not an array, and finds the form of the loss."""
     if size_average is not None or reduce is not None:
         reduction = checks.legacy_reduction(loss, size_average, reduce)
@@ -43,7 +51,7 @@ def prepare(
     if flags:
         flags = tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, flags)])
     if added is None and not loss.takes_numbers:
-        return Call(loss, operands, how, parameters, flags)
+        return loss, operands, how, parameters, flags, None
     weight, mask, normalizer, dim, out_dtype = added or (None,) * 5
     loss, operands, parameters = _with_numbers(loss, operands, parameters, weight, mask)
     if normalizer is not None:
@@ -53,7 +61,7 @@ def prepare(
     if out_dtype is not None:
         out_dtype = checks.out_dtype(loss, out_dtype)
     how = Reduction(reduction, dim, out_dtype, normalizer is not None)
-    return Call(loss, operands, how, parameters, flags, normalizer)
+    return loss, operands, how, parameters, flags, normalizer
 
 
 def _with_numbers(
@@ -81,18 +89,11 @@ def _with_numbers(
     return loss.forms[given, kind, mask is not None], tuple(arrays), (*parameters, *numbers.values())
 
 
-def evaluate(call: Call) -> Any:
+def evaluate(call: Parts) -> Any:
     """Finds the library that owns the arrays, and hands over."""
-    operands, known = call.operands, interop.known_kinds
-    library = known.get(type(operands[0]))
-    if library not in _BACKENDS or not all([known.get(type(x)) == library for x in operands]):
-        library, operands = common_library(call.loss, operands)
-        call = call._replace(operands=operands)
-    return (_BACKENDS[library] or backend(library)).evaluate(call)
-
-
-def _evaluate(*arguments: Any) -> Any:
-    return evaluate(prepare(*arguments))
+    loss, operands, *rest = call
+    library, operands = common_library(loss, operands)
+    return backend(library).evaluate(Call(loss, operands, *rest))
 
 
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -101,21 +102,30 @@ def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[An
     first = known.get(type(operands[0]))
     if first in _BACKENDS and all([known.get(type(x)) == first for x in operands]):
         return first, operands
-    kinds = [interop.kind(x) for x in operands]
-    for operand, kind, x in zip(loss.operands, kinds, operands, strict=True):
+    names = [x.name for x in loss.operands]
+    return adopted(loss, names, operands)
+
+
+def adopted(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
+    """The library that owns all arrays, after taking over those of another."""
+    kinds = [interop.kind(x) for x in arrays]
+    for name, kind, x in zip(names, kinds, arrays, strict=True):
         if kind == "unknown":
-            raise checks.not_an_array(loss, operand.name, x)
+            raise checks.not_an_array(loss, name, x)
     owners = set(kinds) - {"dlpack"}
     if owners == {"torch", "cupy"}:
         owners = {"torch"}
     if len(owners) > 1:
-        checks.libraries(loss, kinds)
+        checks.libraries(loss, kinds, names)
     owner = owners.pop() if owners else None
-    operands = tuple(x if k == owner else interop.adopt(x, owner) for x, k in zip(operands, kinds, strict=True))
-    return interop.kind(operands[0]), operands
+    arrays = tuple(x if k == owner else interop.adopt(x, owner) for x, k in zip(arrays, kinds, strict=True))
+    return interop.kind(arrays[0]), arrays
 
 
 _BACKENDS: dict[str, Any] = {"torch": None, "cupy": None, "numpy": None}
+
+#: What evaluates losses of operands that all are of one type, where that says whose they are: that of torch's tensors.
+_SHORTCUTS: dict[type, Any] = {}
 
 
 def backend(library: str) -> Any:
@@ -124,6 +134,8 @@ def backend(library: str) -> Any:
     if found is None:
         if library == "torch":
             from cupylosses import autograd as found
+
+            _SHORTCUTS[found.torch.Tensor] = found
         elif library == "cupy":
             from cupylosses import cupy_arrays as found
         else:
@@ -138,21 +150,109 @@ def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
     def names(items: Any) -> str:
         return "".join(f"{x.name}, " for x in items)
 
-    added = f"None if {' is '.join(_ADDED)} is None else ({', '.join(_ADDED)})"
-    body = (
-        f"return _then(_loss, ({names(loss.operands)}), reduction, ({names(loss.parameters)}), "
-        f"({names(loss.flags)}), {added}{', size_average, reduce' if loss.legacy else ''})"
+    arguments = (
+        f"_loss, ({names(loss.operands)}), reduction, ({names(loss.parameters)}), ({names(loss.flags)}), _added"
+        f"{', size_average, reduce' if loss.legacy else ''}"
     )
-    function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate, _loss=loss)
+    first, *others = [f"_type({x.name})" for x in loss.operands]
+    alike = " and ".join(["_added is None", *(f"{first} is {x}" for x in others)])
+    added = f"_added = None if {' is '.join(_ADDED)} is None else ({', '.join(_ADDED)})"
+    library = f"_library = _shortcuts.get({first}, _any) if {alike} else _any"
+    scope = {"_loss": loss, "_checked": checked, "_prepare": prepare, "_type": type, "_shortcuts": _SHORTCUTS}
+    scope["_any"] = sys.modules[__name__]
+    function: Any = compiled(
+        loss.name, loss.arguments, [added, library, f"return _library.evaluate(_checked({arguments}))"], module, **scope
+    )
     function.__doc__ = docstring(loss)
     remember(loss)
     # Found out here: torch.compile cannot look into the lock that a cached property takes the first time.
     _ = loss.takes_numbers, loss.key, loss.forms
     function.loss = loss
-    function.prepare = compiled(loss.name, loss.arguments, body, module, _then=prepare, _loss=loss)
+    function.prepare = compiled(loss.name, loss.arguments, [added, f"return _prepare({arguments})"], module, **scope)
     return function
 
 
-__all__ = list(registry())
+def row_function_of(loss: RowLoss, module: str = __name__) -> Callable[..., Any]:
+    """The public function of a loss of rows; ``function.prepare`` checks the same arguments and returns the call."""
+    first, second = (x.name for x in loss.operands)
+    options = "".join(f"{x.name}, " for x in loss.options)
+    common = ", ".join(f"{x!r}: {x}" for x in loss.common)
+    body = [
+        f"return _then(_loss, {first}, {second}, ({options}), {{{common}}}"
+        f"{', size_average, reduce' if loss.legacy else ''})"
+    ]
+    function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate_rows, _loss=loss)
+    function.__doc__ = docstring(loss)
+    # As in function_of.
+    _ = loss.dense, loss.only_of_indices, loss.expressions, loss.common
+    function.loss = loss
+    function.prepare = compiled(loss.name, loss.arguments, body, module, _then=prepare_rows, _loss=loss)
+    return function
+
+
+def prepare_rows(
+    loss: RowLoss,
+    first: Any,
+    second: Any,
+    options: tuple[Any, ...],
+    common: dict[str, Any],
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+) -> RowCall:
+    """Checks what is no array of a call of a loss of rows; dtypes and shapes are left to the backends."""
+    reduction = common["reduction"]
+    if size_average is not None or reduce is not None:
+        reduction = checks.legacy_reduction(loss, size_average, reduce)
+    checks.reduction(loss, reduction)
+    weight, mask = common.get(str(loss.weights)), common["mask"]
+    given = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
+    given |= {} if weight is None else {str(loss.weights): weight}
+    given |= {} if mask is None else {"mask": mask}
+    known = interop.known_kinds
+    library = known.get(type(first))
+    if library not in _BACKENDS or not all([known.get(type(x)) == library for x in given.values()]):
+        given = dict(zip(given, adopted(loss, list(given), list(given.values()))[1], strict=True))
+        weight, mask = given.get(str(loss.weights)), given.get("mask")
+        first, second = (given[x.name] for x in loss.operands)
+    kind = row_checks.kind(loss, second)
+    count = len(loss.parameters)
+    parameters = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options[:count], strict=True)])
+    accuracy = row_checks.switch(loss, "return_accuracy", common.get("return_accuracy", False))
+    row_checks.without_probabilities(loss, kind, parameters, accuracy)
+    normalizer, out_dtype = common["normalizer"], common["out_dtype"]
+    scale = row_checks.scale(loss, loss.scale, common[loss.scale]) if loss.scale else 1.0
+    return RowCall(
+        loss=loss,
+        kind=kind,
+        operands=(first, second),
+        weight=weight,
+        mask=mask,
+        class_dim=row_checks.class_dimension(loss, common["class_dim"], first.shape),
+        ignore_index=row_checks.ignore_index(loss, common.get("ignore_index", IGNORED), kind),
+        reduction=reduction,
+        normalizer=None if normalizer is None else checks.normalizer(loss, normalizer, reduction),
+        out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
+        parameters=parameters,
+        flags=tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, options[count:], strict=True)]),
+        scale=1.0 / scale if loss.scale == "temperature" else scale,
+        softcap=row_checks.softcap(loss, common.get("softcap")),
+        lse=row_checks.switch(loss, "return_lse", common.get("return_lse", False)),
+        accuracy=accuracy,
+        inplace=row_checks.switch(loss, "inplace_backward", common.get("inplace_backward", False)),
+        check=row_checks.check_of_targets(loss, common.get("check_targets", "off")),
+    )
+
+
+def evaluate_rows(call: RowCall) -> Any:
+    """Hands a call over to the library that owns its arrays."""
+    return backend(interop.kind(call.operands[0])).evaluate_rows(call)
+
+
+def _evaluate_rows(*arguments: Any) -> Any:
+    return evaluate_rows(prepare_rows(*arguments))
+
+
+__all__ = [*registry(), *row_registry()]
 
 globals().update({loss.name: function_of(loss) for loss in registry().values()})
+globals().update({loss.name: row_function_of(loss) for loss in row_registry().values()})

@@ -1,10 +1,12 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
-from cupylosses.call import Call
-from cupylosses.definition import Loss
+from cupylosses.call import Call, Parts
+from cupylosses.definition import Definition, Loss
+from cupylosses.row_call import RowCall
+from cupylosses.row_definition import RowLoss
 
 class _Exchangeable(Protocol):
     """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""
@@ -16,8 +18,11 @@ _Array = TypeVar("_Array", bound=_Exchangeable)
 __all__: list[str]
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
+_RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_Check = Literal["lazy", "sync", "off"]
 
-def prepare(
+def prepare(*arguments: Any) -> Call: ...
+def checked(
     loss: Loss,
     operands: tuple[Any, ...],
     reduction: str,
@@ -26,11 +31,23 @@ def prepare(
     added: tuple[Any, ...] | None = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
-) -> Call: ...
-def evaluate(call: Call) -> Any: ...
+) -> Parts: ...
+def evaluate(call: Parts) -> Any: ...
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
+def adopted(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> tuple[str, tuple[Any, ...]]: ...
 def backend(library: str) -> Any: ...
 def function_of(loss: Loss, module: str = ...) -> Callable[..., Any]: ...
+def row_function_of(loss: RowLoss, module: str = ...) -> Callable[..., Any]: ...
+def prepare_rows(
+    loss: RowLoss,
+    first: Any,
+    second: Any,
+    options: tuple[Any, ...],
+    common: dict[str, Any],
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+) -> RowCall: ...
+def evaluate_rows(call: RowCall) -> Any: ...
 def binary_cross_entropy(
     input: _Array,
     target: _Exchangeable,
@@ -1769,4 +1786,337 @@ def general_robust_loss(
     and the logarithm of the partition function, which is a function of alpha.
 
     Source: J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
+    """
+
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> Any:
+    """Cross entropy of logits against class indices, or against a probability per class.
+
+        (1 - label_smoothing) w_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2, or sum_c
+        -w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss lse^2
+
+    with z = logit_scale input, kept below `softcap`, p = softmax(z), y the label, nll = -log p_y, rest = 1 - p_y,
+    lse = log sum_c exp z_c, smooth = -(1 / C) sum_c w_c log p_c over the C classes, t the target.
+
+    Args:
+        input: The logits. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
+        target: Class indices of any integer dtype, of the shape of `input` without its class dimension; or a probability per class, floating and of the shape of `input`.
+        weight: A weight w_c per class, floating, of shape (C,), and without a gradient. What a weight of 0 multiplies
+            counts for nothing, whatever it is.
+        ignore_index: The label of rows that do not count: they are not read, whatever they hold, and their gradients
+            are 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
+        label_smoothing: The share of the target that all classes have alike. Must be a number >= 0 and <= 1. Default 0.0.
+        z_loss: The weight of the square of the log-partition function, lse^2. Must be a number >= 0. Default 0.0.
+        gamma: How much less a row counts that is decided well. Must be a number >= 0. Default 0.0.
+        poly: The weight of 1 - p, the first term of the polynomial that the cross entropy is. Must be a number >= -1. Default 0.0.
+        class_dim: The dimension of the classes, from either end; 1 by default, or 0 of a single row.
+        softcap: Logits become softcap tanh(logits / softcap), after they are scaled. A number > 0; none by default.
+        logit_scale: What logits are multiplied by. A finite number > 0. Default 1.0.
+        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
+            hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        out_dtype: The floating dtype of the result; that of the operands by default.
+        return_lse: Whether the log-partition function of each row is returned too. It has no gradient.
+        return_accuracy: Whether the share of the rows that count is returned too in which no logit is larger than the
+            label's.
+        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
+            CPU arrays are left as they are.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
+            GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
+            the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
+        the sum of the weights of the labels of rows that count, of probabilities by their number, `batchmean` by
+        the size of the first dimension of the rows. A mean of nothing is NaN, with gradients of 0. In the promoted
+        dtype of the floating operands, on their device; float32 under autocast. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), None for what was not asked for: `lse` of the shape
+        of the rows, 0 where these do not count, and `accuracy` one number.
+
+    Gradient:
+        Every floating operand is differentiable. A label of log-probability -inf costs inf, with a finite gradient.
+        Rows that are ignored or masked have gradient 0. Where the loss is NaN so is the gradient of the row.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+        IndexError: a label that is neither a class nor `ignore_index`; see `check_targets`.
+
+    A floating target holds probabilities, an integer one class indices; shapes do not decide, as they do in torch.
+    Class weights multiply the terms of their classes; the weight of the label alone multiplies the rest.
+
+    Drop-in for ``torch.nn.functional.cross_entropy``.
+
+    Source: I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952; label smoothing: C. Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016; gamma: T.-Y. Lin et al., Focal loss for dense object detection, ICCV 2017; poly: Z. Leng et al., PolyLoss, ICLR 2022.
+    """
+
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> Any:
+    """Cross entropy of logits against class indices in which rows that are decided well count less.
+
+        (1 - label_smoothing) alpha_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2
+
+    with z = logit_scale input, kept below `softcap`, p = softmax(z), y the label, nll = -log p_y, rest = 1 - p_y,
+    lse = log sum_c exp z_c, smooth = -(1 / C) sum_c alpha_c log p_c over the C classes.
+
+    Args:
+        input: The logits. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
+        target: Class indices of any integer dtype, of the shape of `input` without its class dimension.
+        alpha: A weight per class, floating, of shape (C,), and without a gradient.
+        gamma: How much less; 0 gives the cross entropy. Must be a number >= 0. Default 2.0.
+        ignore_index: The label of rows that do not count: they are not read, whatever they hold, and their gradients
+            are 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
+        label_smoothing: The share of the target that all classes have alike. Must be a number >= 0 and <= 1. Default 0.0.
+        z_loss: The weight of the square of the log-partition function, lse^2. Must be a number >= 0. Default 0.0.
+        poly: The weight of 1 - p, the first term of the polynomial that the cross entropy is. Must be a number >= -1. Default 0.0.
+        class_dim: The dimension of the classes, from either end; 1 by default, or 0 of a single row.
+        softcap: Logits become softcap tanh(logits / softcap), after they are scaled. A number > 0; none by default.
+        logit_scale: What logits are multiplied by. A finite number > 0. Default 1.0.
+        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
+            hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        out_dtype: The floating dtype of the result; that of the operands by default.
+        return_lse: Whether the log-partition function of each row is returned too. It has no gradient.
+        return_accuracy: Whether the share of the rows that count is returned too in which no logit is larger than the
+            label's.
+        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
+            CPU arrays are left as they are.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
+            GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
+            the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+
+    Returns:
+        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
+        the number of rows that count, `batchmean` by the size of the first dimension of the rows. A mean of nothing
+        is NaN, with gradients of 0. In the promoted dtype of the floating operands, on their device; float32 under
+        autocast. With `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), None for what was not
+        asked for: `lse` of the shape of the rows, 0 where these do not count, and `accuracy` one number.
+
+    Gradient:
+        Every floating operand is differentiable. A label of log-probability -inf costs inf, with a finite gradient.
+        Rows that are ignored or masked have gradient 0. Where the loss is NaN so is the gradient of the row.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+        IndexError: a label that is neither a class nor `ignore_index`; see `check_targets`.
+
+    `mean` divides by the number of rows that count, as that of `sigmoid_focal_loss` does by the elements.
+
+    Source: T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    """
+
+def nll_loss(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    *,
+    class_dim: int | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Negative log-likelihood of class indices under log-probabilities.
+
+        -w_y input_y
+
+    with y the label.
+
+    Args:
+        input: The log-probabilities. Shape (N, C), (C,), or any with the classes in `class_dim`; floating. Domain: log-probability.
+        target: Class indices of any integer dtype, of the shape of `input` without its class dimension.
+        weight: A weight w_c per class, floating, of shape (C,), and without a gradient. What a weight of 0 multiplies
+            counts for nothing, whatever it is.
+        ignore_index: The label of rows that do not count: they are not read, whatever they hold, and their gradients
+            are 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
+        class_dim: The dimension of the classes, from either end; 1 by default, or 0 of a single row.
+        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
+            hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        out_dtype: The floating dtype of the result; that of the operands by default.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
+            GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
+            the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
+        the sum of the weights of the labels of rows that count, `batchmean` by the size of the first dimension of
+        the rows. A mean of nothing is NaN, with gradients of 0. In the promoted dtype of the floating operands, on
+        their device; float32 under autocast.
+
+    Gradient:
+        Every floating operand is differentiable. Only the log-probability of the label has a gradient that is not
+        0. Where the loss is NaN so is the gradient of the row.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+        IndexError: a label that is neither a class nor `ignore_index`; see `check_targets`.
+
+    `cross_entropy` of the logits reads them once, and keeps the digits of sure predictions.
+
+    Drop-in for ``torch.nn.functional.nll_loss``.
+
+    Source: R. A. Fisher, On the mathematical foundations of theoretical statistics, Philosophical Transactions of the Royal Society A 222, 1922.
+    """
+
+def kl_div_with_logits(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _RowReduction = "batchmean",
+    log_target: bool = False,
+    *,
+    class_dim: int = -1,
+    temperature: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    inplace_backward: bool = False,
+) -> _Array:
+    """Kullback-Leibler divergence of the distribution that logits are of from the target.
+
+        sum_c t_c (log t_c - log p_c)
+
+    with z = input / temperature, p = softmax(z), t the target.
+
+    Args:
+        input: The logits. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; of the shape of `input`.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'batchmean'.
+        log_target: Whether `target` holds log-probabilities. Default False.
+        class_dim: The dimension of the classes, from either end; -1 by default.
+        temperature: What logits are divided by. A finite number > 0. Default 1.0.
+        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
+            hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        out_dtype: The floating dtype of the result; that of the operands by default.
+        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
+            CPU arrays are left as they are.
+
+    Returns:
+        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
+        the number of rows that count, `batchmean` by the size of the first dimension of the rows. A mean of nothing
+        is NaN, with gradients of 0. In the promoted dtype of the floating operands, on their device; float32 under
+        autocast.
+
+    Gradient:
+        Every floating operand is differentiable. Where the target has no mass, the term and its gradients are 0,
+        also against an impossible prediction. Where the loss is NaN so is the gradient of the row.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+
+    It is `kl_div` of the log-softmax, in one pass. `mean` divides by the number of rows, `batchmean` by the size of
+    the first dimension. Not multiplied by the square of the temperature.
+
+    Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    """
+
+def distillation_loss(
+    student_logits: _Array,
+    teacher_logits: _Exchangeable,
+    temperature: float = 1.0,
+    beta: float = 0.0,
+    reduction: _RowReduction = "batchmean",
+    *,
+    class_dim: int = -1,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    inplace_backward: bool = False,
+) -> _Array:
+    """Divergence between the distributions of a student's and a teacher's logits.
+
+        beta KL(q || m) + (1 - beta) KL(p || m), where m = beta q + (1 - beta) p; with beta = 0 KL(q || p), with
+        beta = 1 KL(p || q)
+
+    with z = student_logits / temperature, p = softmax(z), q = softmax(teacher_logits / temperature).
+
+    Args:
+        student_logits: The logits that are trained. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
+        teacher_logits: The logits to come near to, of the same shape; differentiable too.
+        temperature: What logits are divided by. A finite number > 0. Default 1.0.
+        beta: The weight of the teacher in the mixture m; 0 is the forward, 1 the reverse divergence. Must be a number >= 0 and <= 1. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'batchmean'.
+        class_dim: The dimension of the classes, from either end; -1 by default.
+        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
+            hold: their gradients are 0, and a mean does not count them.
+        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
+        out_dtype: The floating dtype of the result; that of the operands by default.
+        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
+            CPU arrays are left as they are.
+
+    Returns:
+        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
+        the number of rows that count, `batchmean` by the size of the first dimension of the rows. A mean of nothing
+        is NaN, with gradients of 0. In the promoted dtype of the floating operands, on their device; float32 under
+        autocast.
+
+    Gradient:
+        Every floating operand is differentiable. A class without mass on one side has gradient 0 there. Where the
+        loss is NaN so is the gradient of the row.
+
+    Raises:
+        TypeError: an operand that is no array, has another dtype, or belongs to another library.
+        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+
+    No row is below 0, and students that are near their teacher keep their digits. As Liger has it, beta = 0 and 1
+    are the Kullback-Leibler divergences, and not the limits, which are 0. The gradient falls with the square of the
+    temperature; multiply the loss by it, as G. Hinton et al. do (Distilling the knowledge in a neural network,
+    2015), to keep its size. `mean` divides by the number of rows, `batchmean` by the size of the first dimension.
+
+    Source: R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
     """

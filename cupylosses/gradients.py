@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cupylosses import checks
+from cupylosses import checks, interop
 from cupylosses.call import Call
-from cupylosses.definition import Loss, registry
+from cupylosses.definition import Definition, registry
 from cupylosses.forms import Form
-from cupylosses.functional import backend, common_library, evaluate
+from cupylosses.functional import backend, common_library, evaluate, evaluate_rows
+from cupylosses.row_call import RowCall, RowResult
+from cupylosses.row_definition import RowLoss, row_registry
 
 
 def value_and_grad(
@@ -25,40 +27,47 @@ def value_and_grad(
 
     Returns:
         ``(value, gradient)``, or ``(value, (gradient, ...))`` when ``argnums`` is a sequence. A gradient has its
-        operand's shape, dtype and library. Where the value is no single number it is the gradient of its sum.
+        operand's shape, dtype and library. Where the value is no single number it is the gradient of its sum. A loss
+        of rows that is asked for more returns its named tuple for the value.
 
     Raises:
         TypeError: no loss of this library; an operand without a gradient (integers, numbers).
         ValueError: a position that the loss has not.
 
-    NumPy arrays are differentiated by torch, zero-copy, and need it to be installed.
+    NumPy arrays are differentiated by torch, zero-copy, and need it to be installed; so are CuPy arrays by losses of
+    rows.
     """
     function = _function(loss)
-    definition: Loss = function.loss
+    definition: Definition = function.loss
     if len(operands) > len(definition.operands):
         names = ", ".join(x.name for x in definition.operands)
         raise TypeError(
             f"{definition.name}: value_and_grad takes the operands {names}, got {len(operands)} by position."
         )
     given = dict(zip([x.name for x in definition.operands], operands, strict=False))
+    chosen = (argnums,) if isinstance(argnums, (int, str)) else argnums
+    if isinstance(definition, RowLoss):
+        value, found = _rows(function.prepare(**given, **options), chosen)
+        return value, found[0] if isinstance(argnums, (int, str)) else found
     call: Call = function.prepare(**given, **options)
     library, arrays = common_library(call.loss, call.operands)
     call = call._replace(operands=arrays)
-    slots = [slot_of(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
+    slots = [slot_of(call, x) for x in chosen]
     wanted = tuple(i in slots for i in range(len(arrays)))
     value, gradients = {"cupy": _cupy, "torch": _torch, "numpy": _numpy}[library](call, wanted)
-    chosen = tuple(gradients[i] for i in slots)
-    return value, chosen[0] if isinstance(argnums, (int, str)) else chosen
+    found = tuple(gradients[i] for i in slots)
+    return value, found[0] if isinstance(argnums, (int, str)) else found
 
 
 def _function(loss: Callable[..., Any] | str) -> Any:
     from cupylosses import functional
 
-    found = getattr(functional, loss, None) if isinstance(loss, str) and loss in registry() else loss
-    if not isinstance(getattr(found, "loss", None), Loss):
+    names = (*registry(), *row_registry())
+    found = getattr(functional, loss, None) if isinstance(loss, str) and loss in names else loss
+    if not isinstance(getattr(found, "loss", None), Definition):
         raise TypeError(
             f"value_and_grad: `loss` must be a function of cupylosses.functional or its name, got {loss!r}; "
-            f"there are {', '.join(registry())}."
+            f"there are {', '.join(names)}."
         )
     return found
 
@@ -67,6 +76,10 @@ def slot_of(call: Call, argument: int | str) -> int:
     """The position among the arrays of a call of an operand that is differentiated."""
     loss = call.loss.base if isinstance(call.loss, Form) else call.loss
     assert loss is not None
+    return _slot(loss, {x.name: a for x, a in zip(call.loss.operands, call.operands, strict=True)}, argument)
+
+
+def _slot(loss: Definition, arrays: Mapping[str, Any], argument: int | str) -> int:
     count = len(loss.operands)
     if isinstance(argument, int):
         if not -count <= argument < count:
@@ -75,19 +88,18 @@ def slot_of(call: Call, argument: int | str) -> int:
                 "it counts the operands from 0."
             )
         argument = loss.operands[argument].name
-    names = [x.name for x in call.loss.operands]
+    names = list(arrays)
     if argument not in names:
         raise TypeError(
             f"{loss.name}: `{argument}` is no array in this call, and has no gradient; there are {', '.join(names)}."
         )
-    slot = names.index(argument)
-    dtype = str(call.operands[slot].dtype).removeprefix("torch.")
+    dtype = str(arrays[argument].dtype).removeprefix("torch.")
     if dtype not in checks.FLOATING:
         raise TypeError(
             f"{loss.name}: `{argument}` of {dtype} has no gradient; leave it out of `argnums` or convert it to "
             "a floating dtype."
         )
-    return slot
+    return names.index(argument)
 
 
 def _torch(call: Call, wanted: Sequence[bool]) -> tuple[Any, list[Any]]:
@@ -105,16 +117,49 @@ def _torch(call: Call, wanted: Sequence[bool]) -> tuple[Any, list[Any]]:
 
 
 def _numpy(call: Call, wanted: Sequence[bool]) -> tuple[Any, list[Any]]:
+    tensors = tuple(_tensor(call.loss, x) for x in call.operands)
+    value, gradients = _torch(call._replace(operands=tensors), wanted)
+    return value.numpy()[()], [None if g is None else g.numpy() for g in gradients]
+
+
+def _tensor(loss: Definition, x: Any) -> Any:
+    """An array of NumPy's or CuPy's as a tensor of torch's, zero-copy."""
+    library = interop.kind(x)
     try:
         import torch
     except ImportError as error:
+        what = {"numpy": "NumPy", "cupy": "CuPy"}[library]
         raise ImportError(
-            f'{call.loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
+            f'{loss.name}: gradients of {what} arrays need torch: `pip install "cupylosses[torch]"`.'
         ) from error
+    if library == "cupy":
+        return torch.from_dlpack(x)
     # torch has neither negative strides nor read-only memory: such arrays are copied, no others.
-    arrays = [x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy() for x in call.operands]
-    value, gradients = _torch(call._replace(operands=tuple(torch.from_numpy(x) for x in arrays)), wanted)
-    return value.numpy()[()], [None if g is None else g.numpy() for g in gradients]
+    return torch.from_numpy(x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy())
+
+
+def _array(x: Any, library: str) -> Any:
+    """The way back."""
+    if library == "numpy":
+        return x.numpy()[()]
+    return interop.adopt(x, "cupy") if library == "cupy" else x
+
+
+def _rows(call: RowCall, chosen: Sequence[int | str]) -> tuple[Any, tuple[Any, ...]]:
+    """Value and gradients of a loss of rows, by torch."""
+    library = interop.kind(call.operands[0])
+    names = [list(call.arrays)[_slot(call.loss, call.arrays, x)] for x in chosen]
+    arrays = call.arrays if library == "torch" else {n: _tensor(call.loss, x) for n, x in call.arrays.items()}
+    import torch
+
+    leaves = {name: x.detach().requires_grad_(name in names) for name, x in arrays.items()}
+    with torch.enable_grad():
+        found = evaluate_rows(call.with_arrays(leaves))
+    value = found.loss if isinstance(found, RowResult) else found
+    grad_output = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
+    gradients = torch.autograd.grad(value, [leaves[x] for x in names], grad_output) if names else ()
+    back = [None if x is None else _array(x.detach(), library) for x in (found if value is not found else [value])]
+    return RowResult(*back) if value is not found else back[0], tuple(_array(x, library) for x in gradients)
 
 
 def _cupy(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:

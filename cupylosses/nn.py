@@ -1,7 +1,8 @@
 """A Module for each loss: a subclass of torch's where torch has one, with its constructor, repr and state.
 
-The modules are built from the definitions; ``nn.pyi`` spells them out for editors. Calls take ``weight``, ``mask``,
-``normalizer``, ``dim`` and ``out_dtype`` by keyword beside the operands.
+The modules are built from the definitions; ``nn.pyi`` spells them out for editors. Calls take by keyword, beside the
+operands, what every loss takes (``weight``, ``mask``, ``normalizer``, ``dim``, ``out_dtype``), and of losses of rows
+what their functions take by keyword.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from typing import Any
 import torch
 
 from cupylosses import functional
-from cupylosses.definition import COMMON, PER_CALL, PER_MODULE, Loss, registry
+from cupylosses.definition import Definition, registry
+from cupylosses.row_definition import row_registry
 from cupylosses.signatures import compiled
-
-#: What a call takes by keyword beside the operands.
-_KEYWORDS = tuple(x for x in COMMON if x in {*PER_MODULE, *PER_CALL})
 
 
 @cache
@@ -33,7 +32,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
         ValueError: an option whose name every Module has for something else, such as ``half`` or ``training``.
     """
     loss = getattr(function, "loss", None)
-    if not isinstance(loss, Loss):
+    if not isinstance(loss, Definition):
         raise TypeError(f"module_of: expected a function of cupylosses.functional or define_loss, got {function!r}.")
     taken = [x for x in loss.kept if hasattr(torch.nn.Module(), x)]
     if taken:
@@ -50,28 +49,27 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
     return type(loss.class_name, (twin or torch.nn.Module,), members)
 
 
-def _forward(function: Callable[..., Any], loss: Loss) -> Callable[..., Any]:
+def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., Any]:
     """``forward`` with the operands as its arguments. A twin in torch keeps its options as attributes of the same
     names, some of which it may lack.
     """
     operands = [x.name for x in loss.operands if x.default is None]
-    names = [x for x in loss.kept if x not in PER_MODULE]
+    names = list(loss.kept)
 
     def call(self: torch.nn.Module, given: tuple[Any, ...], added: tuple[Any, ...]) -> Any:
         options = {x: getattr(self, x) for x in names if hasattr(self, x)}
-        options |= {x: getattr(self, x, None) for x in PER_MODULE}
-        options |= {x: value for x, value in zip(_KEYWORDS, added, strict=True) if value is not None}
+        options |= {x: value for x, value in zip(loss.keywords, added, strict=True) if value is not None}
         return function(**dict(zip(operands, given, strict=True)), **options)
 
-    signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in _KEYWORDS)]
-    body = f"return _call(self, ({', '.join(operands)},), ({', '.join(_KEYWORDS)}))"
+    signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in loss.keywords)]
+    body = [f"return _call(self, ({', '.join(operands)},), ({', '.join(loss.keywords)}))"]
     forward: Any = compiled("forward", signature, body, function.__module__, _call=call)
     forward.function = function
     return forward
 
 
-def _constructor(loss: Loss) -> Callable[..., None]:
-    """``__init__`` with the options as its arguments; what every loss takes besides, by keyword."""
+def _constructor(loss: Definition) -> Callable[..., None]:
+    """``__init__`` with the options as its arguments; what a call takes by keyword, by keyword."""
 
     def initialise(self: torch.nn.Module, values: tuple[Any, ...]) -> None:
         torch.nn.Module.__init__(self)
@@ -81,13 +79,13 @@ def _constructor(loss: Loss) -> Callable[..., None]:
             else:
                 setattr(self, name, value)
 
-    first = [(n, x) for n, x in loss.kept.items() if n not in PER_MODULE]
-    rest = [(n, x) for n, x in loss.kept.items() if n in PER_MODULE]
-    body = f"_initialise(self, ({', '.join(loss.kept)},))"
+    first = [(n, x) for n, x in loss.kept.items() if n not in loss.keywords]
+    rest = [(n, x) for n, x in loss.kept.items() if n in loss.keywords]
+    body = [f"_initialise(self, ({', '.join(loss.kept)},))"]
     return compiled("__init__", [("self", ...), *first, ("*", ...), *rest], body, __name__, _initialise=initialise)
 
 
-def _extra_repr(loss: Loss) -> Callable[[Any], str]:
+def _extra_repr(loss: Definition) -> Callable[[Any], str]:
     """The options of the loss, and what every loss takes where it is not the default."""
     own = {x.name for x in loss.options}
 
@@ -104,16 +102,17 @@ def _extra_repr(loss: Loss) -> Callable[[Any], str]:
     return extra_repr
 
 
-def _docstring(loss: Loss, function: str, twin: Any) -> str:
+def _docstring(loss: Definition, function: str, twin: Any) -> str:
     like = f" A ``torch.nn.{twin.__name__}``." if twin else ""
     return (
         f"{loss.summary}{like}\n\n    {loss.formula}\n\n"
         f"Keeps the options of ``{function}``, which describes them. A call takes the operands\n"
-        f"and, by keyword, {', '.join(_KEYWORDS)}.\n"
+        f"and, by keyword, {', '.join(loss.keywords)}.\n"
     )
 
 
-_CLASSES = {x.class_name: module_of(getattr(functional, x.name)) for x in registry().values()}
+_DEFINITIONS = (*registry().values(), *row_registry().values())
+_CLASSES = {x.class_name: module_of(getattr(functional, x.name)) for x in _DEFINITIONS}
 globals().update(_CLASSES)
 
 __all__ = [*_CLASSES, "module_of"]

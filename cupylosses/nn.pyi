@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
+_RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_Check = Literal["lazy", "sync", "off"]
 
 __all__: list[str]
 
@@ -734,4 +736,135 @@ class GeneralRobustLoss(torch.nn.Module):
         normalizer: torch.Tensor | float | None = None,
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """Cross entropy of logits against class indices, or against a probability per class."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> Any: ...
+
+class SoftmaxFocalLoss(torch.nn.Module):
+    """Cross entropy of logits against class indices in which rows that are decided well count less."""
+
+    def __init__(
+        self,
+        alpha: torch.Tensor | None = None,
+        gamma: float = 2.0,
+        ignore_index: int = -100,
+        reduction: _RowReduction = "mean",
+        *,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        poly: float = 0.0,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        out_dtype: Any = None,
+        return_lse: bool = False,
+        return_accuracy: bool = False,
+        inplace_backward: bool = False,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> Any: ...
+
+class NLLLoss(torch.nn.NLLLoss):
+    """Negative log-likelihood of class indices under log-probabilities."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class KLDivWithLogitsLoss(torch.nn.Module):
+    """Kullback-Leibler divergence of the distribution that logits are of from the target."""
+
+    def __init__(
+        self,
+        reduction: _RowReduction = "batchmean",
+        log_target: bool = False,
+        *,
+        class_dim: int = -1,
+        temperature: float = 1.0,
+        out_dtype: Any = None,
+        inplace_backward: bool = False,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        class_dim: int | None = None,
+        temperature: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        inplace_backward: bool | None = None,
+    ) -> torch.Tensor: ...
+
+class DistillationLoss(torch.nn.Module):
+    """Divergence between the distributions of a student's and a teacher's logits."""
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        beta: float = 0.0,
+        reduction: _RowReduction = "batchmean",
+        *,
+        class_dim: int = -1,
+        out_dtype: Any = None,
+        inplace_backward: bool = False,
+    ) -> None: ...
+    def forward(
+        self,
+        student_logits: torch.Tensor,
+        teacher_logits: torch.Tensor,
+        *,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        inplace_backward: bool | None = None,
     ) -> torch.Tensor: ...

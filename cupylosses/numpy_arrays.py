@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy
 
-from cupylosses import checks, reference
+from cupylosses import checks, reference, row_checks, row_reference
 from cupylosses.call import Call
+from cupylosses.row_call import RowCall
 
 
 def evaluate(call: Call) -> Any:
@@ -27,3 +28,13 @@ def evaluate(call: Call) -> Any:
     with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
         return reference.evaluate(call, promoted)[()]
+
+
+def evaluate_rows(call: RowCall) -> Any:
+    """A loss of rows of NumPy arrays."""
+    row_checks.arrays(call)
+    promoted = row_checks.promoted(call)
+    if (call.out_dtype or promoted) == "bfloat16":
+        raise checks.no_bfloat16(call.loss)
+    with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return row_reference.evaluate(call, promoted)

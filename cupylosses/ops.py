@@ -81,7 +81,7 @@ def _call(
 def _value(*arguments: Any) -> torch.Tensor:
     call = _call(*arguments)
     with torch.no_grad():
-        return _laid_out(autograd.evaluate_now(call, warn=False), _result_layout(call)[1], call)
+        return _laid_out(autograd.evaluate(call, warn=False, plain=True), _result_layout(call)[1], call)
 
 
 def _gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:

@@ -7,14 +7,15 @@ takes neither an array library nor a GPU, and touches nothing that other calls s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
-from cupylosses import checks, engine, launch
+from cupylosses import checks, compiler, engine, launch
 from cupylosses.call import Call, split
-from cupylosses.codegen import Variant
+from cupylosses.codegen import Compilable, Variant
 from cupylosses.definition import WEIGHT
 
 
@@ -51,11 +52,14 @@ class _Nothing(engine.Device):
         # A grid takes the number of processors, a kernel does not.
         super().__init__(index=0, processors=1)
 
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
         return self
 
     def full(self, count: int, value: float) -> Any:
         return self
+
+    def visible(self, words: int) -> tuple[Any, int]:
+        return self, 0
 
     def address(self, array: Any) -> int:
         return 0
@@ -67,16 +71,27 @@ class _Nothing(engine.Device):
         return False
 
 
+class _Noted(compiler.Launcher):
+    """A launcher that is noted, and launches nothing."""
+
+    def __init__(self, kernels: dict[Any, None], variant: Compilable, *geometry: Any) -> None:
+        kernels[variant] = None
+        super().__init__(variant, *geometry)
+
+    @classmethod
+    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+        return (lambda *_: None), None
+
+    def _enter(self) -> None:
+        pass
+
+
 class Rehearsal:
     """Calls of losses that note their kernels: the keys of ``kernels``, in the order of their first use."""
 
     def __init__(self) -> None:
         self.kernels: dict[Variant, None] = {}
         self._device = _Nothing()
-
-    def _note(self, variant: Variant, *_: Any) -> Any:
-        self.kernels[variant] = None
-        return lambda *_: None
 
     def call(
         self, call: Call, wanted: Collection[tuple[bool, ...]], promoted: str | None = None, summed: bool = True
@@ -91,7 +106,8 @@ class Rehearsal:
         checks.dtypes(call.loss, names)
         promoted = promoted or checks.promote(names, [x.ndim for x in tensors])
         processors = self._device.processors
-        plan = engine.Plan(call.loss, call.flags, call.reduction, tensors, promoted, processors, self._note)
+        launcher = partial(_Noted, self.kernels)
+        plan = engine.Plan(call.loss, call.flags, call.reduction, tensors, promoted, processors, launcher)
         if plan.elements == 0:
             return
         on_device = plan.resolved.counted if call.normalizer is None else type(call.normalizer) is not float
@@ -116,8 +132,7 @@ class Rehearsal:
             return
         engine.reduce(*arguments)
         for choice in whole:
-            written = plan.written(choice)
-            promise = engine.reduce_with_gradient(*arguments, written)[1] if any(written) else None
+            _, promise = engine.reduce_with_gradient(*arguments, choice)
             engine.gradients(*arguments, choice, 0, None, promise)
 
     def _divided(self, call: Call, plan: engine.Plan, wanted: Collection[tuple[bool, ...]]) -> None:

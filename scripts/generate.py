@@ -19,21 +19,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cupylosses import expressions
+from cupylosses import expressions, row_definition
 from cupylosses.codegen import Variant, glue
-from cupylosses.definition import COMMON, REDUCTIONS, Loss, registry
+from cupylosses.definition import REDUCTIONS, Definition, registry
 from cupylosses.documentation import docstring
+from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
-from cupylosses.call import Call
-from cupylosses.definition import Loss
+from cupylosses.call import Call, Parts
+from cupylosses.definition import Definition, Loss
+from cupylosses.row_call import RowCall
+from cupylosses.row_definition import RowLoss
 
 class _Exchangeable(Protocol):
     """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""
@@ -45,8 +48,11 @@ _Array = TypeVar("_Array", bound=_Exchangeable)
 __all__: list[str]
 
 _Reduction = Literal[REDUCTIONS]
+_RowReduction = Literal[ROWS]
+_Check = Literal[CHECKS]
 
-def prepare(
+def prepare(*arguments: Any) -> Call: ...
+def checked(
     loss: Loss,
     operands: tuple[Any, ...],
     reduction: str,
@@ -55,18 +61,47 @@ def prepare(
     added: tuple[Any, ...] | None = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
-) -> Call: ...
-def evaluate(call: Call) -> Any: ...
+) -> Parts: ...
+def evaluate(call: Parts) -> Any: ...
 def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
+def adopted(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> tuple[str, tuple[Any, ...]]: ...
 def backend(library: str) -> Any: ...
 def function_of(loss: Loss, module: str = ...) -> Callable[..., Any]: ...
+def row_function_of(loss: RowLoss, module: str = ...) -> Callable[..., Any]: ...
+def prepare_rows(
+    loss: RowLoss,
+    first: Any,
+    second: Any,
+    options: tuple[Any, ...],
+    common: dict[str, Any],
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+) -> RowCall: ...
+def evaluate_rows(call: RowCall) -> Any: ...
 '''
 
 
 def stub() -> str:
     """``functional.pyi``: a signature with types and the docstring for each loss."""
-    head = STUB_HEAD.replace("REDUCTIONS", ", ".join(map(quoted, REDUCTIONS)))
-    return head + "\n".join(stub_function(x) for x in registry().values())
+    head = with_literals(STUB_HEAD)
+    return head + "\n".join(stub_function(x) for x in definitions())
+
+
+def with_literals(head: str) -> str:
+    """With the words that arguments can be."""
+    for name, words in {
+        "REDUCTIONS": REDUCTIONS,
+        "ROWS": row_definition.REDUCTIONS,
+        "CHECKS": row_definition.CHECKS,
+    }.items():
+        head = head.replace(f"[{name}]", f"[{', '.join(map(quoted, words))}]")
+    return head
+
+
+def definitions() -> Iterator[Definition]:
+    """Those of element-wise losses, then those of losses of rows."""
+    yield from registry().values()
+    yield from row_registry().values()
 
 
 NN_HEAD = '''\
@@ -78,6 +113,8 @@ from typing import Any, Literal
 import torch
 
 _Reduction = Literal[REDUCTIONS]
+_RowReduction = Literal[ROWS]
+_Check = Literal[CHECKS]
 
 __all__: list[str]
 
@@ -87,17 +124,17 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
 def nn_stub() -> str:
     """``nn.pyi``: a class for each loss; a subclass of torch's has torch's constructor."""
-    head = NN_HEAD.replace("REDUCTIONS", ", ".join(map(quoted, REDUCTIONS)))
-    return head + "".join(f"\n{stub_class(x)}" for x in registry().values())
+    head = with_literals(NN_HEAD)
+    return head + "".join(f"\n{stub_class(x)}" for x in definitions())
 
 
-def stub_class(loss: Loss) -> str:
+def stub_class(loss: Definition) -> str:
     name = loss.class_name
     base = f"torch.nn.{name}" if loss.torch and loss.module else "torch.nn.Module"
     lines = [f"class {name}({base}):", f'    """{loss.summary}"""', ""]
     if base == "torch.nn.Module":
         given = loss.kept
-        first = [x for x in given if x not in COMMON or x == "reduction"]
+        first = [x for x in given if x not in loss.keywords]
         arguments = [*first, "*", *(x for x in given if x not in first)]
         lines += ["    def __init__(", "        self,"]
         lines += [
@@ -106,25 +143,35 @@ def stub_class(loss: Loss) -> str:
         lines += ["    ) -> None: ..."]
     lines += ["    def forward(", "        self,"]
     lines += [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
-    lines += ["        *,", *(f"        {x}: {of_torch(loss, x)} = None," for x in COMMON if x != "reduction")]
-    return "\n".join([*lines, "    ) -> torch.Tensor: ..."]) + "\n"
+    lines += ["        *,", *(f"        {x}: {or_none(of_torch(loss, x))} = None," for x in loss.keywords)]
+    return "\n".join([*lines, f"    ) -> {result(loss, 'torch.Tensor')}: ..."]) + "\n"
 
 
-def of_torch(loss: Loss, name: str) -> str:
+def of_torch(loss: Definition, name: str) -> str:
     """The type of an argument of a module, whose arrays are tensors."""
     return annotation(loss, name).replace("_Array", "torch.Tensor").replace("_Exchangeable", "torch.Tensor")
 
 
-def stub_function(loss: Loss) -> str:
+def or_none(kind: str) -> str:
+    """The type of what may be left out."""
+    return kind if kind == "Any" or kind.endswith("None") else f"{kind} | None"
+
+
+def result(loss: Definition, array: str) -> str:
+    """The type of a result. What losses return that may be asked for more is not one type."""
+    return "Any" if "return_lse" in loss.common else array
+
+
+def stub_function(loss: Definition) -> str:
     arguments = [
         f"    {name}: {annotation(loss, name)}{default(value)},\n" if name != "*" else "    *,\n"
         for name, value in loss.arguments
     ]
     text = f'"""{docstring(loss)}"""'
-    return f"def {loss.name}(\n{''.join(arguments)}) -> _Array:\n{indent(text, '    ')}\n"
+    return f"def {loss.name}(\n{''.join(arguments)}) -> {result(loss, '_Array')}:\n{indent(text, '    ')}\n"
 
 
-def annotation(loss: Loss, name: str) -> str:
+def annotation(loss: Definition, name: str) -> str:
     """The type of an argument. The first operand's decides the result's."""
     operands = {x.name: x for x in loss.operands}
     if name == loss.operands[0].name:
@@ -139,6 +186,8 @@ def annotation(loss: Loss, name: str) -> str:
         if flag.name == name:
             texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
             return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
+    if isinstance(loss, RowLoss) and name in OF_ROWS:
+        return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
     return ANNOTATIONS.get(name, "bool | None")
 
 
@@ -150,6 +199,23 @@ ANNOTATIONS = {
     "normalizer": "_Exchangeable | float | None",
     "dim": "int | tuple[int, ...] | None",
     "out_dtype": "Any",
+}
+
+
+#: Those of what losses of rows take.
+OF_ROWS = {
+    "reduction": "_RowReduction",
+    "weight": "_Exchangeable | None",
+    "alpha": "_Exchangeable | None",
+    "ignore_index": "int",
+    "class_dim": "int | None",
+    "softcap": "float | None",
+    "logit_scale": "float",
+    "temperature": "float",
+    "return_lse": "bool",
+    "return_accuracy": "bool",
+    "inplace_backward": "bool",
+    "check_targets": "_Check",
 }
 
 
@@ -172,6 +238,17 @@ def losses() -> str:
         twin = "yes" if loss.torch else ""
         rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), twin])
     return table(["function", "value of an element", "options of its own", "in torch"], rows)
+
+
+def row_losses() -> str:
+    """The README's table of losses of rows."""
+    rows = []
+    for loss in row_registry().values():
+        plain = {"mask", "normalizer", "out_dtype", "reduction", "class_dim"}
+        own = [f"`{x.name}={x.default!r}`" for x in loss.options]
+        own += [f"`{name}={x!r}`" for name, x in loss.common.items() if name not in plain]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a row", "options of its own", "in torch"], rows)
 
 
 def primitives() -> str:
@@ -234,12 +311,12 @@ def tried() -> Iterator[tuple[str, str]]:
                 yield ast.literal_eval(x.args[0]), (ast.get_docstring(node) or "").partition("\n")[0]
 
 
-#: The documents with generated parts: marker and what belongs there.
-PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "README.md": ("losses", losses),
-    "docs/adding-a-loss.md": ("primitives", primitives),
-    "docs/mutations.md": ("mutants", mutants),
-    "docs/transforms.md": ("transforms", transforms),
+#: The documents with generated parts: what belongs between which markers.
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"losses": losses, "losses of rows": row_losses},
+    "docs/adding-a-loss.md": {"primitives": primitives},
+    "docs/mutations.md": {"mutants": mutants},
+    "docs/transforms.md": {"transforms": transforms},
 }
 
 
@@ -263,9 +340,11 @@ def generated() -> dict[Path, str]:
     """What each generated file should contain."""
     files = {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
     files |= {golden() / f"{x.title}.cu": glue(x) for x in examples()}
-    for name, (marker, content) in PARTS.items():
-        path = ROOT / name
-        files[path] = between(path.read_text(encoding="utf-8"), marker, content())
+    for name, parts in PARTS.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for marker, content in parts.items():
+            text = between(text, marker, content())
+        files[ROOT / name] = text
     return files
 
 

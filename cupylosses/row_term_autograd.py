@@ -1,0 +1,144 @@
+"""PyTorch and the row engine, for a target per class: the autograd Functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from cupylosses import autograd, options, row_term_engine, row_torch
+from cupylosses.engine import Divisor
+from cupylosses.row_call import RowCall, RowResult
+from cupylosses.row_term_engine import TermArguments, TermPlan
+
+plans: dict[Any, tuple[TermPlan, autograd.TorchDevice]] = {}
+
+#: A call about to be computed: plan, device, arguments, divisor, where lse is stored (0 for nowhere), and the call.
+_Launch = tuple[TermPlan, autograd.TorchDevice, TermArguments, Divisor, int, RowCall]
+
+
+def evaluate(call: RowCall) -> Any:
+    """The loss of torch tensors that kernels can read."""
+    plan, device = _find_plan(call)
+    if plan.rows == 0 or plan.classes == 0:
+        return autograd.evaluate_rows_by_formula(call)
+    if device.is_gpu and autograd._current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return evaluate(call)
+    lse = device.empty(plan.shape, plan.result_strides, plan.compute) if call.lse else None
+    given = _arguments(call)
+    divisor = row_torch.divisor_of(call, device) or row_term_engine.count(plan, device, given)
+    launched = plan, device, given, divisor, lse.data_ptr() if lse is not None else 0, call
+    differentiable = torch.is_grad_enabled() and any([x.requires_grad for x in call.operands])
+    if differentiable:
+        value = (_apply_values if call.reduction == "none" else _apply_reduced)(launched, *call.operands)
+    elif call.reduction == "none":
+        value = row_term_engine.values(plan, device, given, launched[4])
+    else:
+        value = row_term_engine.reduce(*launched[:5])
+    return RowResult(value, lse) if call.lse else value
+
+
+def _find_plan(call: RowCall) -> tuple[TermPlan, autograd.TorchDevice]:
+    key = row_torch.key_of(call, call.flags, call.softcap != 0.0)
+    found = plans.get(key)
+    if found is None:
+        if len(plans) >= autograd._MAX_PLANS:
+            plans.clear()
+        found = plans[key] = _make_plan(call)
+    return found
+
+
+def _make_plan(call: RowCall) -> tuple[TermPlan, autograd.TorchDevice]:
+    device = row_torch.device_of(call)
+    return _plan(call, row_torch.promoted(call), call.out_dtype, device), device
+
+
+def _plan(call: RowCall, promoted: str, out_dtype: str | None, device: autograd.TorchDevice) -> TermPlan:
+    first, second, weight, mask = row_torch.tensors_of(call)
+    capped = call.softcap != 0.0
+    return TermPlan(
+        call.loss, call.flags, (first, second), weight, mask, call.class_dim, promoted, out_dtype, capped,
+        device.processors, device.launcher,
+    )  # fmt: skip
+
+
+def _arguments(call: RowCall) -> TermArguments:
+    first, second, weight, mask = row_torch.addresses(call)
+    return TermArguments(first, second, weight, mask, call.scale, call.softcap, call.parameters)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The Functions
+
+
+def _save(ctx: Any, launched: _Launch, operands: tuple[torch.Tensor, ...]) -> None:
+    plan, device, _, divisor, _, call = launched
+    ctx.launch = plan, device, divisor, row_torch.save(ctx, call, operands)
+
+
+def _again(ctx: Any) -> tuple[TermPlan, RowCall, TermArguments]:
+    """Plan, call and arguments of the saved tensors: a hook that offloads them may bring them back elsewhere."""
+    plan, device, _, call = ctx.launch
+    call, same = row_torch.restored(ctx, call)
+    if not same:
+        plan = _plan(call, plan.promoted, plan.result, device)
+    return plan, call, _arguments(call)
+
+
+class _Reduced(Function):
+    """A loss reduced to one number: value and gradients in one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, launched: _Launch, *operands: torch.Tensor) -> torch.Tensor:
+        _save(ctx, launched, operands)
+        plan, device, given, divisor, lse, call = launched
+        if call.inplace or not options.one_pass_enabled():
+            return row_term_engine.reduce(plan, device, given, divisor, lse)
+        wanted = ctx.needs_input_grad[1:]
+        value, ctx.promise = row_term_engine.reduce_with_gradients(plan, device, given, divisor, wanted, lse)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        device, divisor = ctx.launch[1:3]
+        plan, call, given = _again(ctx)
+        wanted = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or not row_torch.has_memory(grad_output):
+            return None, *row_torch.by_formula(call, grad_output, wanted)
+        if device.is_gpu and autograd._current_device() != device.index:
+            with torch.cuda.device(device.index):
+                return _Reduced.backward(ctx, grad_output)
+        promise = ctx.__dict__.pop("promise", None) if plan is ctx.launch[0] else None
+        upstream = grad_output.resolve_neg().contiguous()
+        return None, *row_term_engine.verified_gradients(
+            plan, device, given, divisor, wanted, upstream.data_ptr(), promise
+        )
+
+
+class _Values(Function):
+    """A loss per row."""
+
+    @staticmethod
+    def forward(ctx: Any, launched: _Launch, *operands: torch.Tensor) -> torch.Tensor:
+        _save(ctx, launched, operands)
+        plan, device, given, _, lse, _ = launched
+        return row_term_engine.values(plan, device, given, lse)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        device = ctx.launch[1]
+        plan, call, given = _again(ctx)
+        wanted = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or not row_torch.has_memory(grad_output):
+            return None, *row_torch.by_formula(call, grad_output, wanted)
+        if device.is_gpu and autograd._current_device() != device.index:
+            with torch.cuda.device(device.index):
+                return _Values.backward(ctx, grad_output)
+        upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
+        return None, *row_term_engine.gradients(plan, device, given, wanted, upstream.data_ptr())
+
+
+_apply_reduced = super(Function, _Reduced).apply
+_apply_values = super(Function, _Values).apply

@@ -1,0 +1,134 @@
+"""What the autograd Functions of losses of rows share: which tensors kernels read, what plans are found by, what is
+saved for backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cupylosses import autograd, row_checks
+from cupylosses.engine import Divisor
+from cupylosses.row_call import RowCall
+from cupylosses.row_engine import RowTensor
+
+
+def readable(call: RowCall) -> bool:
+    """Whether kernels can read all arrays."""
+    plain, strided = autograd._PLAIN, torch.strided
+    return all([type(x) in plain and x.layout is strided and not x.is_neg() for x in call.arrays.values()])
+
+
+def key_of(call: RowCall, *own: Any) -> tuple[Any, ...]:
+    """What a plan is found by: all that it depends on."""
+    key: list[Any] = [call.loss, call.class_dim, call.out_dtype, *own, torch.is_autocast_enabled()]
+    key.append(autograd._host and autograd._is_autocast_cpu_enabled())
+    for name, x in call.arrays.items():
+        key += (name, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
+    return tuple(key)
+
+
+def device_of(call: RowCall) -> autograd.TorchDevice:
+    """Checks the arrays of a new kind of call; the device that they are on."""
+    row_checks.arrays(call)
+    autograd.common_row_device(call)
+    index = call.operands[0].get_device()
+    found = autograd._devices.get(index)
+    if found is None:
+        found = autograd._devices[index] = autograd.TorchDevice(index)
+    return found
+
+
+def promoted(call: RowCall) -> str:
+    """The dtype that the operands promote to, or that autocast has."""
+    found = row_checks.promoted(call)
+    return "float32" if autograd._autocast(call.operands[0]) and found != "float64" else found
+
+
+def tensor_of(x: torch.Tensor | None) -> Any:
+    """What a plan needs to know of a tensor."""
+    if x is None:
+        return None
+    return RowTensor(autograd._NAMES[x.dtype], tuple(x.shape), x.stride(), x.data_ptr() % 16)
+
+
+def tensors_of(call: RowCall) -> tuple[Any, Any, Any, Any]:
+    """The same of operands, class weights and mask."""
+    first, second = call.operands
+    return tensor_of(first), tensor_of(second), tensor_of(call.weight), tensor_of(call.mask)
+
+
+def addresses(call: RowCall) -> tuple[int, int, int, int]:
+    """Of operands, class weights and mask; 0 of what there is not."""
+    (first, second), weight, mask = call.operands, call.weight, call.mask
+    return (
+        first.data_ptr(),
+        second.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        0 if mask is None else mask.data_ptr(),
+    )
+
+
+def divisor_of(call: RowCall, device: autograd.TorchDevice) -> Divisor | None:
+    """What the sum of the rows is divided by; None if that is to be found on the device."""
+    normalizer = call.normalizer
+    if normalizer is not None and type(normalizer) is not float and call.reduction not in ("none", "sum"):
+        if device.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
+            return Divisor(float(normalizer))  # to copy it would wait for the GPU
+        array = autograd.on_device(call, normalizer)
+        return Divisor(1.0, array, array.data_ptr())
+    return None if call.divisor is None else Divisor(call.divisor)
+
+
+def laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A grad_output per row with the strides of the values that were returned: of what arrives, any are possible."""
+    x = x.resolve_neg()
+    if x.stride() == tuple(strides):
+        return x
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def save(ctx: Any, call: RowCall, operands: Sequence[torch.Tensor]) -> RowCall:
+    """Saves the arrays for backward: torch then reports those that were edited in place, and hooks that offload see
+    them. The call without them, for `restored`.
+    """
+    saved = [*operands, *[x for x in (call.weight, call.mask) if x is not None]]
+    ctx.save_for_backward(*saved)
+    ctx.layouts = _layouts(saved)
+    weight, mask = (None if x is None else True for x in (call.weight, call.mask))
+    return call._replace(operands=(None, None), weight=weight, mask=mask)
+
+
+def restored(ctx: Any, call: RowCall) -> tuple[RowCall, bool]:
+    """The call with what was saved, and whether all of it lies as it did: a hook may bring it back otherwise."""
+    saved = ctx.saved_tensors  # once: activation checkpointing recomputes them for it
+    first, second, *others = saved
+    rest = iter(others)
+    weight = None if call.weight is None else next(rest).contiguous()
+    mask = None if call.mask is None else next(rest)
+    same = _layouts(saved) == ctx.layouts
+    return call._replace(operands=(first, second), weight=weight, mask=mask), same
+
+
+def _layouts(arrays: Sequence[torch.Tensor]) -> list[Any]:
+    return [(x.stride(), x.data_ptr() & 15) for x in arrays]
+
+
+def has_memory(x: torch.Tensor) -> bool:
+    """Whether kernels can read it: a batch of several grad_outputs (is_grads_batched) has no memory of its own."""
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def by_formula(call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    """The gradients of the operands that are wanted, as functions that autograd can differentiate again."""
+    with torch.enable_grad():
+        value = autograd.evaluate_rows_by_formula(call._replace(check="off", lse=False, accuracy=False))
+        inputs = [x for x, w in zip(call.operands, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
+    return [next(found) if w else None for w in wanted]
