@@ -26,10 +26,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from cupylosses.definition import registry
+from cupylosses.definition import Loss, registry
+from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing import gate
 from cupylosses.testing.gate import Result
 from cupylosses.testing.nvrtc import Nvrtc, find_libraries
+
+LOSSES: Mapping[str, Loss | RowLoss] = {**registry(), **row_registry()}
 
 
 def main() -> int:
@@ -40,7 +43,7 @@ def main() -> int:
         version = ".".join(map(str, compiler.version))
         console.print(f"NVRTC {version} ({compiler.path}), for {', '.join(architectures)}")
 
-    losses = [registry()[name] for name in arguments.loss or registry()]
+    losses = [LOSSES[name] for name in arguments.loss or LOSSES]
     # Whoever names a loss gets of it what otherwise only the representatives of all losses are compiled for.
     jobs = gate.jobs(losses, compilers, arguments.fast, losses if arguments.loss else None)
     done = gate.run(jobs, arguments.jobs)
@@ -68,7 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--arch", nargs="+", metavar="sm_XX", help=f"these architectures; usually {' '.join(gate.FAST)}"
     )
-    parser.add_argument("--loss", nargs="+", choices=list(registry()), help="these losses only")
+    parser.add_argument("--loss", nargs="+", choices=list(LOSSES), help="these losses only")
     parser.add_argument("--nvrtc", nargs="+", type=Path, metavar="FILE", help="the shared libraries of the compilers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads")
     parser.add_argument("--out", type=Path, metavar="CSV", help="write a row per kernel")

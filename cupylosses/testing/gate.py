@@ -13,14 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cupylosses.codegen import Variant, source
 from cupylosses.definition import Loss, registry
+from cupylosses.row_definition import RowLoss
 from cupylosses.testing import cache, nvrtc
 from cupylosses.testing.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
 from cupylosses.testing.representatives import representatives
+from cupylosses.testing.row_variants import AnyRowVariant, described, row_variants
 from cupylosses.testing.variants import complaints, variants
+
+Kernel = TypeVar("Kernel", bound=Variant | AnyRowVariant)
 
 #: The supported architectures, by the major version of the CUDA that compiles for them.
 MATRIX: Mapping[int, tuple[str, ...]] = {
@@ -40,7 +44,7 @@ FAST = (MATRIX[13][0], BROADEST, MATRIX[13][-1])
 class Job:
     """One kernel for one architecture by one compiler."""
 
-    variant: Variant
+    variant: Variant | AnyRowVariant
     architecture: str
     compiler: Nvrtc
 
@@ -105,6 +109,21 @@ def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> lis
     return _one_of_each(forward, "storage") if architecture in architectures(loss) else []
 
 
+def chosen_rows(loss: RowLoss, architecture: str, fast: bool = False) -> list[AnyRowVariant]:
+    """The same of a loss of rows: each kernel in each layout for BROADEST, forward with gradients for others."""
+    if not fast:
+        return row_variants(loss)
+    usual = row_variants(loss, fast=True)
+    forward = [x for x in usual if x.kind == "value_and_gradient"]
+    if architecture == BROADEST:
+        each = [
+            *_one_of_each(usual, "__class__", "kind", "layout"),
+            *_one_of_each(forward, "__class__", "layout", "input"),
+        ]
+        return list(dict.fromkeys(each))
+    return _one_of_each(forward, "__class__", "layout")
+
+
 def architectures(loss: Loss) -> tuple[str, ...]:
     """Those that the fast subset has kernels of a loss for."""
     if loss in representatives():
@@ -113,16 +132,16 @@ def architectures(loss: Loss) -> tuple[str, ...]:
     return BROADEST, others[list(registry()).index(loss.name) % len(others)]
 
 
-def _one_of_each(among: Sequence[Variant], *fields: str) -> list[Variant]:
+def _one_of_each(among: Sequence[Kernel], *fields: str) -> list[Kernel]:
     """A variant for each combination of these fields that occurs: the last, which has all gradients."""
     return list({attrgetter(*fields)(x): x for x in among}.values())
 
 
 def jobs(
-    losses: Sequence[Loss],
+    losses: Sequence[Loss | RowLoss],
     compilers: Mapping[Nvrtc, Sequence[str]],
     fast: bool = False,
-    whole: Collection[Loss] | None = None,
+    whole: Collection[Loss | RowLoss] | None = None,
 ) -> list[Job]:
     """What there is to compile, by each compiler for its architectures. By default the representatives are whole."""
     whole = representatives() if whole is None else whole
@@ -131,7 +150,11 @@ def jobs(
         for loss in losses
         for compiler, architectures in compilers.items()
         for architecture in architectures
-        for variant in chosen(loss, architecture, fast, loss in whole)
+        for variant in (
+            chosen_rows(loss, architecture, fast)
+            if isinstance(loss, RowLoss)
+            else chosen(loss, architecture, fast, loss in whole)
+        )
     ]
 
 
@@ -210,6 +233,8 @@ def write(results: Sequence[Result], path: Path) -> None:
 
 def _description(job: Job) -> tuple[str | int, ...]:
     variant = job.variant
+    if not isinstance(variant, Variant):
+        return _description_of_rows(job, variant)
     flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
     gradients = [x.name for x, wanted in zip(variant.loss.operands, variant.gradients, strict=True) if wanted]
     return (
@@ -223,6 +248,25 @@ def _description(job: Job) -> tuple[str | int, ...]:
         " ".join(variant.access),
         " ".join(gradients),
         " ".join(flags),
+        "counted" if variant.counted else "given",
+        job.architecture,
+        job.release,
+    )
+
+
+def _description_of_rows(job: Job, variant: AnyRowVariant) -> tuple[str | int, ...]:
+    shown = described(variant)
+    return (
+        variant.loss.name,
+        variant.kind,
+        shown["dtypes"],
+        variant.result,
+        variant.compute,
+        shown["layout"],
+        variant.lanes,
+        "",
+        shown["gradients"],
+        shown["flags"],
         "counted" if variant.counted else "given",
         job.architecture,
         job.release,

@@ -24,6 +24,13 @@ CODEGEN = "cupylosses/codegen.py"
 REDUCTION = "cupylosses/reduction.py"
 ENGINE = "cupylosses/engine.py"
 AUTOGRAD = "cupylosses/autograd.py"
+ROWS = "kernels/rows.cuh"
+ROW_UNITS = "kernels/row_units.cuh"
+ROW_VIEW = "kernels/row_view.cuh"
+ROW_COUNT = "kernels/row_count.cuh"
+COLUMNS = "kernels/columns.cuh"
+SOFTMAX = "kernels/softmax.cuh"
+RESIDENT_ROWS = "kernels/resident_rows.cuh"
 
 MUTANTS: tuple[Mutant, ...] = (
     # Which elements are visited
@@ -343,11 +350,117 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "notes shared by two graphs",
         ENGINE,
-        "self.spare_notes[stream].pop()",
-        "self.spare_notes[stream][-1]",
+        "found.spare[stream].pop()",
+        "found.spare[stream][-1]",
         ("one pass or two",),
     ),
     Mutant("promise kept twice", AUTOGRAD, 'pop("promise", None)', 'get("promise")', ("one pass or two",)),
+    # Rows of logits
+    Mutant(
+        "rest of a row with its label",
+        ROWS,
+        "if (i == target) e[i] = Compute(0);",
+        "if (i == target) e[i] += Compute(0);",
+        ("rows, smoothed",),
+    ),
+    Mutant(
+        "rest of a column with its label",
+        COLUMNS,
+        "if constexpr (kPlain) column.replace(labels[i], i, lowest);",
+        "",
+        ("rows, columns",),
+    ),
+    Mutant(
+        "last class of a row skipped",
+        ROW_VIEW,
+        "thread < head + tail ?",
+        "thread + 1 < head + tail ?",
+        ("rows, lanes",),
+    ),
+    Mutant(
+        "every row taken for aligned",
+        ROW_VIEW,
+        "head = beyond == 0 ? 0 : kLanes - beyond;",
+        "head = 0;",
+        ("rows, lanes",),
+    ),
+    Mutant(
+        "no barrier behind the parts of a block",
+        ROW_UNITS,
+        "if (lane == 0) *place = mine;\n      __syncthreads();",
+        "if (lane == 0) *place = mine;",
+        ("rows, block",),
+    ),
+    Mutant(
+        "sum not moved to a new largest logit",
+        SOFTMAX,
+        "part.sums.rest *= factor;",
+        "",
+        ("rows, block", "rows, long"),
+    ),
+    Mutant(
+        "rest of a row on chip with its label",
+        RESIDENT_ROWS,
+        "[target_lane] = lowest;",
+        "[target_lane] = now.logit;",
+        ("rows, lanes", "rows, block"),
+    ),
+    Mutant(
+        "target's gradient left as it is",
+        RESIDENT_ROWS,
+        "if (kPlain && has_target && !none)",
+        "if (false)",
+        ("rows, lanes", "rows, cluster"),
+    ),
+    Mutant(
+        "vector of the next row brought to where it is not looked for",
+        RESIDENT_ROWS,
+        "next.place(v, at);\n        }\n        if (now.exists",
+        "next.place(v, at + blockDim.x);\n        }\n        if (now.exists",
+        ("rows, cluster",),
+    ),
+    Mutant(
+        "no barrier behind the parts of a cluster",
+        ROW_UNITS,
+        "      cluster_barrier();\n",
+        "",
+        ("rows, cluster",),
+    ),
+    Mutant(
+        "parts of a cluster kept in their block",
+        ROW_UNITS,
+        "reinterpret_cast<unsigned*>(place) + i, lane,",
+        "reinterpret_cast<unsigned*>(place) + i, rank(),",
+        ("rows, cluster",),
+    ),
+    Mutant(
+        "rows counted without their weights",
+        ROW_COUNT,
+        "t.counts ? static_cast<double>(t.weight) : 0.0",
+        "t.counts ? 1.0 : 0.0",
+        ("rows, weighted",),
+    ),
+    Mutant(
+        "number of classes taken for a class",
+        ROWS,
+        "t.label >= space.classes",
+        "t.label > space.classes",
+        ("rows, labels",),
+    ),
+    Mutant(
+        "rows that do not count scaled",
+        ROWS,
+        "if (slopes.none()) return;",
+        "",
+        ("rows, left out",),
+    ),
+    Mutant(
+        "stale gradient of rows accepted",
+        ROW_UNITS,
+        "__double_as_longlong(used[unit.team() * Unit::kBlocks + i]) != __double_as_longlong(true_grad_output)",
+        "false",
+        ("rows, lanes", "rows, one pass or two"),
+    ),
 )
 
 #: Accesses outside of what was allocated, which only a build with AddressSanitizer notices for certain.

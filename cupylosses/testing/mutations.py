@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from cupylosses import codegen
@@ -76,6 +77,15 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
                 codegen._skeleton.cache_clear()
 
 
+def _dispatch_as_before(before: Any, now: Any, names: dict[str, Any]) -> None:
+    """Gives a function that dispatches on a class those of before: the text has made its own anew, which nobody has an
+    object of, and what other modules added is not in it.
+    """
+    for kind, function in getattr(before, "registry", {}).items():
+        if kind is not object:
+            now.register(kind, now.registry.get(names.get(kind.__name__), function))
+
+
 @contextmanager
 def _changed_module(path: Path, text: str) -> Iterator[None]:
     """Executes the text in the module that is there, and exchanges functions that other modules imported by name.
@@ -85,6 +95,8 @@ def _changed_module(path: Path, text: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(vars(module)))
         exec(compile(text, str(path), "exec"), vars(module))
+        for name, function in before.items():
+            _dispatch_as_before(function, vars(module)[name], vars(module))
         for other in [x for name, x in sys.modules.items() if name.startswith("cupylosses.") and x is not module]:
             changed = {n: vars(module)[n] for n, x in vars(other).items() if x is not None and before.get(n) is x}
             stack.enter_context(mock.patch.dict(vars(other), changed))

@@ -47,7 +47,7 @@ class Resources:
     stack: int
     #: Bytes of shared memory of a block.
     shared: int
-    #: 16-byte loads from, and stores to, global memory in the text of the kernel.
+    #: 16-byte loads from, also to shared memory, and stores to, global memory in the text of the kernel.
     wide_loads: int
     wide_stores: int
     #: The lines of the log that warn.
@@ -70,7 +70,7 @@ class Compiled:
             spills=self._reported(r"(\d+) bytes spill stores") + self._reported(r"(\d+) bytes spill loads"),
             stack=self._reported(r"(\d+) bytes stack frame"),
             shared=self._reported(r"(\d+) bytes smem", default=0),
-            wide_loads=self._wide("ld"),
+            wide_loads=self._wide("ld") + len(re.findall(r"\bcp\.async\.cg\.shared\.global .*, 16;", self.ptx)),
             wide_stores=self._wide("st"),
             warnings=tuple(
                 line.strip()

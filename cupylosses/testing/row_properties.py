@@ -1,0 +1,304 @@
+"""What the row engine must satisfy in every layout of rows, one property per function, as in
+:mod:`cupylosses.testing.properties`: each raises AssertionError where it does not hold.
+
+All take kernels: on a GPU, or on the host within :func:`cupylosses.testing.host.execution`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+import cupylosses.functional as F
+from cupylosses import options, row_launch
+from cupylosses.launch import DECLARED_BYTES
+from cupylosses.row_launch import Chip
+from cupylosses.testing.properties import require
+from cupylosses.testing.row_truth import truth
+from cupylosses.testing.tolerance import compare, same_bits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INF, NAN = float("inf"), float("nan")
+
+#: A GPU of which a block gets little shared memory, so that rows need not be long to be long.
+SMALL = Chip(DECLARED_BYTES + (16 << 10), clusters=True)
+
+#: Logits that are taken in each way by such a GPU, in float32: their shape, and the class dimension.
+LAYOUTS: Mapping[str, tuple[tuple[int, ...], int]] = {
+    "lanes": ((37, 43), 1),
+    "block": ((5, 1031), 1),
+    "block, cluster": ((3, 9001), 1),
+    "long": ((2, 32775), 1),
+    "columns": ((3, 5, 4, 8), 1),
+    "long columns": ((2, 199, 5, 3), 1),
+}
+
+#: How logits lie in memory: as they are, one element behind an aligned address, or as a part of a larger tensor.
+PLACES = ("contiguous", "misaligned", "sliced", "apart")
+
+
+class Drawn(NamedTuple):
+    """Logits, labels of which some are ignored, and the class dimension."""
+
+    input: Tensor
+    target: Tensor
+    class_dim: int
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of a call by name."""
+        return self._asdict()
+
+
+def draw(
+    shape: Sequence[int],
+    class_dim: int,
+    dtype: str = "float32",
+    device: str = "cpu",
+    place: str = "contiguous",
+    labels: str = "int64",
+    seed: int = 0,
+) -> Drawn:
+    """Random logits and labels; about one label of eight is ignored, but for a row that is alone."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    x = placed((3 * torch.randn(tuple(shape), generator=generator)).to(getattr(torch, dtype)).to(device), place)
+    rows = (*shape[:class_dim], *shape[class_dim + 1 :])
+    y = torch.randint(0, shape[class_dim], rows, generator=generator)
+    if y.numel() > 1 and getattr(torch, labels).is_signed:
+        y[torch.rand(rows, generator=generator) < 0.125] = -100
+    return Drawn(x, y.to(getattr(torch, labels)).to(device), class_dim)
+
+
+def placed(x: Tensor, place: str) -> Tensor:
+    """The same numbers elsewhere in memory, among NaN."""
+    import torch
+
+    if place == "contiguous":
+        return x
+    if place == "misaligned":
+        return torch.full((x.numel() + 1,), float("nan"), dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
+    # Sliced: rows of an even length more. Apart: no two dimensions merge.
+    more = [n + (2 if d == x.dim() - 1 else 0 if place == "sliced" else 1) for d, n in enumerate(x.shape)]
+    around = torch.full(more, float("nan"), dtype=x.dtype, device=x.device)
+    return around[tuple(slice(0, n) for n in x.shape)].copy_(x)
+
+
+@contextmanager
+def noted_layouts() -> Iterator[list[row_launch.RowLayout]]:
+    """Within it, layouts of new plans are noted."""
+    found: list[row_launch.RowLayout] = []
+    layout = row_launch.row_layout
+
+    def note(*arguments: Any, **named: Any) -> row_launch.RowLayout:
+        found.append(layout(*arguments, **named))
+        return found[-1]
+
+    with mock.patch.object(row_launch, "row_layout", note):
+        yield found
+
+
+def upstream(value: Tensor) -> Tensor:
+    """A gradient of a value: no two rows have the same."""
+    import torch
+
+    if value.dim() == 0:
+        return torch.full_like(value, -3.0)
+    return torch.linspace(-1.5, 2.0, value.numel(), device=value.device).view(value.shape).to(value.dtype)
+
+
+def gradient(value: Tensor, x: Tensor, grad_output: Tensor | float = 1.0, **more: Any) -> Tensor:
+    """The gradient of the logits."""
+    import torch
+
+    if not isinstance(grad_output, torch.Tensor):
+        grad_output = torch.full_like(value, grad_output)
+    return torch.autograd.grad(value, x, grad_output, **more)[0]
+
+
+def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> None:
+    """Value and gradient are those of float64, for the upstream gradient that is expected and for another one."""
+    x = given.input.detach().requires_grad_()
+    arguments = {**given.arguments, "input": x, "reduction": reduction, **chosen}
+    value = F.cross_entropy(**arguments)
+    for grad_output in (upstream(value), value.detach() * 0 + 1) if value.numel() else ():
+        exact = truth("cross_entropy", arguments, grad_output)
+        found = compare(value.detach().cpu(), exact.value)
+        require(found.ok, f"value, {reduction}: {found}")
+        found = compare(gradient(value, x, grad_output, retain_graph=True).cpu(), exact.gradients["input"])
+        require(found.ok, f"gradient, {reduction}: {found}")
+
+
+def writes_one_gradient_in_one_pass_or_two(given: Drawn, **chosen: Any) -> None:
+    """Whatever forward expects, the gradient has the bits of the one that backward computes alone; and so does that of
+    a second backward, in memory of its own.
+    """
+    x = given.input.detach().requires_grad_()
+    arguments = {**given.arguments, "input": x, **chosen}
+
+    def two_passes(grad_output: float) -> Tensor:
+        with options.set_one_pass(False):
+            return gradient(F.cross_entropy(**arguments), x, grad_output)
+
+    expected = {grad_output: two_passes(grad_output) for grad_output in (1.0, -3.0, NAN)}
+    for grad_output in (1.0, -3.0, -3.0, NAN, 1.0):
+        value = F.cross_entropy(**arguments)
+        first = gradient(value, x, grad_output, retain_graph=True)
+        require(same_bits(first, expected[grad_output]), f"other bits for {grad_output}")
+    kept = first.clone()
+    second = gradient(value, x, 1.0, retain_graph=True)
+    require(same_bits(second, first) and first.data_ptr() != second.data_ptr(), "another second gradient")
+    require(same_bits(gradient(value, x, -3.0), expected[-3.0]), "other bits in a third gradient")
+    require(same_bits(first, kept), "the first gradient was written again")
+
+
+def is_the_same_with_and_without_gradient(given: Drawn, **chosen: Any) -> None:
+    """A value has the same bits whether or not a gradient is computed with it."""
+    import torch
+
+    x = given.input.detach()
+    for reduction in ("mean", "none"):
+        arguments = {**given.arguments, **chosen, "reduction": reduction}
+        alone = F.cross_entropy(**{**arguments, "input": x})
+        together = F.cross_entropy(
+            **{**arguments, "input": x.clone(memory_format=torch.preserve_format).requires_grad_()}
+        )
+        require(same_bits(alone, together.detach()), f"another value with a gradient, {reduction}")
+
+
+def results(given: Drawn, **chosen: Any) -> list[Tensor]:
+    """The values and gradients of all entry points."""
+    x = given.input.detach().requires_grad_()
+    found = []
+    for reduction, grad_outputs in (("mean", (1.0, 1.0, -3.0)), ("none", (2.0,))):
+        for grad_output in grad_outputs:
+            value = F.cross_entropy(**{**given.arguments, "input": x, "reduction": reduction, **chosen})
+            found += [value.detach(), gradient(value, x, grad_output)]
+    return found
+
+
+def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **chosen: Any) -> None:
+    """Results have the same bits in every execution, a context: another grid, another order of threads."""
+    expected = results(given, **chosen)
+    for name, execution in executions.items():
+        with execution():
+            same = [same_bits(a, b) for a, b in zip(results(given, **chosen), expected, strict=True)]
+        require(all(same), f"{name}: other bits")
+
+
+def leaves_rows_out(given: Drawn, **chosen: Any) -> None:
+    """Rows that are ignored or masked have no part in value and gradient, whatever they hold, for any upstream
+    gradient.
+    """
+    import torch
+
+    dim = given.class_dim
+    generator = torch.Generator().manual_seed(1)
+    mask = (torch.rand(given.target.shape, generator=generator) < 0.7).to(given.target.device)
+    out = (given.target == -100) | ~mask
+    clean = given.input.detach().clone(memory_format=torch.contiguous_format)
+    for reduction in ("mean", "none"):
+        expected = None
+        for bad in (0.0, float("nan"), float("inf"), -float("inf")):
+            spoiled = torch.where(out.unsqueeze(dim), torch.full_like(clean, bad), clean).requires_grad_()
+            arguments = {**given.arguments, "input": spoiled, "mask": mask, "reduction": reduction, **chosen}
+            value = F.cross_entropy(**arguments)
+            found = [value.detach(), gradient(value, spoiled), gradient(F.cross_entropy(**arguments), spoiled, -3.0)]
+            expected = expected or found
+            require(all(map(same_bits, found, expected)), f"rows of {bad} that do not count, {reduction}")
+            for grad_output in (float("inf"), float("nan")):
+                one = gradient(F.cross_entropy(**arguments), spoiled, grad_output)
+                require(bool((one.movedim(dim, -1)[out] == 0).all()), f"they have a gradient for {grad_output}")
+
+
+def survives_labels_out_of_range(given: Drawn, **chosen: Any) -> None:
+    """A label that is no class makes its row's value NaN and its gradient 0, and leaves all other rows alone."""
+
+    dim, classes = given.class_dim, given.input.shape[given.class_dim]
+    x = given.input.detach().requires_grad_()
+    arguments = {**given.arguments, "input": x, "reduction": "none", "check_targets": "off", **chosen}
+    value = F.cross_entropy(**arguments)
+    expected = value.detach(), gradient(value, x, 2.0)
+    for label in (classes, -1, 1 << 40, -(1 << 62)):
+        target = given.target.clone()
+        at = (target != -100).nonzero()[-1]
+        target[tuple(at)] = label
+        bad = target == label
+        value = F.cross_entropy(**{**arguments, "target": target})
+        require(bool(value.detach()[bad].isnan().all()), f"a label of {label} has a value")
+        require(same_bits(value.detach()[~bad], expected[0][~bad]), f"a label of {label} changes other rows")
+        found = gradient(value, x, 2.0).movedim(dim, -1)
+        require(bool((found[bad] == 0).all()), f"a label of {label} has a gradient")
+        require(same_bits(found[~bad], expected[1].movedim(dim, -1)[~bad]), f"{label}: gradients of other rows")
+        for grad_output in (1.0, -3.0):
+            mean = F.cross_entropy(**{**arguments, "target": target, "reduction": "mean"})
+            require(bool(mean.isnan()), f"a label of {label}: {mean}")
+            found = gradient(mean, x, grad_output).movedim(dim, -1)
+            require(bool((found[bad] == 0).all() and found[~bad].isfinite().all()), f"{label}: gradient of a mean")
+
+
+class Edge(NamedTuple):
+    """A row of logits, its label, and what must come out, in float64."""
+
+    logits: tuple[float, ...]
+    label: int
+    value: float
+    gradient: tuple[float, ...]
+
+
+EDGES: Mapping[str, Edge] = {
+    "confident": Edge(
+        (18.0, 0.0, 0.0, 0.0), 0, 4.568993918012331e-08, (-4.568993813629e-08, *(1.522997937876e-08,) * 3)
+    ),
+    "confidently wrong": Edge(
+        (18.0, 0.0, 0.0, 0.0), 1, 18.000000045689939, (0.99999995431006, -0.99999998477002, *(1.522997937876e-08,) * 2)
+    ),
+    "equal": Edge((2.0, 2.0, 2.0, 2.0), 3, 1.3862943611198906, (0.25, 0.25, 0.25, -0.75)),
+    "impossible others": Edge((1.0, -INF, -INF, -INF), 0, 0.0, (0.0, 0.0, 0.0, 0.0)),
+    "impossible label": Edge((1.0, -INF, 1.0, -INF), 1, INF, (0.5, -1.0, 0.5, 0.0)),
+    "all impossible": Edge((-INF,) * 4, 1, NAN, (NAN,) * 4),
+    "infinite": Edge((INF, 0.0, 0.0, 0.0), 0, NAN, (NAN,) * 4),
+    "not a number": Edge((0.0, NAN, 0.0, 0.0), 0, NAN, (NAN,) * 4),
+    "huge": Edge((3e38, 3e38, -3e38, 0.0), 0, 0.6931471805599453, (-0.5, 0.5, 0.0, 0.0)),
+    "huge and wrong": Edge((1e38, 3e38, 0.0, 0.0), 0, 2e38, (-1.0, 1.0, 0.0, 0.0)),
+}
+
+
+def keeps_edges(shape: Sequence[int], class_dim: int, device: str = "cpu") -> None:
+    """The edges of the domain, in rows that are filled up with impossible classes."""
+    import torch
+
+    rows = (*shape[:class_dim], *shape[class_dim + 1 :])
+    x = torch.full((*rows, shape[class_dim]), -INF)
+    flat, y = x.view(-1, shape[class_dim]), torch.zeros(rows, dtype=torch.int64)
+    chosen = list(EDGES.items())
+    taken = [chosen[i % len(chosen)] for i in range(len(flat))]
+    for i, (_, edge) in enumerate(taken):
+        # At the row's beginning, and at its end.
+        place = slice(0, 4) if i // len(chosen) % 2 == 0 else slice(shape[class_dim] - 4, shape[class_dim])
+        flat[i, place] = torch.tensor(edge.logits)
+        y.view(-1)[i] = edge.label + (place.start or 0)
+    operand = x.movedim(-1, class_dim).contiguous().to(device).requires_grad_()
+    value = F.cross_entropy(operand, y.to(device), class_dim=class_dim, reduction="none")
+    found = gradient(value, operand).movedim(class_dim, -1).reshape(flat.shape).cpu()
+    for i, (name, edge) in enumerate(taken):
+        exact = torch.full((shape[class_dim],), 0.0 if edge.value == edge.value else NAN, dtype=torch.float64)
+        start = int(y.view(-1)[i]) - edge.label
+        exact[start : start + 4] = torch.tensor(edge.gradient, dtype=torch.float64)
+        torch.testing.assert_close(
+            value.detach().cpu().view(-1)[i].double(), torch.tensor(edge.value).double(), rtol=1e-6, atol=0.0,
+            equal_nan=True, msg=lambda m, name=name: f"value, {name}: {m}",
+        )  # fmt: skip
+        torch.testing.assert_close(
+            found[i].double(), exact, rtol=1e-6, atol=1e-12, equal_nan=True,
+            msg=lambda m, name=name: f"gradient, {name}: {m}",
+        )  # fmt: skip
+    sure = [i for i, (name, _) in enumerate(taken) if name.startswith("confident")]
+    require(
+        bool((found[sure].double().sum(-1).abs() < 1e-7 * found[sure].abs().sum(-1)).all()), "gradients add up to 0"
+    )

@@ -1,0 +1,283 @@
+"""The truth of losses of rows: their formulas written down once more, naively, on the arguments of the functions.
+
+:func:`truth` takes the rows that count out of the operands, computes in float64, and lets torch differentiate; nothing
+of the library is asked for anything. Where float64 loses digits, in the tails, :func:`exact_row` has the value and the
+gradient of one row from mpmath, by difference quotients of many digits.
+
+Beside each number stands its size (:class:`cupylosses.testing.tolerance.Expected`): how large the terms are that it is
+the sum of, times how far a rounding of the logits moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from cupylosses.testing.tolerance import Expected
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The names of the operands, and of the class weights.
+NAMES = {
+    "cross_entropy": ("input", "target", "weight"),
+    "softmax_focal_loss": ("input", "target", "alpha"),
+    "nll_loss": ("input", "target", "weight"),
+    "kl_div_with_logits": ("input", "target", None),
+    "distillation_loss": ("student_logits", "teacher_logits", None),
+}
+
+#: Defaults that are not those of cross entropy.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "cross_entropy": {},
+    "nll_loss": {},
+    "softmax_focal_loss": {"gamma": 2.0},
+    "kl_div_with_logits": {"reduction": "batchmean", "class_dim": -1},
+    "distillation_loss": {"reduction": "batchmean", "class_dim": -1},
+}
+
+_COMMON = {
+    "reduction": "mean", "class_dim": None, "ignore_index": -100, "mask": None, "normalizer": None, "softcap": None,
+    "logit_scale": 1.0, "temperature": 1.0, "label_smoothing": 0.0, "z_loss": 0.0, "gamma": 0.0, "poly": 0.0,
+    "log_target": False, "beta": 0.0, "out_dtype": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowTruth:
+    """The value, the gradients by the names of the operands, lse per row (0 where rows do not count) and accuracy."""
+
+    value: Expected
+    gradients: Mapping[str, Expected] = field(default_factory=dict)
+    lse: Tensor | None = None
+    accuracy: float | None = None
+
+
+def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float = 1.0) -> RowTruth:
+    """Of a call by name; every label has to be a class or ignored."""
+    import torch
+
+    first, second, weights = NAMES[name]
+    given = {**_COMMON, **DEFAULTS[name], **arguments}
+    x, target = (given[n].detach().cpu() for n in (first, second))
+    dim = given["class_dim"] if given["class_dim"] is not None else min(1, x.dim() - 1)
+    hard = not target.is_floating_point()
+    rows_shape = x.movedim(dim, -1).shape[:-1]
+    classes = x.shape[dim]
+    logits = x.double().movedim(dim, -1).reshape(-1, classes)
+    labels = target.long().reshape(-1) if hard else target.double().movedim(dim, -1).reshape(-1, classes)
+    used = torch.ones(rows_shape, dtype=torch.bool)
+    if given["mask"] is not None:
+        used = used & given["mask"].cpu()
+    used = used.reshape(-1)
+    if hard:
+        used = used & (labels != given["ignore_index"])
+    w = given.get(weights) if weights else None
+    w = torch.ones(classes, dtype=torch.float64) if w is None else w.detach().cpu().double()
+
+    z, t = logits[used].requires_grad_(), labels[used]
+    if not hard:
+        t.requires_grad_()
+    options = {k: given[k] for k in ("label_smoothing", "z_loss", "gamma", "poly", "log_target", "beta")}
+    scale = given["logit_scale"] / given["temperature"]
+    cost, size, size_of_z, size_of_t, lse = _rows(name, z, t, w, options, scale, given["softcap"])
+
+    divisor = 1.0
+    reduction = given["reduction"]
+    if reduction == "mean":
+        weighted = hard and name in ("cross_entropy", "nll_loss")
+        divisor = float(w[t].sum()) if weighted else float(used.sum())
+    elif reduction == "batchmean":
+        divisor = float(rows_shape[0]) if rows_shape else 1.0
+    if given["normalizer"] is not None and reduction in ("mean", "batchmean"):
+        divisor = float(given["normalizer"])
+
+    upstream = torch.as_tensor(grad_output, dtype=torch.float64).cpu()
+    per_row = upstream.expand(rows_shape).reshape(-1)[used] if reduction == "none" else upstream / (divisor or inf)
+    per_row = per_row.expand(len(z))
+    leaves = [z] if hard else [z, t]
+    found = torch.autograd.grad(cost, leaves, per_row) if len(z) else [torch.zeros_like(a) for a in leaves]
+    gradients = {}
+    for n, g, s in zip((first, second), found, (size_of_z, size_of_t), strict=False):
+        full, total = torch.zeros_like(logits), torch.zeros_like(logits)
+        full[used], total[used] = g, s * per_row.abs()[:, None]
+        back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
+        gradients[n] = Expected(back[0], back[1], back[1])
+
+    cost = cost.detach()
+    if reduction == "none":
+        value, total = torch.zeros(len(logits), dtype=torch.float64), torch.zeros(len(logits), dtype=torch.float64)
+        value[used], total[used] = cost, size
+        expected = Expected(*(a.reshape(rows_shape) for a in (value, total, total)))
+    else:
+        sums = cost.sum(), (size**2).sum().sqrt(), size.sum()
+        expected = Expected(*(a / divisor for a in sums))
+    full_lse = torch.zeros(len(logits), dtype=torch.float64)
+    full_lse[used] = lse.detach()
+    right = (z.detach().argmax(-1) == t).double().sum().item() if hard and len(z) else 0.0
+    accuracy = right / float(used.sum()) if bool(used.any()) else float("nan")
+    return RowTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy)
+
+
+def _rows(
+    name: str, x: Tensor, t: Tensor, w: Tensor, options: Mapping[str, Any], scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Cost, its size, the sizes of both gradients, and lse, for each row."""
+    import torch
+
+    def logits(a: Tensor) -> Tensor:
+        return scale * a if softcap is None else softcap * torch.tanh(scale * a / softcap)
+
+    z = logits(x)
+    lse = torch.logsumexp(z, -1)
+    if name == "nll_loss":
+        cost = -w[t] * x.gather(-1, t[:, None])[:, 0]
+        hot = torch.zeros_like(x).scatter(-1, t[:, None], w[t].abs()[:, None])
+        return cost, cost.detach().abs(), hot, hot, lse
+    log_p = z - lse[:, None]
+    with torch.no_grad():
+        # A sure class has a logarithm that the difference of two large numbers has no digits of.
+        top = torch.nn.functional.one_hot(z.argmax(-1), z.shape[-1]).bool()
+        rest = torch.where(top, 0.0, torch.exp(z - z.amax(-1, keepdim=True))).sum(-1, keepdim=True)
+        digits = torch.where(top & rest.isfinite(), -torch.log1p(rest) - log_p, 0.0)
+    log_p = log_p + digits
+    target = torch.log_softmax(logits(t), -1) if name == "distillation_loss" else t
+    terms = _terms(name, log_p, target, w, **options)
+    cost = terms.sum(-1) + options["z_loss"] * lse**2
+
+    with torch.no_grad():
+        moved = 1 + z.abs().amax(-1, keepdim=True) + torch.where(log_p.isfinite(), log_p.abs(), 0.0)
+        if name == "distillation_loss":
+            moved = moved + target.abs()
+    free = log_p.detach().requires_grad_()
+    of_target = target.detach()
+    leaves = [free]
+    if of_target.is_floating_point():
+        leaves.append(of_target.requires_grad_())
+    by = torch.autograd.grad(_terms(name, free, of_target, w, **options).sum(), leaves)
+    h = by[0].abs() + _moves(name, free, of_target, w, options)
+    p = log_p.detach().exp()
+    total = h.sum(-1, keepdim=True) + 2 * options["z_loss"] * lse.detach().abs()[:, None]
+    size_of_z = scale * (h + p * total) * moved
+    size_of_t = size_of_z
+    if len(by) > 1:
+        # That of a divergence with respect to a probability is a difference of logarithms.
+        size_of_t = (by[1].abs() + float(name == "kl_div_with_logits")) * moved
+        if name == "distillation_loss":
+            q = of_target.detach().exp()
+            size_of_t = scale * (by[1].abs() + q * (by[1].abs() + h).sum(-1, keepdim=True)) * moved
+    size = (terms.detach().abs() * moved).sum(-1) + (h * moved * p).sum(-1) + options["z_loss"] * lse.detach() ** 2
+    return cost, size, size_of_z, size_of_t, lse
+
+
+def _moves(name: str, log_p: Tensor, target: Tensor, w: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """What stands in a derivative beside the derivative itself, and cancels there."""
+    import torch
+
+    if name == "kl_div_with_logits":
+        return target.detach().exp() if options["log_target"] else target.detach().abs()
+    if name == "distillation_loss":
+        return log_p.detach().exp() + target.detach().exp()
+    return torch.zeros_like(log_p).detach()
+
+
+def _terms(
+    name: str, log_p: Tensor, t: Tensor, w: Tensor,
+    label_smoothing: float, z_loss: float, gamma: float, poly: float, log_target: bool, beta: float,
+) -> Tensor:  # fmt: skip
+    """What each class adds to the cost of its row, but for the penalty."""
+    import torch
+
+    classes = log_p.shape[-1]
+    if name == "kl_div_with_logits":
+        log_t = t if log_target else t.log()
+        return log_t.exp() * (log_t - log_p)
+    if name == "distillation_loss":
+        p, q = log_p.exp(), t.exp()
+        if beta == 0.0:
+            return q * (t - log_p)
+        if beta == 1.0:
+            return p * (log_p - t)
+        m = beta * q + (1 - beta) * p
+        return beta * q * (t - m.log()) + (1 - beta) * p * (log_p - m.log())
+    if t.is_floating_point():
+        return -w * ((1 - label_smoothing) * t + label_smoothing / classes) * log_p
+    hot = torch.zeros_like(log_p).scatter(-1, t[:, None], 1.0)
+    rest = 1 - log_p.exp()
+    # Where nothing is left of 1 - p, its power has no derivative.
+    power = torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** gamma, float(gamma == 0))
+    own = (1 - label_smoothing) * (power * -log_p + poly * rest)
+    return w * (torch.where(hot > 0, own, 0.0) - label_smoothing / classes * log_p)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One row, in many digits
+
+
+def exact_row(
+    name: str,
+    x: Sequence[float],
+    target: int | Sequence[float],
+    weight: Sequence[float] | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    **options: Any,
+) -> tuple[float, list[float]]:
+    """The cost of a row of finite logits and its gradient with respect to them, rounded to float64."""
+    from mpmath import mp
+
+    with mp.workdps(220):
+        w = [mp.mpf(1)] * len(x) if weight is None else [mp.mpf(a) for a in weight]
+        given = {"label_smoothing": 0.0, "z_loss": 0.0, "gamma": 0.0, "poly": 0.0, "log_target": False, "beta": 0.0}
+        given = {k: v if isinstance(v, bool) else mp.mpf(v) for k, v in {**given, **options}.items()}
+
+        def logits(a: Sequence[Any]) -> list[Any]:
+            return [softcap * mp.tanh(scale * b / softcap) if softcap else scale * b for b in a]
+
+        def cost(a: Sequence[Any]) -> Any:
+            return _exact_cost(name, logits(a), target, w, logits, **given)
+
+        point = [mp.mpf(a) for a in x]
+        step = mp.mpf(10) ** -70
+        gradient = []
+        for c in range(len(x)):
+            ahead, behind = ([b + s * (i == c) for i, b in enumerate(point)] for s in (step, -step))
+            gradient.append(float((cost(ahead) - cost(behind)) / (2 * step)))
+        return float(cost(point)), gradient
+
+
+def _exact_cost(
+    name: str, z: Sequence[Any], target: Any, w: Sequence[Any], logits: Callable[[Sequence[Any]], list[Any]],
+    label_smoothing: Any, z_loss: Any, gamma: Any, poly: Any, log_target: bool, beta: Any,
+) -> Any:  # fmt: skip
+    from mpmath import mp
+
+    def log_softmax(a: Sequence[Any]) -> list[Any]:
+        lse = mp.log(mp.fsum(map(mp.exp, a)))
+        return [b - lse for b in a]
+
+    log_p = log_softmax(z)
+    lse = z[0] - log_p[0]
+    if name == "kl_div_with_logits":
+        t = [mp.exp(mp.mpf(a)) if log_target else mp.mpf(a) for a in target]
+        return mp.fsum(a * (mp.log(a) - b) for a, b in zip(t, log_p, strict=True) if a)
+    if name == "distillation_loss":
+        log_q = log_softmax(logits([mp.mpf(a) for a in target]))
+        p, q = [mp.exp(a) for a in log_p], [mp.exp(a) for a in log_q]
+        forward = mp.fsum(b * (d - c) for b, c, d in zip(q, log_p, log_q, strict=True))
+        reverse = mp.fsum(a * (c - d) for a, c, d in zip(p, log_p, log_q, strict=True))
+        if beta in (0, 1):
+            return reverse if beta else forward
+        m = [beta * b + (1 - beta) * a for a, b in zip(p, q, strict=True)]
+        of_q = mp.fsum(b * mp.log(b / c) for b, c in zip(q, m, strict=True))
+        of_p = mp.fsum(a * mp.log(a / c) for a, c in zip(p, m, strict=True))
+        return beta * of_q + (1 - beta) * of_p
+    smooth = -mp.fsum(a * b for a, b in zip(w, log_p, strict=True)) / len(z)
+    if isinstance(target, int):
+        rest = 1 - mp.exp(log_p[target])
+        hard = w[target] * (rest**gamma * -log_p[target] + poly * rest)
+    else:
+        hard = -mp.fsum(a * mp.mpf(t) * b for a, t, b in zip(w, target, log_p, strict=True))
+    return (1 - label_smoothing) * hard + label_smoothing * smooth + z_loss * lse**2

@@ -1,0 +1,145 @@
+"""Kernels of losses of rows for the compile gate, found by asking plans for them, as :mod:`cupylosses.testing.variants`
+rehearses calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from cupylosses import checks, launch
+from cupylosses.row_codegen import ROW_KINDS, RowVariant
+from cupylosses.row_definition import RowLoss
+from cupylosses.row_engine import RowPlan, RowTensor
+from cupylosses.row_launch import Chip
+from cupylosses.row_term_codegen import TERM_KINDS, TermVariant
+from cupylosses.row_term_engine import TermPlan
+
+AnyRowVariant = RowVariant | TermVariant
+
+#: Logits for each way in which threads take rows: their shape, strides but those of a contiguous tensor, class
+#: dimension. The first of each kind is contiguous.
+_SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
+    ((4096, 1000), None, 1),
+    ((64, 8000), None, 1),
+    ((64, 128256), None, 1),
+    ((4096, 1000000), None, 1),
+    ((8, 19, 64, 64), None, 1),
+    ((8, 1000, 64, 64), None, 1),
+    ((4096, 1000), (1001, 1), 1),  # without vectors
+    ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
+    ((8, 19, 64, 63), None, 1),
+    ((8, 19, 64, 64), (19 * 80 * 64, 80 * 64, 80, 1), 1),
+)
+
+#: A GPU that has everything kernels can make use of, and one that has nothing of it.
+_CHIPS = (Chip(227 << 10, clusters=True), Chip())
+
+#: Those of the fast subset.
+_FEW = 6
+
+
+def row_variants(loss: RowLoss, fast: bool = False) -> list[AnyRowVariant]:
+    """The kernels behind a loss of rows: each entry point, layout, dtype and choice of options.
+
+    ``fast`` keeps two dtypes of logits and contiguous ones.
+    """
+    found: dict[AnyRowVariant, None] = {}
+
+    def note(variant: AnyRowVariant, *_: Any) -> Any:
+        found[variant] = None
+
+    shapes = _SHAPES[:_FEW] if fast else _SHAPES
+    for dtype, (shape, strides, dim) in product(("float32", "bfloat16") if fast else checks.FLOATING, shapes):
+        logits = _tensor(dtype, shape, strides)
+        if loss.row:
+            for (label, options), chip in product(_options(loss, fast), _CHIPS[: 1 if fast else 2]):
+                _of_indices(loss, logits, dim, label, options, chip, note)
+        if loss.term:
+            _of_terms(loss, logits, dim, fast, note)
+    return list(found)
+
+
+def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> RowTensor:
+    return RowTensor(dtype, tuple(shape), tuple(strides or launch.dense_strides(shape, (0,) * len(shape))))
+
+
+def _options(loss: RowLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool, bool, bool]]]:
+    """Dtypes of labels, and whether there are class weights, a mask, smoothing and a softcap."""
+    every = (loss.weights is not None, True, any(x.name == "label_smoothing" for x in loss.parameters))
+    capped = loss.scale == "logit_scale"
+    yield "int64", (False, False, False, False)
+    yield "int64", (*every, capped)
+    if not fast:
+        for label in checks.INTEGER:
+            yield label, (False, False, False, False)
+        for i, on in enumerate((*every, capped)):
+            if on:
+                yield "int64", (i == 0, i == 1, i == 2, i == 3)
+
+
+def _of_indices(
+    loss: RowLoss,
+    logits: RowTensor,
+    dim: int,
+    label: str,
+    options: tuple[bool, bool, bool, bool],
+    chip: Chip,
+    note: Any,
+) -> None:
+    weighted, masked, smoothed, capped = options
+    rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
+    plan = RowPlan(
+        loss, logits, _tensor(label, rows), _tensor(logits.dtype, logits.shape[dim : dim + 1]) if weighted else None,
+        _tensor("bool", rows) if masked else None, dim, logits.dtype, None, smoothed, capped, 1, note, chip,
+    )  # fmt: skip
+    for kind in ROW_KINDS:
+        for counted in {"values": (False,), "count": (False,), "apply": (False, True)}.get(kind, (True,)):
+            plan._load(kind, counted)
+    if options == (False, False, False, False):
+        plan._load("value_and_gradient", False)
+
+
+def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, note: Any) -> None:
+    flags = list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
+    weighted = loss.weights is not None and "probabilities" in loss.targets
+    for setting, every in product(flags, (False, True)):
+        rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
+        plan = TermPlan(
+            loss, setting, (logits, logits), _tensor(logits.dtype, logits.shape[dim : dim + 1])
+            if weighted and every else None, _tensor("bool", rows) if every else None, dim, logits.dtype, None,
+            every and loss.scale == "logit_scale", 1, note,
+        )  # fmt: skip
+        for kind in TERM_KINDS:
+            if kind == "count" and not every:
+                continue
+            written = "gradient" in kind
+            for wanted in [(True, False), (True, True)][: 1 if fast else 2] if written else [(False, False)]:
+                plan._load(kind, wanted, every and kind not in ("values", "count", "gradient"))
+
+
+def spills_allowed(variant: Any) -> float:
+    """The bytes of registers that a kernel may spill. Kernels that hold a row in registers run out of them, or are
+    bounded by the threads of a block; how much they spill is in the table, and what it costs is measured.
+    """
+    return float("inf") if isinstance(variant, (RowVariant, TermVariant)) else 0
+
+
+def described(variant: AnyRowVariant) -> dict[str, str]:
+    """What of a variant is another column of the gate's table than its name says."""
+    if isinstance(variant, TermVariant):
+        target, wanted = variant.target, variant.gradients
+        flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
+    else:
+        target, wanted = variant.label, (variant.kind in ("value_and_gradient", "verify_gradient", "apply"), False)
+        flags = ["smoothed"] * variant.smoothed
+        flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
+    dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
+    names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
+    return {
+        "dtypes": " ".join(x for x in dtypes if x),
+        "layout": f"{variant.layout}, many dimensions" if variant.many else variant.layout,
+        "gradients": " ".join(names),
+        "flags": " ".join([*flags, *["capped"] * variant.capped]),
+    }
