@@ -174,16 +174,22 @@ def loss(request: pytest.FixtureRequest) -> Loss:
 
 
 @pytest.fixture
-def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Empties the caches of plans, now and (by calling it) later; they are whole again after the test."""
+def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Empties the caches of plans, now and (by calling it) later; those of the test are gone after it."""
+
+    def forget_rows() -> None:
+        if "cupylosses.row_autograd" in sys.modules:
+            sys.modules["cupylosses.row_autograd"].forget_plans()
 
     def clear() -> None:
+        forget_rows()
         for name in ("cupylosses.autograd", "cupylosses.cupy_arrays"):
             if name in sys.modules:
                 monkeypatch.setattr(sys.modules[name], "_plans", {})
 
     clear()
-    return clear
+    yield clear
+    forget_rows()
 
 
 @pytest.fixture

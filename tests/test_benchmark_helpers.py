@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import struct
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -637,23 +639,27 @@ def test_tables_take_rows_of_failures(name: str) -> None:
 
 
 class Device(autograd.TorchDevice):
-    """A device whose memory is the CPU's."""
+    """A device without streams."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
-
-    def stream(self) -> int:
-        return 0
+        self.stream = lambda: 0
 
 
 def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     device, launched = Device(), []
     launcher = object.__new__(compiler.Launcher)
-    monkeypatch.setattr(compiler.Launcher, "__call__", lambda self, *arguments: launched.append(arguments))
+    launcher.format, launcher.fixed, launcher.pack = "qd", [], struct.Struct("=qd").pack_into
+    launcher._local = threading.local()
+
+    def launch(launcher: compiler.Launcher, stream: int, table: int) -> None:
+        launched.append((stream, *host_parts.arguments_of(launcher, table)))
+
+    monkeypatch.setattr(compiler.Launcher, "launch", launch)
+    monkeypatch.setattr(autograd, "_empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
 
     def reduce(*_: Any) -> torch.Tensor:
         value = device.empty((), (), "float32")
-        launcher(device.stream(), device.address(value))
+        launcher(device.stream(), device.address(value), 0.5)
         return value
 
     monkeypatch.setattr(engine, "reduce", reduce)
@@ -663,6 +669,7 @@ def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.M
     assert (first, last) == ("whole", "rest")
     assert {"kernel launches (1)", "allocations (1)"} <= set(found)
     assert sum(x.median for name, x in found.items() if name != "whole") == pytest.approx(found["whole"].median)
+    assert launched[1][0] == 0 and launched[1][2] == 0.5
     assert launched.count(launched[1]) > 1000, "a launch is done again with the arguments that it was recorded with"
 
 

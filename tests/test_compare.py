@@ -166,7 +166,7 @@ def test_large_shapes_take_the_formulas(script: ModuleType, monkeypatch: pytest.
 )
 def test_a_wrong_kernel_fails_the_run(right: str, wrong: str, words: str) -> None:
     spoil = (
-        "from cupylosses import codegen\nsource = codegen.source\n"
+        "from cupylosses import codegen, row_term_codegen\nsource = codegen.source\n"
         f"codegen.source = lambda variant: source(variant).replace({right!r}, {wrong!r})\n"
     )
     done = compare(*KERNELS[:-1], "--device", "host", before=spoil)

@@ -20,10 +20,14 @@ from cupylosses import checks
 from cupylosses.codegen import KINDS, Variant, source
 from cupylosses.definition import Loss, registry
 from cupylosses.interop import ITEMSIZE
+from cupylosses.row_codegen import ROW_KINDS
+from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.row_term_codegen import TERM_KINDS
 from cupylosses.testing import cache, gate
 from cupylosses.testing import nvrtc as nvrtc_module
 from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
 from cupylosses.testing.representatives import representatives
+from cupylosses.testing.row_variants import row_variants
 from cupylosses.testing.variants import complaints, flag_settings, variants, wide_accesses
 
 # Elsewhere a missing NVRTC is an error, not a skip: the extra `test` installs it.
@@ -71,13 +75,59 @@ def training(loss: Loss, dtype: str) -> Variant:
     ("loss", "architecture"),
     [pytest.param(x, a, id=f"{x.name}-{a}") for x in registry().values() for a in gate.architectures(x)],
 )
-def test_kernels_pass_the_gate(loss: Loss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]) -> None:
+def test_kernels_pass_the_gate(loss: Loss | RowLoss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]) -> None:
     if architecture not in nvrtc.architectures:
         pytest.skip(f"NVRTC {nvrtc.version} does not know {architecture}")
     results = list(gate.run(gate.jobs([loss], {nvrtc: [architecture]}, fast=True), os.cpu_count() or 1))
     counts["kernels compiled"] += len(results)
     counts["of them unchanged since an earlier run, and looked up"] += sum(x.cached for x in results)
     assert {x.job.title: x.complaints for x in results if x.complaints} == {}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", gate.FAST)
+@pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
+def test_kernels_of_rows_pass_the_gate(
+    row_loss: RowLoss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]
+) -> None:
+    test_kernels_pass_the_gate(row_loss, architecture, nvrtc, counts)
+
+
+@pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
+def test_fast_subset_of_rows_has_every_kernel_and_layout(row_loss: RowLoss) -> None:
+    everything = row_variants(row_loss)
+    fast = {x: gate.chosen_rows(row_loss, x, fast=True) for x in gate.FAST}
+    assert all(set(x) < set(everything) and len(x) == len(set(x)) for x in fast.values())
+    broadest = fast[gate.BROADEST]
+    assert {x.layout for x in broadest} == {x.layout for x in everything}
+    assert {x.kind for x in broadest} == {x.kind for x in everything}
+    kinds = {*(ROW_KINDS if row_loss.row else ()), *(TERM_KINDS if row_loss.term else ())}
+    assert {x.kind for x in everything} == kinds
+    assert {x.input for x in everything} == set(checks.FLOATING)
+    forward = {x.layout for x in everything if x.kind == "value_and_gradient"}
+    assert all({x.layout for x in some if x.kind == "value_and_gradient"} == forward for some in fast.values())
+
+
+def test_rows_may_spill_and_nothing_else_is_forgiven() -> None:
+    variant = next(x for x in row_variants(next(iter(row_registry().values()))) if x.kind == "value_and_gradient")
+    loads, stores = wide_accesses(variant)
+    assert loads and stores
+    good = Resources((variant.entry,), 255, 800, 800, 520, loads, stores, ())
+    assert complaints(variant, good) == ()
+    for defect in ({"warnings": ("x",)}, {"wide_loads": 0}, {"wide_stores": 0}, {"entries": ("another",)}):
+        assert len(complaints(variant, dataclasses.replace(good, **defect))) == 1
+
+
+def test_table_tells_kernels_of_rows_apart(tmp_path: Path) -> None:
+    class Fake:
+        version = (13, 0)
+
+    resources = Resources((), 32, 0, 0, 0, 0, 0, ())
+    for row_loss in row_registry().values():
+        work = gate.jobs([row_loss], {Fake(): ["sm_90"]})
+        gate.write([gate.Result(x, resources, ()) for x in work], tmp_path / "rows.csv")
+        rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
+        assert len({tuple(x[c] for c in gate.COLUMNS) for x in rows}) == len(rows) == len(work)
 
 
 def test_matrix_is_what_is_supported() -> None:

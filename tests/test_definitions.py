@@ -24,6 +24,7 @@ from cupylosses.definition import (
     registry,
 )
 from cupylosses.documentation import docstring
+from cupylosses.row_definition import row_registry
 
 A, B = Operand("a", "First."), Operand("b", "Second.")
 
@@ -115,7 +116,7 @@ def test_a_name_is_defined_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_registry_is_by_name_and_public() -> None:
     assert all(name == loss.name for name, loss in registry().items())
-    assert list(registry()) == F.__all__
+    assert [*registry(), *row_registry()] == F.__all__
     assert all(getattr(F, name).loss is loss for name, loss in registry().items())
 
 

@@ -21,6 +21,7 @@ import cupylosses.nn
 from cupylosses import codegen
 from cupylosses.codegen import KINDS
 from cupylosses.definition import Loss, registry
+from cupylosses.row_definition import row_registry
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,18 @@ def test_stub_has_the_signature_of_the_function(loss: Loss, stub: dict[str, ast.
     assert inspect.cleandoc(ast.get_docstring(stub[loss.name], clean=False)) == inspect.cleandoc(function.__doc__)
 
 
+@pytest.mark.parametrize("name", row_registry())
+def test_stub_has_losses_of_rows(name: str, stub: dict[str, ast.FunctionDef], nn_stub: dict[str, ast.ClassDef]) -> None:
+    function, row_loss = getattr(cupylosses.functional, name), row_registry()[name]
+    assert stub_signature(stub[name].args) == signature(function)
+    assert inspect.cleandoc(ast.get_docstring(stub[name], clean=False)) == inspect.cleandoc(function.__doc__)
+    module, cls = getattr(cupylosses.nn, row_loss.class_name), nn_stub[row_loss.class_name]
+    (base,) = module.__bases__
+    assert [ast.unparse(x) for x in cls.bases] == [f"torch.nn.{base.__name__}"]
+    for method in (x for x in cls.body if isinstance(x, ast.FunctionDef)):
+        assert stub_signature(method.args) == signature(getattr(module, method.name))
+
+
 def test_stub_declares_all_public_functions(stub: dict[str, ast.FunctionDef]) -> None:
     public = {n for n, x in vars(cupylosses.functional).items() if inspect.isfunction(x) and not n.startswith("_")}
     own = {n for n in public if getattr(cupylosses.functional, n).__module__ == "cupylosses.functional"}
@@ -142,6 +155,9 @@ nn.HingeLoss().forward(torch.ones(3))  # error
 nn.HingeLoss().forward(torch.ones(3), torch.ones(3), dim="last")  # error
 nn.MSELoss().forward(torch.ones(3), torch.ones(3), maks=None)  # error
 nn.HingLoss()  # error
+nn.CrossEntropyLoss(label_smoothing=0.1).forward(torch.ones(3, 2), torch.ones(3), class_dim=-1, softcap=30.0)
+nn.CrossEntropyLoss().forward(torch.ones(3, 2), torch.ones(3), check_targets="never")  # error
+nn.DistillationLoss(2.0, 0.5, class_dim="last")  # error
 """
 
 
@@ -160,6 +176,8 @@ def test_a_type_checker_understands_the_stub(tmp_path: Path) -> None:
 def test_readme_lists_every_loss(generate: ModuleType) -> None:
     rows = generate.losses().splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == list(registry())
+    of_rows = generate.row_losses().splitlines()[2:]
+    assert [row.split("`")[1] for row in of_rows] == list(row_registry())
 
 
 def test_every_primitive_of_the_definitions_is_listed(loss: Loss, generate: ModuleType) -> None:

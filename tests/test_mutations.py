@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cupylosses.functional as F
 from cupylosses import codegen
 from cupylosses.definition import Loss
 from cupylosses.forms import form
-from cupylosses.testing import host, properties
+from cupylosses.testing import host, properties, row_properties
 from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.mutations import Mutant, StaleMutant, applied
@@ -80,6 +81,21 @@ def masked(**setting: Any) -> Callable[[], None]:
     return executed(check)
 
 
+#: A value per row too.
+PER_ROW = {"reduction": "none"}
+
+
+def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any]) -> Callable[[], None]:
+    """A property of ``row_properties`` in one layout, with each of these settings."""
+
+    def run() -> None:
+        with host.execution(seed=1):
+            for chosen in settings or ({},):
+                check(row_properties.draw(*row_properties.LAYOUTS[layout]), **chosen)
+
+    return run
+
+
 #: One element; one block of several groups; several blocks; whole batches but for one element; several batches in each
 #: group.
 SIZES = ((1,), (1001,), (2503,), (2559,), (10301,))
@@ -113,6 +129,16 @@ BATTERY: dict[str, Callable[[], None]] = {
     "one pass or two": executed(properties.writes_one_gradient_in_one_pass_or_two, shape=(2503,)),
     "beyond 32 bits": executed(properties.reads_beyond_32_bits),
     "any order": partial(host_properties.keeps_its_bits_in_any_order, FUNCTION, FUNCTION.loss, shape=(2503,)),
+    "rows, lanes": rows(row_properties.agrees_with_truth, "lanes", {}, PER_ROW),
+    "rows, columns": rows(row_properties.agrees_with_truth, "columns", {}, PER_ROW),
+    "rows, block": rows(row_properties.agrees_with_truth, "block"),
+    "rows, cluster": rows(row_properties.agrees_with_truth, "block, cluster"),
+    "rows, long": rows(row_properties.agrees_with_truth, "long"),
+    "rows, smoothed": rows(row_properties.agrees_with_truth, "lanes", {"label_smoothing": 0.1}),
+    "rows, weighted": rows(row_properties.agrees_with_truth, "lanes", {"weight": torch.linspace(0.0, 2.0, 43)}),
+    "rows, one pass or two": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "lanes"),
+    "rows, left out": rows(row_properties.leaves_rows_out, "lanes"),
+    "rows, labels": rows(row_properties.survives_labels_out_of_range, "lanes"),
     "notes": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

@@ -21,6 +21,7 @@ import cupylosses.functional as F
 from cupylosses import Operand, define_loss, nn
 from cupylosses.definition import PER_CALL, PER_MODULE, Loss, registry
 from cupylosses.nn import module_of
+from cupylosses.row_definition import row_registry
 from cupylosses.testing import eager, samples
 from cupylosses.testing.tolerance import same_bits
 
@@ -83,8 +84,9 @@ def kept_tensors(loss: Loss) -> dict[str, Tensor]:
 
 
 def test_there_is_a_module_for_each_loss_and_nothing_else() -> None:
-    assert sorted(nn.__all__) == sorted([*(x.class_name for x in registry().values()), "module_of"])
-    assert len({own(x) for x in registry().values()}) == len(registry())
+    every = [*registry().values(), *row_registry().values()]
+    assert sorted(nn.__all__) == sorted([*(x.class_name for x in every), "module_of"])
+    assert len({own(x) for x in every}) == len(every)
 
 
 def test_module_is_of_its_function(loss: Loss) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,6 +20,7 @@ from cupylosses.codegen import KINDS, Variant
 from cupylosses.definition import Loss, registry
 from cupylosses.testing import host, smoke
 from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.variants import variants
 
 NAMES = list(registry())
@@ -37,11 +40,16 @@ def planned(loss: Loss) -> dict[Variant, set[int]]:
     """The kernels that the smoke test launches, with their numbers of blocks."""
     found: dict[Variant, set[int]] = {}
 
-    def note(variant: Variant, grid: int, *_: object) -> object:
-        found.setdefault(variant, set()).add(grid)
-        return lambda *_: None
+    class Noted(Launcher):
+        def __init__(self, variant: Variant, grid: int, *rest: Any) -> None:
+            found.setdefault(variant, set()).add(grid)
+            super().__init__(variant, grid, *rest)
 
-    with mock.patch.object(HostDevice, "launcher", staticmethod(note)), host.execution():
+        @classmethod
+        def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+            return (lambda *_: None), None
+
+    with mock.patch.object(HostDevice, "launcher", Noted), host.execution():
         for check in smoke.selection(loss, "cpu"):
             if check.possible and check.shape != smoke.BATCHES:
                 smoke.launch(check)
@@ -73,12 +81,12 @@ def test_smoke_test_runs(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_launches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(compiler.Launcher, "__call__", lambda self, *arguments: calls.append(arguments))
+    monkeypatch.setattr(compiler.Launcher, "launch", lambda self, *arguments: calls.append(arguments))
     count = smoke.count_launches()
     launcher = compiler.Launcher.__new__(compiler.Launcher)
-    launcher(0, 1, 2.0)
-    launcher(0)
-    assert count == [2] and calls == [(0, 1, 2.0), (0,)]
+    launcher.launch(0, 1)
+    launcher.launch(0, 2)
+    assert count == [2] and calls == [(0, 1), (0, 2)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

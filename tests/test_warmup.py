@@ -41,7 +41,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
 
     class Loading(Launcher):
         @classmethod
-        def load(cls, variant: Variant) -> tuple[Callable[..., Any], Any]:
+        def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
             loaded.append(variant)
             return (lambda *_: None), None
 

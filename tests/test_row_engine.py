@@ -1,0 +1,506 @@
+"""The row engine in every layout of rows: values, gradients, bits, labels that are no class.
+
+A row's options are a matter of its formula, which ``test_rows.py`` is about; here each meets each layout once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from devices import GPU, KERNELS
+from torch import Tensor
+
+import cupylosses.functional
+from cupylosses import autograd, row_launch
+from cupylosses.testing import host
+from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.row_properties import (
+    LAYOUTS,
+    PLACES,
+    SMALL,
+    Drawn,
+    agrees_with_truth,
+    draw,
+    gradient,
+    is_the_same_with_and_without_gradient,
+    keeps_edges,
+    keeps_its_bits,
+    leaves_rows_out,
+    noted_layouts,
+    survives_labels_out_of_range,
+    upstream,
+    writes_one_gradient_in_one_pass_or_two,
+)
+from cupylosses.testing.tolerance import same_bits
+
+pytestmark = pytest.mark.kernels
+
+#: As the tests call it: by names of reductions that parametrize them.
+F: Any = cupylosses.functional
+
+in_each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@pytest.fixture(autouse=True)
+def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
+    """What LAYOUTS and SIZES are for, also on a GPU that has more."""
+    if GPU:
+        F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
+        device = autograd._devices[torch.cuda.current_device()]
+        monkeypatch.setattr(device, "chip", dataclasses.replace(SMALL, clusters=device.chip.clusters))
+        fresh_plans()
+
+
+def drawn(layout: str, **how: Any) -> Drawn:
+    """Logits for a layout, where kernels run."""
+    return draw(*LAYOUTS[layout], device=KERNELS, **how)
+
+
+@in_each_layout
+def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[], None]) -> None:
+    given = drawn(layout)
+    with noted_layouts() as found:
+        F.cross_entropy(**given.arguments)
+    assert {(x.kind, x.cluster > 1) for x in found} == {
+        (layout.partition(",")[0], layout in ("block, cluster", "long"))
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sizes and places
+
+#: Class counts around what a vector, a row of a warp, a block and a cluster have room for; rows around what a warp
+#: takes at once, and around how many are few.
+SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
+    "lanes": (
+        "float32",
+        1,
+        [
+            *((31, 33), (32, 64), (33, 35), (7, 127), (300, 128), (1, 129), (2, 255), (2, 256)),
+            *((65, 300), (66, 1023), (67, 1025), (65, 2047), (70, 2048)),
+        ],
+    ),
+    "lanes of halves": ("bfloat16", 1, [(33, 37), (31, 64), (3, 255), (2, 511), (65, 2047), (66, 4096)]),
+    "lanes of float16": ("float16", 1, [(5, 47), (33, 100), (70, 1025)]),
+    "lanes of doubles": ("float64", 1, [(1, 35), (33, 63), (2, 65), (3, 127), (66, 511), (65, 1024)]),
+    "block": ("float32", 1, [(1, 1025), (3, 2050), (2, 4095), (70, 2049), (66, 4096)]),
+    "block of halves": ("bfloat16", 1, [(1, 513), (3, 4099), (66, 8191)]),
+    "block of doubles": ("float64", 1, [(1, 129), (3, 1027), (66, 2047)]),
+    "block, cluster": ("float32", 1, [(1, 5000), (3, 9001), (66, 4100), (2, 32768)]),
+    "block, cluster of halves": ("bfloat16", 1, [(1, 9001), (2, 65533)]),
+    "long": ("float32", 1, [(1, 32773), (2, 32775), (1, 65539)]),
+    "long of halves": ("bfloat16", 1, [(1, 65545), (2, 65551)]),
+    "columns, neighbours": ("float32", 1, [(1, 1), (2, 2), (31, 3), (33, 5), (300, 7), (1, 8), (65, 32)]),
+    "columns, neighbours of halves": ("bfloat16", 1, [(1, 1), (33, 7), (65, 31)]),
+    "columns": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 19, 132), (2, 24, 4)]),
+    "columns, odd": ("float32", 1, [(1, 2, 3), (2, 7, 5, 31), (2, 48, 3), (1, 192, 1, 3)]),
+    "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 19, 40)]),
+    "columns of doubles": ("float64", 0, [(2, 2), (19, 64), (24, 10)]),
+    "long columns": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
+    "long columns of halves": ("float16", 0, [(385, 3), (1000, 35)]),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("what", SIZES)
+def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
+    dtype, dim, shapes = SIZES[what]
+    with noted_layouts() as found:
+        for seed, shape in enumerate(shapes):
+            agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
+    assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}
+    assert len({x.lanes for x in found}) == 1, "one kernel for all of these sizes"
+    assert all((x.cluster > 1) == ("cluster" in what or "long" in what) for x in found if x.kind in ("block", "long"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((300, 1024), "float32"),
+        ((300, 4096), "float32"),
+        ((300, 32000), "bfloat16"),
+        ((300, 32000), "float32"),
+        ((300, 50257), "bfloat16"),
+        ((300, 128256), "bfloat16"),
+        ((150, 262144), "bfloat16"),
+        ((3, 1048577), "float32"),
+        ((70, 600001), "float32"),
+        ((3, 128256), "float16"),
+    ],
+    ids=str,
+)
+def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
+    """With all the shared memory that a GPU has."""
+    device = autograd._devices[torch.cuda.current_device()]
+    device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
+    fresh_plans()
+    agrees_with_truth(draw(shape, 1, dtype, KERNELS))
+    agrees_with_truth(draw(shape, 1, dtype, KERNELS, seed=1), label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("shape", "class_dim"),
+    [((3, 5, 6, 35), 3), ((1, 2, 3, 1030), 3), ((1, 2, 3, 5003), 3), ((3, 5, 6, 8), 1), ((3, 200, 2, 4), 1)],
+    ids=["lanes", "block", "cluster", "columns", "long columns"],
+)
+def test_places(shape: tuple[int, ...], class_dim: int, place: str) -> None:
+    """Rows that begin anywhere, between which others lie; their gradients have no gaps."""
+    given = draw(shape, class_dim, device=KERNELS, place=place)
+    agrees_with_truth(given)
+    agrees_with_truth(given, "none")
+
+
+@pytest.mark.parametrize("class_dim", range(4))
+def test_class_dimensions(class_dim: int) -> None:
+    agrees_with_truth(draw((3, 4, 5, 8), class_dim, device=KERNELS))
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)])
+def test_orders_in_memory(order: tuple[int, ...]) -> None:
+    """Channels last and other permutations: the gradient lies as the logits do."""
+    shape = (3, 5, 4, 8)
+    given = draw(shape, 1, device=KERNELS)
+    inverse = sorted(range(4), key=order.__getitem__)
+    x = given.input.permute(order).contiguous().permute(inverse)
+    given = given._replace(input=x)
+    agrees_with_truth(given)
+    agrees_with_truth(given, "none")
+    leaf = x.detach().requires_grad_()
+    assert gradient(F.cross_entropy(**{**given.arguments, "input": leaf}), leaf).stride() == x.stride()
+
+
+def test_expanded_logits_and_labels() -> None:
+    given = draw((6, 10), 1, device=KERNELS)
+    agrees_with_truth(given._replace(input=given.input[:1].expand(6, 10), target=given.target[1:2].expand(6)))
+    agrees_with_truth(given._replace(input=given.input[:, :1].expand(6, 10)))
+
+
+def test_one_row_without_other_dimensions() -> None:
+    for reduction in ("mean", "none"):
+        agrees_with_truth(draw((11,), 0, device=KERNELS), reduction)
+
+
+@pytest.mark.parametrize("labels", ["uint8", "int8", "int16", "int32", "int64", "bool"])
+def test_labels_of_every_dtype(labels: str) -> None:
+    classes = 2 if labels == "bool" else 11
+    agrees_with_truth(draw((37, classes), 1, device=KERNELS, labels=labels))
+
+
+def test_labels_beyond_the_sign_of_a_byte() -> None:
+    agrees_with_truth(draw((37, 256), 1, device=KERNELS, labels="uint8"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def weights(classes: int, dtype: str = "float32") -> Tensor:
+    """Class weights, some of them 0, not next to each other in memory."""
+    w = torch.rand(2 * classes, generator=torch.Generator().manual_seed(2)) + 0.25
+    w[::6] = 0.0
+    return w.to(getattr(torch, dtype)).to(KERNELS)[::2]
+
+
+def mask(shape: Any) -> Tensor:
+    """About two rows of three, broadcast along the first dimension."""
+    chosen = torch.rand(tuple(shape[1:]) or (1,), generator=torch.Generator().manual_seed(3)) < 0.67
+    return chosen.to(KERNELS)
+
+
+@in_each_layout
+def test_weights_smoothing_and_mask(layout: str) -> None:
+    given = drawn(layout)
+    chosen = {"weight": weights(given.input.shape[1]), "label_smoothing": 0.2, "mask": mask(given.target.shape)}
+    agrees_with_truth(given, **chosen)
+    agrees_with_truth(given, normalizer=torch.tensor(7.0, device=KERNELS), **chosen)
+
+
+@in_each_layout
+def test_parameters_of_logits_and_rows(layout: str) -> None:
+    given = drawn(layout)
+    chosen: dict[str, Any] = {"softcap": 4.0, "logit_scale": 0.7, "gamma": 2.0, "poly": 1.0, "z_loss": 0.01}
+    agrees_with_truth(given, **chosen)
+    agrees_with_truth(given, "none", **chosen)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_weights_of_another_dtype(dtype: str) -> None:
+    given = drawn("lanes")
+    agrees_with_truth(given, weight=weights(given.input.shape[1], dtype))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "batchmean"])
+def test_divisors_that_are_known(reduction: str) -> None:
+    agrees_with_truth(drawn("lanes"), reduction)
+
+
+def test_normalizers() -> None:
+    for normalizer in (7.0, torch.tensor(3.0, device=KERNELS), torch.tensor(3, device=KERNELS)):
+        agrees_with_truth(drawn("lanes"), normalizer=normalizer)
+
+
+def test_mean_of_no_rows() -> None:
+    """NaN, as torch has it, and no gradient."""
+    given = drawn("lanes")
+    x = given.input.detach().requires_grad_()
+    value = F.cross_entropy(x, torch.full_like(given.target, -100))
+    assert value.isnan() and bool((gradient(value, x, retain_graph=True) == 0).all())
+    assert bool((gradient(value, x, -3.0) == 0).all())
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) -> None:
+    given = drawn("lanes", dtype=dtype)
+    value = F.cross_entropy(**given.arguments, reduction=reduction, out_dtype=out_dtype)
+    exact = F.cross_entropy(**{**given.arguments, "input": given.input.double()}, reduction=reduction)
+    assert value.dtype == getattr(torch, out_dtype)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=0)
+    x = given.input.detach().requires_grad_()
+    value = F.cross_entropy(**{**given.arguments, "input": x}, reduction=reduction, out_dtype=out_dtype)
+    assert gradient(value, x, upstream(value)).dtype == x.dtype
+
+
+@in_each_layout
+def test_upstream_gradients_of_any_strides(layout: str) -> None:
+    given = drawn(layout)
+    x = given.input.detach().requires_grad_()
+    value = F.cross_entropy(**{**given.arguments, "input": x}, reduction="none")
+    g = upstream(value.detach())
+    expected = gradient(value, x, g, retain_graph=True)
+    wide = torch.zeros(*g.shape, 2, device=KERNELS)
+    wide[..., 0] = g
+    turned = g.permute(*reversed(range(g.dim()))).contiguous().permute(*reversed(range(g.dim())))
+    for other in (wide[..., 0], turned, torch._neg_view(-g)):
+        assert same_bits(gradient(value, x, other, retain_graph=True), expected)
+    everywhere = gradient(value, x, 2.0, retain_graph=True)
+    assert same_bits(gradient(value, x, torch.tensor(2.0, device=KERNELS).expand(g.shape)), everywhere)
+
+
+@in_each_layout
+def test_lse_and_accuracy(layout: str) -> None:
+    given = drawn(layout)
+    plain = F.cross_entropy(**given.arguments)
+    value, lse, accuracy = F.cross_entropy(**given.arguments, return_lse=True, return_accuracy=True)
+    assert same_bits(value, plain)
+    z = given.input.cpu().double().movedim(1, -1)
+    counts, right = given.target.cpu() != -100, z.argmax(-1) == given.target.cpu()
+    torch.testing.assert_close(lse.cpu().double(), torch.where(counts, z.logsumexp(-1), 0.0), rtol=1e-6, atol=1e-6)
+    assert accuracy.item() == pytest.approx((right & counts).sum().item() / counts.sum().item())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One pass
+
+
+@in_each_layout
+def test_one_pass_or_two(layout: str) -> None:
+    writes_one_gradient_in_one_pass_or_two(drawn(layout))
+
+
+@in_each_layout
+def test_value_does_not_depend_on_the_gradient(layout: str) -> None:
+    is_the_same_with_and_without_gradient(drawn(layout))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_saved_tensors_that_come_back_elsewhere(reduction: str) -> None:
+    """As offloading brings them back: without the gaps that they had, at another address."""
+
+    def elsewhere(x: Tensor) -> Tensor:
+        return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
+
+    given = draw((3, 6, 11), 2, device=KERNELS, place="sliced")
+    labels = torch.stack([given.target] * 2, -1)[..., 0]
+    chosen = {"weight": weights(11), "mask": mask(labels.shape).expand(labels.shape), "reduction": reduction}
+    x = given.input.detach().requires_grad_()
+
+    def found() -> Tensor:
+        value = F.cross_entropy(x, labels, class_dim=2, **chosen)
+        return gradient(value, x, upstream(value))
+
+    expected = found()
+    for pack in (elsewhere, torch.Tensor.contiguous):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, pack):
+            torch.testing.assert_close(found(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_retained_graph_and_accumulation() -> None:
+    given = drawn("lanes")
+    x = given.input.detach().requires_grad_()
+    value = F.cross_entropy(x, given.target)
+    expected = gradient(value, x, retain_graph=True).clone()
+    value.backward(retain_graph=True)
+    value.backward()
+    assert same_bits(x.grad, expected + expected)
+    with pytest.raises(RuntimeError, match="second time"):
+        value.backward()
+
+
+def test_edited_logits_are_torchs_error() -> None:
+    given = drawn("lanes")
+    x = given.input.detach().requires_grad_()
+    y = x * 1.0
+    value = F.cross_entropy(y, given.target)
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@in_each_layout
+def test_gradient_over_the_logits(layout: str, reduction: str) -> None:
+    given = drawn(layout)
+    x = given.input.detach().requires_grad_()
+    value = F.cross_entropy(**{**given.arguments, "input": x}, reduction=reduction)
+    expected = gradient(value, x, upstream(value))
+
+    leaf = given.input.clone().requires_grad_()
+    logits = leaf * 1.0
+    over = F.cross_entropy(**{**given.arguments, "input": logits}, reduction=reduction, inplace_backward=True)
+    assert same_bits(over.detach(), value.detach())
+    found = torch.autograd.grad(over, logits, upstream(over), retain_graph=True)[0]
+    assert found.data_ptr() == logits.data_ptr()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    with pytest.raises(RuntimeError, match=r"second backward.*inplace_backward"):
+        torch.autograd.grad(over, logits, upstream(over))
+
+
+def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
+    given = drawn("lanes", place="sliced")
+    x = given.input.detach().requires_grad_()
+    expected = gradient(F.cross_entropy(x, given.target), x)
+    found = gradient(F.cross_entropy(x, given.target, inplace_backward=True), x)
+    assert found.data_ptr() != x.data_ptr()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@in_each_layout
+@pytest.mark.parametrize(
+    ("chosen", "full"),
+    [({}, 1), ({"reduction": "none"}, 1), ({"inplace_backward": True}, 0)],
+    ids=["mean", "none", "inplace"],
+)
+def test_no_memory_of_the_size_of_the_logits_but_the_gradient(
+    layout: str, chosen: dict[str, Any], full: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    kind = autograd.TorchDevice if GPU else HostDevice
+    empty = kind.empty
+
+    def counted(self: Any, shape: Any, strides: Any, dtype: str) -> Tensor:
+        sizes.append(prod(shape))
+        return empty(self, shape, strides, dtype)
+
+    monkeypatch.setattr(kind, "empty", counted)
+    given = drawn(layout)
+    x = given.input.detach().requires_grad_() * 1.0
+    value = F.cross_entropy(**{**given.arguments, "input": x}, **chosen)
+    torch.autograd.grad(value, x, upstream(value))
+    assert sum(n >= x.numel() for n in sizes) == full
+    assert sum(n for n in sizes if n < x.numel()) <= 5 * given.target.numel() + 1024 + 8 * 1024
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The same bits
+
+
+def blocks(count: int) -> Any:
+    """An execution with so many blocks, or clusters."""
+    patch = pytest.MonkeyPatch()
+
+    class Blocks:
+        def __enter__(self) -> None:
+            patch.setattr(row_launch, "blocks", lambda layout, *_: count * layout.cluster)
+            self.inner = None if GPU else host.execution(seed=count)
+            if self.inner:
+                self.inner.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            if self.inner:
+                self.inner.__exit__(*error)
+            patch.undo()
+
+    return Blocks()
+
+
+@in_each_layout
+def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable[[], None]) -> None:
+    executions: dict[str, Callable[[], Any]] = {f"{n} blocks": partial(blocks, n) for n in (1, 3, 50)}
+    if not GPU:
+        executions |= {f"order {n}": partial(host.execution, seed=n) for n in (1, 2)}
+        executions |= {f"{n} processors": partial(host.execution, processors=n, seed=n) for n in (1, 7)}
+
+    def fresh(execution: Callable[[], Any]) -> Any:
+        fresh_plans()
+        return execution()
+
+    keeps_its_bits(drawn(layout), {name: partial(fresh, x) for name, x in executions.items()})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows that do not count, labels that are no class, edges
+
+
+@in_each_layout
+def test_rows_that_do_not_count(layout: str) -> None:
+    leaves_rows_out(drawn(layout))
+
+
+@in_each_layout
+def test_labels_out_of_range(layout: str) -> None:
+    survives_labels_out_of_range(drawn(layout))
+
+
+@in_each_layout
+def test_edges(layout: str) -> None:
+    shape, dim = LAYOUTS[layout]
+    keeps_edges((21, *shape[1:]), dim, KERNELS)
+
+
+def wait() -> None:
+    if GPU:
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("layout", ["lanes", "columns"])
+def test_labels_are_checked(layout: str, fresh_plans: Callable[[], None]) -> None:
+    given = drawn(layout)
+    target = given.target.clone()
+    at = (1,) * target.dim()
+    target[at] = 99
+    position = ", ".join("1" for _ in at)
+    text = rf"cross_entropy: `target\[{position}\]` must be a class index, 0 to {given.input.shape[1] - 1}.*got 99"
+    wrong = partial(F.cross_entropy, **{**given.arguments, "target": target})
+    right = partial(F.cross_entropy, **given.arguments)
+    expected = right()
+
+    with pytest.raises(IndexError, match=text):
+        wrong(check_targets="sync")
+    assert same_bits(right(), expected), "an error is raised once"
+
+    with pytest.raises(IndexError, match=text):
+        assert wrong(check_targets="lazy").isnan()
+        wait()
+        right()
+    assert same_bits(right(), expected)
+
+    assert wrong(check_targets="off").isnan()
+    wait()
+    assert same_bits(right(), expected)
+
+
+def test_ignored_label_of_ones_own() -> None:
+    """A class, or a number that is none."""
+    given = drawn("lanes")
+    for ignored in (3, 255, -1, 1 << 40):
+        target = torch.where(given.target == -100, torch.tensor(ignored, device=KERNELS), given.target)
+        agrees_with_truth(given._replace(target=target), ignore_index=ignored, check_targets="sync")

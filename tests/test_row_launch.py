@@ -1,0 +1,283 @@
+"""Launch geometry of the row engine: pure functions of integers, checked against what the kernels need of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupylosses import launch, row_launch
+from cupylosses.checks import FLOATING
+from cupylosses.interop import ITEMSIZE
+from cupylosses.launch import DECLARED_BYTES
+from cupylosses.row_launch import (
+    FEW_CLASSES,
+    MAX_CLUSTER,
+    MAX_GROUPS,
+    MAX_THREADS,
+    PART_BYTES,
+    SHARED_BYTES,
+    THREADS,
+    WARP,
+    WARP_VECTORS,
+    Chip,
+    RowLayout,
+    Rows,
+)
+
+#: Class counts around whatever a layout has room for.
+CLASSES = sorted(
+    {1, 2, 3, 10}
+    | {lanes * k + d for lanes in (2, 4, 8) for k in (1, 2) for d in (-1, 0, 1)}
+    | {WARP * WARP_VECTORS * lanes + d for lanes in (1, 2, 4, 8) for d in (-1, 0, 1)}
+    | {n * PART_BYTES // size + d for n in (1, 2, 8) for size in (2, 4, 8) for d in (-1, 0, 1)}
+    | {FEW_CLASSES, FEW_CLASSES + 1}
+    | {SHARED_BYTES // (n * size) + d for n in (64, 128, 256) for size in (2, 4, 8) for d in (0, 1)}
+    | {1000, 32000, 50257, 128256, 262144}
+)
+
+
+#: A GPU with everything, one without clusters, and what every GPU has.
+CHIPS = (Chip(227 << 10, clusters=True), Chip(163 << 10), Chip())
+
+#: Shape, class dimension, dtype, strides and address modulo 16.
+Logits = tuple[tuple[int, ...], int, str, tuple[int, ...], int]
+
+
+def without(x: Sequence[int], dim: int) -> tuple[int, ...]:
+    return (*x[:dim], *x[dim + 1 :])
+
+
+def of(
+    shape: Sequence[int],
+    class_dim: int,
+    dtype: str = "float32",
+    strides: Sequence[int] | None = None,
+    address: int = 0,
+    chip: Chip = CHIPS[0],
+) -> RowLayout:
+    """The layout of logits whose gradients have no gaps, as plans ask for it."""
+    strides = launch.dense_strides(shape, (0,) * len(shape)) if strides is None else strides
+    dense = launch.dense_strides(shape, strides)
+    rows, size = without(shape, class_dim), ITEMSIZE[dtype]
+    logits, gradients = (
+        Rows(without(s, class_dim), s[class_dim], size, at) for s, at in ((strides, address % 16), (dense, 0))
+    )
+    others = launch.dense_strides(rows, (0,) * len(rows))
+    return row_launch.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip)
+
+
+@st.composite
+def logits(draw: st.DrawFn) -> Logits:
+    """Logits as views make them."""
+    classes = draw(st.one_of(st.sampled_from(CLASSES), st.integers(1, 1 << 18)))
+    rows = draw(st.lists(st.sampled_from([1, 1, 2, 3, 5, 8, 16, 64]), max_size=4))
+    class_dim = draw(st.integers(0, len(rows)))
+    shape = (*rows[:class_dim], classes, *rows[class_dim:])
+    strides, step = [0] * len(shape), 1
+    for d in draw(st.permutations(range(len(shape)))):
+        if draw(st.integers(0, 7)) == 0:
+            continue  # expanded
+        strides[d] = step * draw(st.sampled_from([1, 1, 1, 2]))
+        step = strides[d] * shape[d] + draw(st.sampled_from([0, 0, 1, 8]))
+    dtype = draw(st.sampled_from(FLOATING))
+    address = draw(st.sampled_from([0, 0, 0, ITEMSIZE[dtype], 8])) % 16
+    return shape, class_dim, dtype, tuple(strides), address - address % ITEMSIZE[dtype]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What holds of every layout
+
+
+@given(logits(), st.sampled_from(CHIPS))
+def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
+    """Shared memory has a place for each class, and a thread takes one class of the ends."""
+    shape, class_dim, dtype, strides, address = x
+    layout, classes = of(shape, class_dim, dtype, strides, address, chip), shape[class_dim]
+    vector = layout.lanes * ITEMSIZE[dtype]
+    assert layout.lanes in (1, 2, 4, 8) and vector <= 16
+    assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
+    assert layout.threads <= (MAX_THREADS if layout.kind in ("block", "long") else THREADS)
+    assert 1 <= layout.groups <= MAX_GROUPS
+    assert layout.cluster in (1, 2, 4, 8) if chip.clusters else layout.cluster == 1
+    assert layout.cluster == 1 or layout.kind in ("block", "long")
+    unit = {"lanes": layout.width}.get(layout.kind, layout.threads) * layout.cluster
+    if layout.kind in ("lanes", "block"):
+        # Of each thread the vectors behind one another, as many as the thread with the most has.
+        places, rest = divmod(layout.shared, layout.threads * vector)
+        assert rest == 0 and unit * places * layout.lanes >= classes - classes % layout.lanes
+        assert layout.shared <= chip.shared - DECLARED_BYTES
+    if layout.kind in ("lanes", "block", "long"):
+        assert unit >= 2 * (layout.lanes - 1) and unit & (unit - 1) == 0
+    if layout.kind == "lanes":
+        assert unit <= WARP and WARP % unit == 0
+    if layout.kind == "columns":
+        assert classes * vector * layout.threads == layout.shared <= SHARED_BYTES
+    if layout.kind in ("long", "long columns"):
+        assert layout.shared == 0
+    assert layout.per_block == (1 if layout.kind in ("block", "long") else layout.threads // WARP)
+
+
+@given(logits())
+def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
+    """Where a thread moves neighbouring classes, logits and gradients of a row are equally far from an aligned address;
+    where it moves neighbouring rows, both are aligned and there are as many as a vector holds.
+    """
+    shape, class_dim, dtype, strides, address = x
+    layout, size = of(shape, class_dim, dtype, strides, address), ITEMSIZE[dtype]
+    rows, word = without(shape, class_dim), layout.lanes * size
+    at = numpy.indices(rows).reshape(len(rows), prod(rows))
+    dense = launch.dense_strides(shape, strides)
+    places = [
+        start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
+        for start, s in ((address, strides), (0, dense))
+    ]
+    if "columns" not in layout.kind:
+        assert layout.lanes == 1 or (shape[class_dim] == 1 or strides[class_dim] == dense[class_dim] == 1)
+        assert ((places[0] - places[1]) % word == 0).all()
+        return
+    assert prod(rows) % layout.lanes == 0
+    assert layout.lanes == 1 or not (strides[class_dim] * size % word or dense[class_dim] * size % word)
+    # As the kernel numbers rows: along the innermost dimension of all streams first.
+    sizes, merged = launch.merge(rows, [without(strides, class_dim), without(dense, class_dim)])
+    for start, stream in zip((address, 0), merged, strict=True):
+        assert layout.lanes == 1 or (stream[0] == 1 and sizes[0] % layout.lanes == 0)
+        assert layout.lanes == 1 or (start % word == 0 and all(s % layout.lanes == 0 for s in stream[1:]))
+
+
+@given(logits(), st.integers(1, 1000))
+def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
+    shape, class_dim, dtype, strides, address = x
+    layout = of(shape, class_dim, dtype, strides, address)
+    blocks = row_launch.blocks(layout, layout.groups, processors)
+    teams = blocks // layout.cluster * layout.per_block
+    assert blocks >= layout.cluster and blocks % layout.cluster == 0
+    assert teams - layout.per_block < layout.groups
+    assert blocks == layout.cluster or blocks * layout.threads <= 2048 * processors
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which layout for what
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "kind", "cluster"),
+    [
+        (33, "float32", "lanes", 1),
+        (2048, "float32", "lanes", 1),
+        (2049, "float32", "block", 1),
+        (32768, "float32", "block", 1),
+        (33300, "float32", "block", 2),
+        (266000, "float32", "block", 8),
+        (500000, "float32", "long", 1),
+        (4096, "bfloat16", "lanes", 1),
+        (4097, "float16", "block", 1),
+        (65536, "bfloat16", "block", 1),
+        (128256, "bfloat16", "block", 2),
+        (262144, "bfloat16", "block", 4),
+        (1024, "float64", "lanes", 1),
+        (1025, "float64", "block", 1),
+    ],
+)
+def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int) -> None:
+    """On chip as long as a warp, a block, then a cluster has room; of contiguous rows always in vectors of 16 bytes."""
+    layout = of((4096, classes), 1, dtype)
+    assert (layout.kind, layout.cluster, layout.lanes) == (kind, cluster, 16 // ITEMSIZE[dtype])
+
+
+def test_without_clusters_long_rows_are_read_twice() -> None:
+    assert [of((4096, 128256), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "long", "long"]
+    assert [of((4096, 32000), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "block", "long"]
+
+
+def test_few_rows_take_many_blocks() -> None:
+    assert of((1, 128256), 1, "bfloat16").cluster == MAX_CLUSTER
+    assert (of((16, 1 << 20), 1).kind, of((16, 1 << 20), 1).cluster) == ("long", MAX_CLUSTER)
+    assert of((64, 4096), 1).threads > of((4096, 4096), 1).threads
+
+
+@pytest.mark.parametrize(("classes", "kind"), [(1, "columns"), (FEW_CLASSES, "columns"), (FEW_CLASSES + 1, "lanes")])
+def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> None:
+    assert of((1000, classes), 1).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "kind", "lanes", "threads"),
+    [
+        (2, "float32", "columns", 4, 256),
+        (19, "float32", "columns", 4, 128),
+        (21, "float32", "columns", 4, 128),
+        (150, "float32", "columns", 1, 64),
+        (193, "float32", "long columns", 1, 256),
+        (19, "bfloat16", "columns", 8, 128),
+        (384, "bfloat16", "columns", 1, 64),
+        (385, "bfloat16", "long columns", 1, 256),
+        (97, "float64", "long columns", 1, 256),
+    ],
+)
+def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, lanes: int, threads: int) -> None:
+    layout = of((4, classes, 32, 32), 1, dtype)
+    assert (layout.kind, layout.lanes, layout.threads) == (kind, lanes, threads)
+
+
+@pytest.mark.parametrize("class_dim", range(4))
+def test_class_dimension_may_be_anywhere(class_dim: int) -> None:
+    shape = [2, 3, 8, 64]
+    assert ("columns" in of(shape, class_dim).kind) == (class_dim != 3)
+
+
+def test_channels_last_has_neighbouring_classes() -> None:
+    n, c, h, w = 2, 64, 4, 5
+    layout = of((n, c, h, w), 1, strides=(c * h * w, 1, w * c, c))
+    assert (layout.kind, layout.lanes, layout.many) == ("lanes", 4, False)
+    assert layout.words[:2] == [n * h * w, c]
+
+
+def test_transposed_rows_have_neighbouring_rows() -> None:
+    assert of((64, 12), 1, strides=(1, 64)).kind == "columns"
+    assert of((64, 12), 1, strides=(1, 64)).lanes > 1
+    assert of((63, 12), 1, strides=(1, 63)).lanes == 1
+
+
+def test_one_row_and_no_dimensions() -> None:
+    layout = of((100,), 0)
+    assert (layout.kind, layout.groups, layout.many) == ("lanes", 1, False)
+    assert layout.words[:2] == [1, 100]
+
+
+@pytest.mark.parametrize(("dtype", "address"), [(d, a) for d in FLOATING for a in range(0, 16, ITEMSIZE[d])])
+def test_misaligned_logits_are_read_one_by_one(dtype: str, address: int) -> None:
+    """Their gradients are new, and aligned."""
+    most = 16 // ITEMSIZE[dtype]
+    assert of((4, 64), 1, dtype, address=address).lanes == (1 if address % 16 else most)
+    apart = of((4, 5, 64), 1, dtype, address=address).lanes * ITEMSIZE[dtype]
+    assert address % apart == 0 and (apart == 16 or address % (2 * apart))
+
+
+@pytest.mark.parametrize(("step", "lanes"), [(64, 4), (68, 4), (66, 2), (65, 1)])
+def test_rows_of_a_larger_matrix(step: int, lanes: int) -> None:
+    assert of((8, 64), 1, strides=(step, 1)).lanes == lanes
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("classes", [35, 1001, 50257])
+def test_odd_rows_keep_their_vectors(dtype: str, classes: int) -> None:
+    """Each row begins elsewhere, its gradients as far from an aligned address as its logits."""
+    assert of((8, classes), 1, dtype).lanes == 16 // ITEMSIZE[dtype]
+
+
+def test_few_threads_take_a_short_row() -> None:
+    """So that a warp has several rows at once, and a long row as many threads as it has work for."""
+    widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024, 2048)}
+    assert all(a <= b for a, b in zip(list(widths.values()), list(widths.values())[1:], strict=False))
+    assert widths[33] < WARP == widths[2048]
+    assert of((4096, 4096), 1).threads < of((4096, 32000), 1).threads == MAX_THREADS
+
+
+def test_groups_are_bounded() -> None:
+    assert of((1 << 20, 64), 1).groups == MAX_GROUPS
+    assert of((7, 32000), 1).groups == 7
