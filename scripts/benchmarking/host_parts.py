@@ -7,6 +7,7 @@ which everything further in is cut off.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Recording:
 def recorded() -> Iterator[Recording]:
     """Lets everything happen, and takes it down."""
     found = Recording()
-    empty, launch = autograd.TorchDevice.empty, compiler.Launcher.__call__
+    empty, launch = autograd.TorchDevice.empty, compiler.Launcher.launch
 
     def record_empty(device: Any, *arguments: Any) -> Any:
         found.device = device
@@ -45,14 +46,21 @@ def recorded() -> Iterator[Recording]:
         found.arrays.append(empty(device, *arguments))
         return found.arrays[-1]
 
-    def record_launch(launcher: Any, *arguments: Any) -> None:
-        found.launches.append((launcher, *arguments))
-        launch(launcher, *arguments)
+    def record_launch(launcher: Any, stream: int, table: int) -> None:
+        found.launches.append((launcher, stream, *arguments_of(launcher, table)))
+        launch(launcher, stream, table)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(autograd.TorchDevice, "empty", record_empty))
-        stack.enter_context(patch.object(compiler.Launcher, "__call__", record_launch))
+        stack.enter_context(patch.object(compiler.Launcher, "launch", record_launch))
         yield found
+
+
+def arguments_of(launcher: compiler.Launcher, table: int) -> list[int | float]:
+    """What a launch takes from a table: numbers that stay as they are, where the memory that it leads to does not."""
+    pointers = (ctypes.c_uint64 * len(launcher.format)).from_address(table)
+    kinds = [ctypes.c_double if kind == "d" else ctypes.c_int64 for kind in launcher.format]
+    return [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
 
 
 @contextmanager
