@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import checks, engine, interop, options, reference, row_checks, row_reference
+from cupylosses import checks, engine, interop, options, reference, row_arrays, row_checks, row_reference
 from cupylosses.call import Call, Parts, split
 from cupylosses.definition import Loss
 from cupylosses.reduction import Reduction, Resolved
 from cupylosses.row_call import RowCall
-from cupylosses.row_launch import Chip
 
 _NAMES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
@@ -64,11 +63,17 @@ class TorchDevice(engine.Device):
     """One CUDA device through torch: its allocator, its current stream."""
 
     def __init__(self, index: int) -> None:
-        gpu = interop.cupy().cuda.Device(index)
-        super().__init__(index, gpu.attributes["MultiProcessorCount"])
-        self.chip = Chip(gpu.attributes["MaxSharedMemoryPerBlockOptin"], clusters=int(gpu.compute_capability) >= 90)
+        super().__init__(index, *interop.gpu(index))
         self.device = torch.device("cuda", index)
         self.stream = partial(_current_stream, index)
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream(self.index).synchronize()
+
+    def double(self, normalizer: Any) -> Any:
+        if self.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
+            return float(normalizer)  # to copy it would wait for the GPU
+        return _double(normalizer, self.device)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
         return _empty_strided(shape, strides, _DTYPES[dtype])
@@ -98,6 +103,7 @@ class TorchDevice(engine.Device):
         return array, array.data_ptr()
 
     address = staticmethod(torch.Tensor.data_ptr)
+    strides = staticmethod(torch.Tensor.stride)
     capturing = staticmethod(_is_capturing)
 
 
@@ -116,8 +122,7 @@ def use_host(device: TorchDevice | None) -> TorchDevice | None:
     global _host
     before, _host = _host, device
     _plans.clear()
-    if _row_kernels is not None:
-        _row_kernels.forget_plans()
+    row_arrays.plans.clear()
     _devices.pop(_CPU, None)
     if device is not None:
         _devices[_CPU] = device
@@ -238,9 +243,14 @@ def wanted(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
 
 
 def on_device(call: Call | RowCall, normalizer: Any) -> torch.Tensor:
-    """A normalizer of any library as a double on the device of the operands; a copy, since backward needs it too."""
+    """A normalizer of any library as a double on the device of the operands."""
+    return _double(normalizer, call.operands[0].device)
+
+
+def _double(normalizer: Any, device: torch.device) -> torch.Tensor:
+    """The same on a device; a copy, since backward needs it too."""
     x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
-    return x.detach().to(device=call.operands[0].device, dtype=torch.float64, copy=True).reshape(())
+    return x.detach().to(device=device, dtype=torch.float64, copy=True).reshape(())
 
 
 def divided(call: Call, resolved: Resolved, shape: tuple[int, ...], result: str) -> torch.Tensor:

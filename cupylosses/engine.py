@@ -50,12 +50,18 @@ class Device(ABC):
     stream: Callable[[], int]
     #: Whether that is being captured into a CUDA graph.
     capturing: Callable[[], bool]
+    #: Waits for it.
+    synchronize: Callable[[], None]
+    #: The strides of an array of the library's, in elements.
+    strides: Callable[[Any], tuple[int, ...]]
+    #: A normalizer of any library as a double on this device; a number where it has to be read from the CPU.
+    double: Callable[[Any], Any]
 
-    def __init__(self, index: int, processors: int) -> None:
+    def __init__(self, index: int, processors: int, chip: Chip | None = None) -> None:
         self.index = index
         self.processors = processors
         #: What losses of rows can make use of.
-        self.chip = Chip()
+        self.chip = chip or Chip()
         self._workspaces: dict[int, tuple[Any, int, int]] = {}
         self._table: tuple[Any, int] | None = None
         self._status: tuple[Any, int] | None = None

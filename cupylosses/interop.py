@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cupylosses.row_launch import Chip
+
 ITEMSIZE = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -37,6 +39,13 @@ def cupy() -> ModuleType:
         raise ImportError(
             f"cupylosses: CuPy cannot create its kernel cache ({error}). Set CUPY_CACHE_DIR to a writable directory."
         ) from error
+
+
+def gpu(index: int) -> tuple[int, Chip]:
+    """What of a GPU decides launches: how many multiprocessors it has, and what losses of rows can make use of."""
+    found = cupy().cuda.Device(index)
+    clusters = int(found.compute_capability) >= 90
+    return found.attributes["MultiProcessorCount"], Chip(found.attributes["MaxSharedMemoryPerBlockOptin"], clusters)
 
 
 def _preload_cuda11() -> None:

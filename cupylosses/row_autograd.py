@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import autograd, options, row_checks, row_engine, row_term_autograd, row_torch
+from cupylosses import autograd, options, row_arrays, row_engine, row_term_autograd, row_torch
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
-from cupylosses.row_engine import Arguments, Outputs, RowPlan, Status
-
-plans: dict[Any, tuple[RowPlan, autograd.TorchDevice]] = {}
+from cupylosses.row_engine import Arguments, Outputs, RowPlan
 
 #: A call about to be computed: plan, device, arguments, divisor, and the call itself.
 _Launch = tuple[RowPlan, autograd.TorchDevice, Arguments, Divisor, RowCall]
@@ -35,17 +33,17 @@ def evaluate(call: RowCall) -> Any:
 
 def evaluate_indices(call: RowCall) -> Any:
     """The loss of class indices."""
-    plan, device = _find_plan(call)
+    plan, device = row_torch.find(call, row_arrays.index_plan)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_gpu and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate_indices(call)
-    check_labels(device)
-    given = _arguments(call)
-    divisor = row_torch.divisor_of(call, device) or row_engine.count(plan, device, given)
+    row_arrays.check_labels(device)
+    given = row_arrays.index_arguments(call, device)
+    divisor = row_arrays.divisor_of(call, device) or row_engine.count(plan, device, given)
     launched = plan, device, given, divisor, call
-    outputs, more = _more(call, plan, device)
+    outputs, lse, correct = row_arrays.outputs_of(call, plan, device)
     differentiable = torch.is_grad_enabled() and call.operands[0].requires_grad
     if differentiable:
         value = (_apply_values if call.reduction == "none" else _apply_reduced)(launched, outputs, *call.operands)
@@ -53,88 +51,13 @@ def evaluate_indices(call: RowCall) -> Any:
         value = row_engine.values(plan, device, given, outputs)
     else:
         value = row_engine.reduce(plan, device, given, divisor, outputs)
-    if call.check == "sync" and device.is_gpu:
-        torch.cuda.current_stream(device.index).synchronize()
+    if call.check == "sync":
+        device.synchronize()
     if call.check == "sync" or (call.check == "lazy" and not device.is_gpu):
-        check_labels(device)
+        row_arrays.check_labels(device)
     if not (call.lse or call.accuracy):
         return value
-    return RowResult(value, more.get("lse"), _accuracy(call, more.get("correct")))
-
-
-def forget_plans() -> None:
-    """For another way to run kernels."""
-    plans.clear()
-    row_term_autograd.plans.clear()
-
-
-def check_labels(device: autograd.TorchDevice) -> None:
-    """Raises if a kernel has met a label out of range since the last time."""
-    if not device.has_status:
-        return
-    status = Status.from_address(device.status())
-    if status.code != 2:
-        return
-    site, row, label, classes = status.site, status.row, status.label, status.classes
-    status.code = 0
-    loss, shape = RowPlan.sites[site]
-    position = []
-    for n in reversed(shape):
-        row, at = divmod(row, n)
-        position.append(at)
-    raise row_checks.bad_label(loss, position[::-1], label, classes, False)
-
-
-def _find_plan(call: RowCall) -> tuple[RowPlan, autograd.TorchDevice]:
-    key = row_torch.key_of(call, *_flags(call))
-    found = plans.get(key)
-    if found is None:
-        if len(plans) >= autograd._MAX_PLANS:
-            plans.clear()
-        device = row_torch.device_of(call)
-        found = plans[key] = _plan(call, row_torch.promoted(call), call.out_dtype, device), device
-    return found
-
-
-def _flags(call: RowCall) -> tuple[bool, bool]:
-    """Whether labels are smoothed, and logits capped: kernels are compiled for it."""
-    named = dict(zip((x.name for x in call.loss.parameters), call.parameters, strict=True))
-    return named.get("label_smoothing", 0.0) != 0.0, call.softcap != 0.0
-
-
-def _plan(call: RowCall, promoted: str, out_dtype: str | None, device: autograd.TorchDevice) -> RowPlan:
-    return RowPlan(
-        call.loss, *row_torch.tensors_of(call), call.class_dim, promoted, out_dtype, *_flags(call), device.processors,
-        device.launcher, device.chip,
-    )  # fmt: skip
-
-
-def _arguments(call: RowCall) -> Arguments:
-    first, second, weight, mask = row_torch.addresses(call)
-    numbers = call.ignore_index, call.scale, call.softcap, call.parameters
-    return Arguments(first, second, weight, mask, *numbers, call.check != "off")
-
-
-def _more(call: RowCall, plan: RowPlan, device: autograd.TorchDevice) -> tuple[Outputs, dict[str, torch.Tensor]]:
-    """What is stored per row besides, and where."""
-    outputs, arrays = Outputs(), {}
-    if call.lse:
-        arrays["lse"] = device.empty(plan.shape, plan.result_strides, plan.compute)
-        outputs.lse = arrays["lse"].data_ptr()
-    if call.accuracy:
-        arrays["correct"] = device.empty(plan.shape, plan.result_strides, "uint8")
-        outputs.correct = arrays["correct"].data_ptr()
-    return outputs, arrays
-
-
-def _accuracy(call: RowCall, correct: torch.Tensor | None) -> torch.Tensor | None:
-    """The share of the rows that count in which no logit is larger than the label's."""
-    if correct is None:
-        return None
-    counts = call.operands[1] != call.ignore_index
-    if call.mask is not None:
-        counts = counts & (call.mask != 0)
-    return correct.sum(dtype=torch.float64).div(counts.sum()).to(torch.float32)
+    return RowResult(value, lse, row_arrays.accuracy_of(call, correct))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -146,8 +69,8 @@ def _moved(ctx: Any) -> tuple[RowPlan, RowCall, Arguments]:
     plan, device, _, _, call = ctx.launch
     call, same = row_torch.restored(ctx, call)
     if not same:
-        plan = _plan(call, plan.promoted, plan.result, device)
-    return plan, call, _arguments(call)
+        plan = row_arrays.index_plan(call, device, plan.promoted, plan.result)
+    return plan, call, row_arrays.index_arguments(call, device)
 
 
 def _save(ctx: Any, launched: _Launch, operands: Sequence[torch.Tensor]) -> None:
@@ -229,9 +152,8 @@ def _applied(
     per_row: bool,
 ) -> torch.Tensor:
     """The gradient from the slopes; over the logits, if that was asked for and they have no gaps."""
-    first = call.operands[0]
-    over = call.inplace and first.stride() == plan.gradient_strides and first.data_ptr() % 16 == 0
-    gradient = first.detach() if over else row_engine.new_gradient(plan, device)
+    over = call.inplace and plan.without_gaps
+    gradient = call.operands[0].detach() if over else row_engine.new_gradient(plan, device)
     row_engine.apply(
         plan, device, given, divisor, slopes.data_ptr(), grad_output.data_ptr(), per_row, gradient.data_ptr()
     )

@@ -99,6 +99,8 @@ class RowPlan:
         self.processors, self.launcher = processors, launcher or compiler.Launcher
         self.gradient_strides = launch.dense_strides(input.shape, input.strides)
         self.result_strides = launch.dense_strides(self.shape, (0,) * len(self.shape))
+        #: Whether the gradient can be written over the logits.
+        self.without_gaps = input.strides == self.gradient_strides and input.misalignment == 0
         self._dtypes = (input.dtype, target.dtype, weight.dtype if weight else "", mask.dtype if mask else "")
         self._smoothed, self._capped = smoothed, capped
         masks = launch.broadcast_strides(mask.shape, mask.strides, self.shape) if mask else (0,) * len(self.shape)

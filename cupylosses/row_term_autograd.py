@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import autograd, options, row_term_engine, row_torch
+from cupylosses import autograd, options, row_arrays, row_term_engine, row_torch
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_term_engine import TermArguments, TermPlan
-
-plans: dict[Any, tuple[TermPlan, autograd.TorchDevice]] = {}
 
 #: A call about to be computed: plan, device, arguments, divisor, where lse is stored (0 for nowhere), and the call.
 _Launch = tuple[TermPlan, autograd.TorchDevice, TermArguments, Divisor, int, RowCall]
@@ -20,15 +18,15 @@ _Launch = tuple[TermPlan, autograd.TorchDevice, TermArguments, Divisor, int, Row
 
 def evaluate(call: RowCall) -> Any:
     """The loss of torch tensors that kernels can read."""
-    plan, device = _find_plan(call)
+    plan, device = row_torch.find(call, row_arrays.term_plan)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_gpu and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(call)
-    lse = device.empty(plan.shape, plan.result_strides, plan.compute) if call.lse else None
-    given = _arguments(call)
-    divisor = row_torch.divisor_of(call, device) or row_term_engine.count(plan, device, given)
+    lse = row_arrays.new_lse(plan, device) if call.lse else None
+    given = row_arrays.term_arguments(call, device)
+    divisor = row_arrays.divisor_of(call, device) or row_term_engine.count(plan, device, given)
     launched = plan, device, given, divisor, lse.data_ptr() if lse is not None else 0, call
     differentiable = torch.is_grad_enabled() and any([x.requires_grad for x in call.operands])
     if differentiable:
@@ -38,35 +36,6 @@ def evaluate(call: RowCall) -> Any:
     else:
         value = row_term_engine.reduce(*launched[:5])
     return RowResult(value, lse) if call.lse else value
-
-
-def _find_plan(call: RowCall) -> tuple[TermPlan, autograd.TorchDevice]:
-    key = row_torch.key_of(call, call.flags, call.softcap != 0.0)
-    found = plans.get(key)
-    if found is None:
-        if len(plans) >= autograd._MAX_PLANS:
-            plans.clear()
-        found = plans[key] = _make_plan(call)
-    return found
-
-
-def _make_plan(call: RowCall) -> tuple[TermPlan, autograd.TorchDevice]:
-    device = row_torch.device_of(call)
-    return _plan(call, row_torch.promoted(call), call.out_dtype, device), device
-
-
-def _plan(call: RowCall, promoted: str, out_dtype: str | None, device: autograd.TorchDevice) -> TermPlan:
-    first, second, weight, mask = row_torch.tensors_of(call)
-    capped = call.softcap != 0.0
-    return TermPlan(
-        call.loss, call.flags, (first, second), weight, mask, call.class_dim, promoted, out_dtype, capped,
-        device.processors, device.launcher,
-    )  # fmt: skip
-
-
-def _arguments(call: RowCall) -> TermArguments:
-    first, second, weight, mask = row_torch.addresses(call)
-    return TermArguments(first, second, weight, mask, call.scale, call.softcap, call.parameters)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -83,8 +52,8 @@ def _again(ctx: Any) -> tuple[TermPlan, RowCall, TermArguments]:
     plan, device, _, call = ctx.launch
     call, same = row_torch.restored(ctx, call)
     if not same:
-        plan = _plan(call, plan.promoted, plan.result, device)
-    return plan, call, _arguments(call)
+        plan = row_arrays.term_plan(call, device, plan.promoted, plan.result)
+    return plan, call, row_arrays.term_arguments(call, device)
 
 
 class _Reduced(Function):

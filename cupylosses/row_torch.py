@@ -1,18 +1,19 @@
-"""What the autograd Functions of losses of rows share: which tensors kernels read, what plans are found by, what is
-saved for backward.
+"""What the autograd Functions of losses of rows share: which tensors kernels read, how plans are found, what is saved
+for backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from cupylosses import autograd, row_checks
-from cupylosses.engine import Divisor
+from cupylosses import autograd, row_arrays, row_checks
+from cupylosses.autograd import TorchDevice
 from cupylosses.row_call import RowCall
-from cupylosses.row_engine import RowTensor
+
+_P = TypeVar("_P")
 
 
 def readable(call: RowCall) -> bool:
@@ -21,65 +22,34 @@ def readable(call: RowCall) -> bool:
     return all([type(x) in plain and x.layout is strided and not x.is_neg() for x in call.arrays.values()])
 
 
-def key_of(call: RowCall, *own: Any) -> tuple[Any, ...]:
-    """What a plan is found by: all that it depends on."""
-    key: list[Any] = [call.loss, call.class_dim, call.out_dtype, *own, torch.is_autocast_enabled()]
+def find(call: RowCall, make: Callable[[RowCall, TorchDevice, str, str | None], _P]) -> tuple[_P, TorchDevice]:
+    """The plan for a call, made where there is none yet, and the device of its arrays."""
+    key: list[Any] = [*row_arrays.own_key(call), torch.is_autocast_enabled()]
     key.append(autograd._host and autograd._is_autocast_cpu_enabled())
     for name, x in call.arrays.items():
         key += (name, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
-    return tuple(key)
+    found = row_arrays.plans.get(tuple(key))
+    if found is None:
+        device = _device_of(call)
+        found = row_arrays.remember(tuple(key), make(call, device, _promoted(call), call.out_dtype), device)
+    return found
 
 
-def device_of(call: RowCall) -> autograd.TorchDevice:
+def _device_of(call: RowCall) -> TorchDevice:
     """Checks the arrays of a new kind of call; the device that they are on."""
     row_checks.arrays(call)
     autograd.common_row_device(call)
     index = call.operands[0].get_device()
     found = autograd._devices.get(index)
     if found is None:
-        found = autograd._devices[index] = autograd.TorchDevice(index)
+        found = autograd._devices[index] = TorchDevice(index)
     return found
 
 
-def promoted(call: RowCall) -> str:
+def _promoted(call: RowCall) -> str:
     """The dtype that the operands promote to, or that autocast has."""
     found = row_checks.promoted(call)
     return "float32" if autograd._autocast(call.operands[0]) and found != "float64" else found
-
-
-def tensor_of(x: torch.Tensor | None) -> Any:
-    """What a plan needs to know of a tensor."""
-    if x is None:
-        return None
-    return RowTensor(autograd._NAMES[x.dtype], tuple(x.shape), x.stride(), x.data_ptr() % 16)
-
-
-def tensors_of(call: RowCall) -> tuple[Any, Any, Any, Any]:
-    """The same of operands, class weights and mask."""
-    first, second = call.operands
-    return tensor_of(first), tensor_of(second), tensor_of(call.weight), tensor_of(call.mask)
-
-
-def addresses(call: RowCall) -> tuple[int, int, int, int]:
-    """Of operands, class weights and mask; 0 of what there is not."""
-    (first, second), weight, mask = call.operands, call.weight, call.mask
-    return (
-        first.data_ptr(),
-        second.data_ptr(),
-        0 if weight is None else weight.data_ptr(),
-        0 if mask is None else mask.data_ptr(),
-    )
-
-
-def divisor_of(call: RowCall, device: autograd.TorchDevice) -> Divisor | None:
-    """What the sum of the rows is divided by; None if that is to be found on the device."""
-    normalizer = call.normalizer
-    if normalizer is not None and type(normalizer) is not float and call.reduction not in ("none", "sum"):
-        if device.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
-            return Divisor(float(normalizer))  # to copy it would wait for the GPU
-        array = autograd.on_device(call, normalizer)
-        return Divisor(1.0, array, array.data_ptr())
-    return None if call.divisor is None else Divisor(call.divisor)
 
 
 def laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

@@ -31,6 +31,7 @@ from devices import GPU, HOST, KERNELS
 from hypothesis import HealthCheck, settings
 
 import cupylosses
+from cupylosses import row_arrays
 from cupylosses.definition import Loss, registry
 from cupylosses.testing import covering, host
 from cupylosses.testing.check import Check
@@ -177,19 +178,15 @@ def loss(request: pytest.FixtureRequest) -> Loss:
 def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Empties the caches of plans, now and (by calling it) later; those of the test are gone after it."""
 
-    def forget_rows() -> None:
-        if "cupylosses.row_autograd" in sys.modules:
-            sys.modules["cupylosses.row_autograd"].forget_plans()
-
     def clear() -> None:
-        forget_rows()
+        row_arrays.plans.clear()
         for name in ("cupylosses.autograd", "cupylosses.cupy_arrays"):
             if name in sys.modules:
                 monkeypatch.setattr(sys.modules[name], "_plans", {})
 
     clear()
     yield clear
-    forget_rows()
+    row_arrays.plans.clear()
 
 
 @pytest.fixture

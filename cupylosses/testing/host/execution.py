@@ -27,8 +27,7 @@ class HostDevice(autograd.TorchDevice):
     launcher = Launcher
 
     def __init__(self, processors: int) -> None:
-        Device.__init__(self, -1, processors)
-        self.chip = SMALL
+        Device.__init__(self, -1, processors, SMALL)
         self.device = torch.device("cpu")
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -50,6 +49,9 @@ class HostDevice(autograd.TorchDevice):
 
     def stream(self) -> int:
         return 0
+
+    def synchronize(self) -> None:
+        pass
 
     def capturing(self) -> bool:
         return False

@@ -1,0 +1,150 @@
+"""What a call of a loss of rows needs before its kernels run, and after: plan, arguments, divisor, what is
+returned besides, labels that are no class. No array library is named here: what is asked of arrays,
+:class:`cupylosses.engine.Device` knows, or the array API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupylosses import interop, row_checks
+from cupylosses.engine import Device, Divisor
+from cupylosses.row_call import RowCall
+from cupylosses.row_engine import Arguments, Outputs, RowPlan, RowTensor, Status
+from cupylosses.row_term_engine import TermArguments, TermPlan
+
+_MAX_PLANS = 4096
+
+#: Plans, and the devices they are for, by `own_key` and what the library says of the arrays.
+plans: dict[Any, tuple[Any, Any]] = {}
+
+
+def remember(key: Any, plan: Any, device: Any) -> tuple[Any, Any]:
+    """Keeps a plan; both again."""
+    if len(plans) >= _MAX_PLANS:
+        plans.clear()
+    plans[key] = plan, device
+    return plan, device
+
+
+def own_key(call: RowCall) -> tuple[Any, ...]:
+    """What a plan depends on but for the arrays. Kernels are compiled for labels that are smoothed, and for logits that
+    are capped.
+    """
+    own = _smoothed(call) if call.kind == "indices" else call.flags
+    return call.loss, call.class_dim, call.out_dtype, own, call.softcap != 0.0
+
+
+def _smoothed(call: RowCall) -> bool:
+    for parameter, value in zip(call.loss.parameters, call.parameters, strict=True):
+        if parameter.name == "label_smoothing":
+            return value != 0.0
+    return False
+
+
+def index_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None) -> RowPlan:
+    """The plan of a call of class indices whose operands promote to dtype ``promoted``."""
+    first, second = call.operands
+    return RowPlan(
+        call.loss, _tensor(first, device), _tensor(second, device), _tensor(call.weight, device),
+        _tensor(call.mask, device), call.class_dim, promoted, out_dtype, _smoothed(call), call.softcap != 0.0,
+        device.processors, device.launcher, device.chip,
+    )  # fmt: skip
+
+
+def term_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None) -> TermPlan:
+    """The same of a target per class."""
+    first, second = call.operands
+    return TermPlan(
+        call.loss, call.flags, (_tensor(first, device), _tensor(second, device)), _tensor(call.weight, device),
+        _tensor(call.mask, device), call.class_dim, promoted, out_dtype, call.softcap != 0.0,
+        device.processors, device.launcher,
+    )  # fmt: skip
+
+
+def _tensor(x: Any, device: Device) -> Any:
+    """What a plan needs to know of an array; None of none."""
+    if x is None:
+        return None
+    return RowTensor(row_checks.dtype_name(x), tuple(x.shape), device.strides(x), device.address(x) % 16)
+
+
+def index_arguments(call: RowCall, device: Device) -> Arguments:
+    """What a plan does not say of a call of class indices."""
+    numbers = call.ignore_index, call.scale, call.softcap, call.parameters
+    return Arguments(*_addresses(call, device), *numbers, call.check != "off")
+
+
+def term_arguments(call: RowCall, device: Device) -> TermArguments:
+    """The same of a target per class."""
+    return TermArguments(*_addresses(call, device), call.scale, call.softcap, call.parameters)
+
+
+def _addresses(call: RowCall, device: Device) -> tuple[int, int, int, int]:
+    """Of operands, class weights and mask; 0 of what there is not."""
+    (first, second), weight, mask, address = call.operands, call.weight, call.mask, device.address
+    return (
+        address(first),
+        address(second),
+        0 if weight is None else address(weight),
+        0 if mask is None else address(mask),
+    )
+
+
+def divisor_of(call: RowCall, device: Device) -> Divisor | None:
+    """What the sum of the rows is divided by; None if that is to be counted on the device."""
+    normalizer = call.normalizer
+    if normalizer is not None and type(normalizer) is not float and call.reduction not in ("none", "sum"):
+        x = device.double(normalizer)
+        return Divisor(x) if type(x) is float else Divisor(1.0, x, device.address(x))
+    known = call.divisor
+    return None if known is None else Divisor(known)
+
+
+def new_lse(plan: RowPlan | TermPlan, device: Device) -> Any:
+    """Room for the log-partition functions of the rows."""
+    return device.empty(plan.shape, plan.result_strides, plan.compute)
+
+
+def outputs_of(call: RowCall, plan: RowPlan, device: Device) -> tuple[Outputs, Any, Any]:
+    """What is stored per row besides: where, the log-partition functions, and whether no logit is larger than the
+    label's.
+    """
+    outputs, lse, correct = Outputs(), None, None
+    if call.lse:
+        lse = new_lse(plan, device)
+        outputs.lse = device.address(lse)
+    if call.accuracy:
+        correct = device.empty(plan.shape, plan.result_strides, "uint8")
+        outputs.correct = device.address(correct)
+    return outputs, lse, correct
+
+
+def accuracy_of(call: RowCall, correct: Any) -> Any:
+    """The share of the rows that count in which no logit is larger than the label's; None if it is not asked for."""
+    if correct is None:
+        return None
+    xp = interop.namespace(correct)
+    # Widened, because a byte without a sign is never what is ignored below 0.
+    counts = xp.astype(call.operands[1], xp.int64) != call.ignore_index
+    if call.mask is not None:
+        counts = counts & call.mask
+    share = xp.sum(correct, dtype=xp.float64) / xp.sum(counts, dtype=xp.float64)
+    return xp.astype(share, xp.float32)
+
+
+def check_labels(device: Device) -> None:
+    """Raises if a kernel has met a label out of range since the last time."""
+    if not device.has_status:
+        return
+    status = Status.from_address(device.status())
+    if status.code != 2:
+        return
+    site, row, label, classes = status.site, status.row, status.label, status.classes
+    status.code = 0
+    loss, shape = RowPlan.sites[site]
+    position = []
+    for n in reversed(shape):
+        row, at = divmod(row, n)
+        position.append(at)
+    raise row_checks.bad_label(loss, position[::-1], label, classes, False)
