@@ -108,7 +108,7 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
 
     A dense tensor keeps its strides; an expanded or sliced one loses the overlap and the gaps.
     """
-    order = sorted(range(len(shape)), key=lambda d: (-strides[d] if strides[d] else 0, d))
+    order = sorted(range(len(shape)), key=lambda d: (-abs(strides[d]), d))
     expanded = [d for d in order if strides[d] == 0 and shape[d] != 1]
     if expanded:
         order = list(range(len(shape)))

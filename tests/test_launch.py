@@ -86,10 +86,12 @@ def test_dense_strides_are_dense(space: tuple[tuple[int, ...], list[tuple[int, .
     assert found == Counter((i,) for i in range(prod(shape)))
 
 
-@given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4))
-def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[int]) -> None:
+@given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4), st.tuples(*[st.booleans()] * 4))
+def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[int], turned: Sequence[bool]) -> None:
+    """Also where dimensions are reversed."""
     view = numpy.empty(sizes, numpy.int8).transpose(order)
-    found = launch.dense_strides(view.shape, view.strides)
+    signed = [-s if t else s for s, t in zip(view.strides, turned, strict=True)]
+    found = launch.dense_strides(view.shape, signed)
     # The stride of a dimension of size 1 addresses nothing.
     assert [s for s, n in zip(found, view.shape, strict=True) if n > 1] == [
         s for s, n in zip(view.strides, view.shape, strict=True) if n > 1
