@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from cupylosses import checks, engine, interop, reference, row_checks, row_reference
+from cupylosses import checks, engine, interop, reference
 from cupylosses.call import Call, split
-from cupylosses.definition import WEIGHT
+from cupylosses.definition import WEIGHT, Definition
 from cupylosses.row_call import RowCall
+from cupylosses.row_term_engine import Pair
 
 cupy = interop.cupy()
 
@@ -20,25 +22,25 @@ class CupyDevice(engine.Device):
     """One CUDA device through CuPy: its memory pool, its current stream."""
 
     def __init__(self, index: int) -> None:
-        super().__init__(index, cupy.cuda.Device(index).attributes["MultiProcessorCount"])
+        super().__init__(index, *interop.gpu(index))
         self._captured: list[Any] = []
 
-    def keep(self, array: Any) -> Any:
-        """The same array, kept for good if a graph is being captured: CuPy's pool would hand its memory to others while
-        the graph still writes there. (torch's graphs own what is allocated during their capture.)
-        """
-        if self.capturing():
-            self._captured.append(array)
-        return array
-
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        kind = _dtype(dtype)
+        kind = dtype_of(dtype)
         size = interop.ITEMSIZE[dtype]
-        memory = self.keep(cupy.empty(max(1, _extent(shape, strides)), dtype=kind))
+        memory = cupy.empty(max(1, _extent(shape, strides)), dtype=kind)
         return cupy.ndarray(tuple(shape), kind, memory.data, tuple(s * size for s in strides))
 
     def full(self, count: int, value: float) -> Any:
-        return self.keep(cupy.full(count, value, dtype=cupy.float64))
+        return cupy.full(count, value, dtype=cupy.float64)
+
+    def one(self, dtype: str) -> Any:
+        """A grad_output of 1."""
+        return cupy.ones((), dtype=dtype_of(dtype))
+
+    def double(self, normalizer: Any) -> Any:
+        x = normalizer if isinstance(normalizer, cupy.ndarray) else cupy.asarray(normalizer)
+        return x.astype(cupy.float64).reshape(())
 
     def visible(self, words: int) -> tuple[Any, int]:
         memory = cupy.cuda.alloc_pinned_memory(8 * words)
@@ -48,22 +50,45 @@ class CupyDevice(engine.Device):
     def address(self, array: Any) -> int:
         return array.data.ptr
 
+    def strides(self, array: Any) -> tuple[int, ...]:
+        return tuple([s // array.itemsize for s in array.strides])
+
     def stream(self) -> int:
         return cupy.cuda.get_current_stream().ptr
 
     def capturing(self) -> bool:
         return cupy.cuda.get_current_stream().is_capturing()
 
+    def synchronize(self) -> None:
+        cupy.cuda.get_current_stream().synchronize()
+
     def expectation(self, slot: int) -> int:
         """None: grad_output is always 1 here, and a promise that is not verified must not read what others write."""
         return 0
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Within it, memory is taken for good: CuPy's pool would hand out again what a graph that is being captured
+        goes on writing to, what CuPy's own functions need for a moment included. (torch's graphs own what is allocated
+        during their capture.)
+        """
+        allocate = cupy.cuda.get_allocator()
+
+        def kept(size: int) -> Any:
+            memory = allocate(size)
+            self._captured.append(memory)
+            return memory
+
+        with cupy.cuda.using_allocator(kept):
+            yield
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def _dtype(name: str) -> Any:
+def dtype_of(name: str) -> Any:
+    """CuPy's dtype of a name."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -75,6 +100,20 @@ _devices: dict[int, CupyDevice] = {}
 _plans: dict[Any, engine.Plan] = {}
 
 
+@contextmanager
+def _current(loss: Definition, arrays: Mapping[str, Any]) -> Iterator[CupyDevice]:
+    """The device of all these arrays, made current."""
+    first, *others = [x.device.id for x in arrays.values()]
+    if any([x != first for x in others]):
+        checks.devices(loss, [f"cuda:{x}" for x in (first, *others)], list(arrays))
+    with cupy.cuda.Device(first):
+        device = _devices.get(first)
+        if device is None:
+            device = _devices[first] = CupyDevice(first)
+        with device.keeping() if device.capturing() else nullcontext():
+            yield device
+
+
 def evaluate(call: Call) -> Any:
     """The loss of CuPy arrays."""
     return value_and_gradients(call, None)[0]
@@ -83,18 +122,12 @@ def evaluate(call: Call) -> Any:
 def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool = True) -> tuple[Any, list[Any]]:
     """The loss of CuPy arrays and, in the same pass, the gradients that are wanted (of its sum, if not one number)."""
     loss, operands = call.loss, call.operands
-    index = operands[0].device.id
-    if any(x.device.id != index for x in operands):
-        checks.devices(loss, [f"cuda:{x.device.id}" for x in operands])
-    with cupy.cuda.Device(index):
-        device = _devices.get(index)
-        if device is None:
-            device = _devices[index] = CupyDevice(index)
+    with _current(loss, dict(zip([x.name for x in loss.operands], operands, strict=True))) as device:
         plan = _plan(call, device)
         if plan.warning and warn:
             checks.warn(plan.warning)
         if call.normalizer is not None and type(call.normalizer) is not float:
-            call = call._replace(normalizer=_on_device(call.normalizer, device))
+            call = call._replace(normalizer=device.double(call.normalizer))
         if plan.elements == 0:
             gradients = [
                 cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(operands, wanted or (), strict=False)
@@ -123,14 +156,8 @@ def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool 
                 check, gradients = promise  # written for the grad_output that it is
                 check.release(device.stream())
                 return value, gradients
-        one = device.keep(cupy.ones((), dtype=_dtype(plan.result)))
+        one = device.one(plan.result)
         return value, engine.gradients(*launch, wanted, one.data.ptr, strides, promise)
-
-
-def _on_device(normalizer: Any, device: CupyDevice) -> Any:
-    """A normalizer of any library as a double on the current device."""
-    x = normalizer if isinstance(normalizer, cupy.ndarray) else cupy.asarray(normalizer)
-    return device.keep(x.astype(cupy.float64).reshape(()))
 
 
 def _divided(
@@ -141,7 +168,7 @@ def _divided(
     total, _ = value_and_gradients(sum_call, None, warn=False)
     below = call.normalizer if divisor_call is None else value_and_gradients(divisor_call, None)[0]
     divisor = cupy.broadcast_to(below * factor, plan.resolved.shape)
-    value = reference.divide(cupy, total, divisor).astype(_dtype(plan.result))
+    value = reference.divide(cupy, total, divisor).astype(dtype_of(plan.result))
     if wanted is None:
         return value, []
     empty = divisor == 0
@@ -161,8 +188,8 @@ def _divided(
 def _gradients(call: Call, device: CupyDevice, wanted: tuple[bool, ...], grad_output: Any) -> list[Any]:
     """The gradients for a grad_output of the result's shape, in float64."""
     plan, pointers = _plan(call, device), [x.data.ptr for x in call.operands]
-    upstream = device.keep(cupy.ascontiguousarray(grad_output))
-    strides = None if plan.scalar else tuple(s // upstream.itemsize for s in upstream.strides)
+    upstream = cupy.ascontiguousarray(grad_output)
+    strides = None if plan.scalar else device.strides(upstream)
     launch = plan, device, pointers, call.parameters, plan.divisor
     return engine.gradients(*launch, wanted, upstream.data.ptr, strides)
 
@@ -177,10 +204,10 @@ def _plan(call: Call, device: CupyDevice) -> engine.Plan:
         names = [x.dtype.name for x in operands]
         checks.dtypes(loss, names)
         tensors = tuple(
-            engine.Tensor(n, x.shape, tuple(s // x.itemsize for s in x.strides), x.data.ptr % 16)
-            for n, x in zip(names, operands, strict=True)
+            engine.Tensor(n, x.shape, device.strides(x), x.data.ptr % 16) for n, x in zip(names, operands, strict=True)
         )
-        plan = engine.Plan(loss, call.flags, call.reduction, tensors, checks.promote(names), device.processors)
+        more = checks.promote(names), device.processors, device.launcher
+        plan = engine.Plan(loss, call.flags, call.reduction, tensors, *more)
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
@@ -189,5 +216,13 @@ def _plan(call: Call, device: CupyDevice) -> engine.Plan:
 
 def evaluate_rows(call: RowCall) -> Any:
     """A loss of rows of CuPy arrays."""
-    row_checks.arrays(call)
-    return row_reference.evaluate(call, row_checks.promoted(call))
+    return rows_and_gradients(call, (False, False))[0]
+
+
+def rows_and_gradients(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Pair]:
+    """The same and, in the same pass, the gradients of the operands that are wanted (of its sum, if not one number)."""
+    with _current(call.loss, call.arrays) as device:
+        return row_cupy.value_and_gradients(call, wanted, device)
+
+
+from cupylosses import row_cupy  # noqa: E402  (which needs what is above)

@@ -34,8 +34,7 @@ def value_and_grad(
         TypeError: no loss of this library; an operand without a gradient (integers, numbers).
         ValueError: a position that the loss has not.
 
-    NumPy arrays are differentiated by torch, zero-copy, and need it to be installed; so are CuPy arrays by losses of
-    rows.
+    NumPy arrays are differentiated by torch, zero-copy, and need it to be installed.
     """
     function = _function(loss)
     definition: Definition = function.loss
@@ -123,43 +122,54 @@ def _numpy(call: Call, wanted: Sequence[bool]) -> tuple[Any, list[Any]]:
 
 
 def _tensor(loss: Definition, x: Any) -> Any:
-    """An array of NumPy's or CuPy's as a tensor of torch's, zero-copy."""
-    library = interop.kind(x)
+    """An array of NumPy's as a tensor of torch's, zero-copy."""
     try:
         import torch
     except ImportError as error:
-        what = {"numpy": "NumPy", "cupy": "CuPy"}[library]
         raise ImportError(
-            f'{loss.name}: gradients of {what} arrays need torch: `pip install "cupylosses[torch]"`.'
+            f'{loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
         ) from error
-    if library == "cupy":
-        return torch.from_dlpack(x)
     # torch has neither negative strides nor read-only memory: such arrays are copied, no others.
     return torch.from_numpy(x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy())
 
 
-def _array(x: Any, library: str) -> Any:
-    """The way back."""
-    if library == "numpy":
-        return x.numpy()[()]
-    return interop.adopt(x, "cupy") if library == "cupy" else x
-
-
 def _rows(call: RowCall, chosen: Sequence[int | str]) -> tuple[Any, tuple[Any, ...]]:
-    """Value and gradients of a loss of rows, by torch."""
-    library = interop.kind(call.operands[0])
+    """Value and gradients of a loss of rows."""
     names = [list(call.arrays)[_slot(call.loss, call.arrays, x)] for x in chosen]
-    arrays = call.arrays if library == "torch" else {n: _tensor(call.loss, x) for n, x in call.arrays.items()}
+    operands = [x.name for x in call.loss.operands]
+    for name in names:
+        if name not in operands:
+            raise TypeError(f"{call.loss.name}: `{name}` has no gradient; leave it out of `argnums`.")
+    wanted = operands[0] in names, operands[1] in names
+    by_library = {"cupy": _cupy_rows, "torch": _torch_rows, "numpy": _numpy_rows}
+    value, gradients = by_library[interop.kind(call.operands[0])](call, wanted)
+    return value, tuple(gradients[operands.index(x)] for x in names)
+
+
+def _torch_rows(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Sequence[Any]]:
     import torch
 
-    leaves = {name: x.detach().requires_grad_(name in names) for name, x in arrays.items()}
+    call = call.with_arrays({name: x.detach() for name, x in call.arrays.items()})
+    inputs = [x.requires_grad_() for x, w in zip(call.operands, wanted, strict=True) if w]
     with torch.enable_grad():
-        found = evaluate_rows(call.with_arrays(leaves))
+        found = evaluate_rows(call)
     value = found.loss if isinstance(found, RowResult) else found
     grad_output = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    gradients = torch.autograd.grad(value, [leaves[x] for x in names], grad_output) if names else ()
-    back = [None if x is None else _array(x.detach(), library) for x in (found if value is not found else [value])]
-    return RowResult(*back) if value is not found else back[0], tuple(_array(x, library) for x in gradients)
+    gradients = iter(torch.autograd.grad(value, inputs, grad_output) if inputs else ())
+    value = found._replace(loss=value.detach()) if isinstance(found, RowResult) else value.detach()
+    return value, [next(gradients) if w else None for w in wanted]
+
+
+def _numpy_rows(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Sequence[Any]]:
+    tensors = call.with_arrays({n: _tensor(call.loss, x) for n, x in call.arrays.items()})
+    value, gradients = _torch_rows(tensors, wanted)
+    several = isinstance(value, RowResult)
+    parts = [None if x is None else x.numpy()[()] for x in (value if several else [value])]
+    return RowResult(*parts) if several else parts[0], [None if g is None else g.numpy() for g in gradients]
+
+
+def _cupy_rows(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Sequence[Any]]:
+    return backend("cupy").rows_and_gradients(call, wanted)
 
 
 def _cupy(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:

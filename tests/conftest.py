@@ -16,6 +16,7 @@ A test with the argument ``loss`` runs for every loss; if it runs kernels, for t
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -172,6 +173,18 @@ def device(request: pytest.FixtureRequest) -> str:
 def loss(request: pytest.FixtureRequest) -> Loss:
     """One of the definitions."""
     return request.param
+
+
+@pytest.fixture
+def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """CuPy, or what stands for it without a GPU."""
+    if GPU:
+        yield importlib.import_module("cupy")
+        return
+    from cupylosses.testing.host import stand_in
+
+    with stand_in.cupy(seed=zlib.crc32(request.node.nodeid.encode()) % 4) as module:
+        yield module
 
 
 @pytest.fixture

@@ -21,6 +21,9 @@ HOST = sys.platform == "linux" and host.find_compiler() is not None
 #: test that is marked ``kernels`` runs.
 KERNELS = "cuda" if GPU else "cpu"
 
+#: A kernel that keeps its stream busy for some 30 ms.
+WAIT = 'extern "C" __global__ void wait() { long long t = clock64(); while (clock64() - t < 50000000) {} }'
+
 
 def on_gpu(*values: Any) -> list[Any]:
     """Values of a parameter that would take the host too long."""

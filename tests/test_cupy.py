@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from devices import WAIT
 from grids import CASES
 
 import cupylosses
@@ -21,10 +22,6 @@ from cupylosses.testing.tolerance import same_bits
 cupy = pytest.importorskip("cupy")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
-
-
-#: A kernel that keeps its stream busy for some 30 ms.
-WAIT = 'extern "C" __global__ void wait() { long long t = clock64(); while (clock64() - t < 50000000) {} }'
 
 
 def draw(loss: Loss, case: Any = None, dtype: str = "float32", layout: str = "contiguous") -> list[torch.Tensor]:

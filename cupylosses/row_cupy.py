@@ -1,0 +1,95 @@
+"""CuPy and the row engine: values of losses of rows, and values with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupylosses import row_arrays, row_checks, row_engine, row_reference, row_term_engine
+from cupylosses.cupy_arrays import CupyDevice, cupy
+from cupylosses.engine import Divisor
+from cupylosses.row_call import RowCall, RowResult
+from cupylosses.row_engine import RowPlan
+from cupylosses.row_term_engine import Pair, TermPlan
+
+
+def value_and_gradients(call: RowCall, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
+    """The loss of arrays on a device that is current, and the gradients that are wanted."""
+    if call.weight is not None and not call.weight.flags.c_contiguous:
+        call = call._replace(weight=cupy.ascontiguousarray(call.weight))
+    plan = _plan(call, device)
+    if plan.rows == 0:
+        return _of_nothing(call, plan.promoted, wanted, device)
+    return (_of_indices if call.kind == "indices" else _of_terms)(call, plan, wanted, device)
+
+
+def _plan(call: RowCall, device: CupyDevice) -> Any:
+    key: list[Any] = [*row_arrays.own_key(call), "cupy", device.index]
+    for name, x in call.arrays.items():
+        key += (name, x.dtype.name, x.shape, x.strides, x.data.ptr & 15)
+    found = row_arrays.plans.get(tuple(key))
+    if found is None:
+        row_checks.arrays(call)
+        make: Any = row_arrays.index_plan if call.kind == "indices" else row_arrays.term_plan
+        plan = make(call, device, row_checks.promoted(call), call.out_dtype)
+        found = row_arrays.remember(tuple(key), plan, device)
+    return found[0]
+
+
+def _of_nothing(call: RowCall, promoted: str, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
+    """By the formulas, which have nothing to read."""
+    if call.normalizer is not None and type(call.normalizer) is not float:
+        call = call._replace(normalizer=device.double(call.normalizer))
+    first, second = (cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(call.operands, wanted, strict=True))
+    return row_reference.evaluate(call, promoted, readable=False), (first, second)
+
+
+def _of_indices(call: RowCall, plan: RowPlan, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
+    row_arrays.check_labels(device)
+    given = row_arrays.index_arguments(call, device)
+    divisor = row_arrays.divisor_of(call, device) or row_engine.count(plan, device, given)
+    outputs, lse, correct = row_arrays.outputs_of(call, plan, device)
+    gradient = None
+    if wanted[0] and call.reduction != "none" and not call.inplace:
+        # Without a table of expectations it is written for a grad_output of 1, which is what it is.
+        value, promise = row_engine.reduce_with_gradient(plan, device, given, divisor, outputs)
+        gradient = promise.gradient
+    else:
+        slopes = row_engine.new_slopes(plan, device) if wanted[0] else None
+        if slopes is not None:
+            outputs.slopes = device.address(slopes)
+        if call.reduction == "none":
+            value = row_engine.values(plan, device, given, outputs)
+        else:
+            value = row_engine.reduce(plan, device, given, divisor, outputs)
+        if slopes is not None:
+            one = device.one(plan.result)
+            over = call.inplace and plan.without_gaps
+            gradient = call.operands[0] if over else row_engine.new_gradient(plan, device)
+            addresses = outputs.slopes, device.address(one), False, device.address(gradient)
+            row_engine.apply(plan, device, given, divisor, *addresses)
+    if call.check == "sync":
+        device.synchronize()
+        row_arrays.check_labels(device)
+    if call.lse or call.accuracy:
+        value = RowResult(value, lse, row_arrays.accuracy_of(call, correct))
+    return value, (gradient, None)
+
+
+def _of_terms(call: RowCall, plan: TermPlan, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
+    lse = row_arrays.new_lse(plan, device) if call.lse else None
+    stored = 0 if lse is None else device.address(lse)
+    given = row_arrays.term_arguments(call, device)
+    divisor = row_arrays.divisor_of(call, device) or row_term_engine.count(plan, device, given)
+    gradients: Pair = (None, None)
+    if True in wanted and call.reduction != "none":
+        value, promise = row_term_engine.reduce_with_gradients(plan, device, given, divisor, wanted, stored)
+        gradients = promise.gradients
+    elif call.reduction == "none":
+        value = row_term_engine.values(plan, device, given, stored)
+        if True in wanted:
+            one = device.one(plan.result)
+            launched = plan, device, given, Divisor(1.0), wanted, device.address(one)
+            gradients = row_term_engine.verified_gradients(*launched, None)
+    else:
+        value = row_term_engine.reduce(plan, device, given, divisor, stored)
+    return (RowResult(value, lse) if call.lse else value), gradients

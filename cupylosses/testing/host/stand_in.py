@@ -1,0 +1,178 @@
+"""NumPy in the place of CuPy: its path through the kernels, without a GPU.
+
+What cupylosses asks of CuPy is here, as CuPy's documentation has it, and no more. Memory is the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest import mock
+
+import array_api_compat.numpy
+import numpy
+
+from cupylosses import functional, interop, row_arrays
+from cupylosses.testing.host import settings
+from cupylosses.testing.host.execution import PROCESSORS
+from cupylosses.testing.host.launch import Launcher
+from cupylosses.testing.host.settings import Settings
+from cupylosses.testing.memory import NAN_BYTE
+from cupylosses.testing.row_properties import SMALL
+
+
+class Array(numpy.ndarray):
+    """``cupy.ndarray``, whose memory is given as a pointer, and which lies on a device."""
+
+    def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> Array:
+        if memptr is None:
+            dtype = numpy.dtype(dtype)
+            memptr = _allocator[-1](dtype.itemsize * int(numpy.prod(shape)))
+        return numpy.ndarray.__new__(cls, shape, dtype, memptr.memory, 0, strides)
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The pointer to its first element; that of an array without gaps can be given to another one."""
+        memory = self.reshape(-1).view(numpy.uint8) if self.flags.c_contiguous else None
+        return SimpleNamespace(ptr=self.ctypes.data, memory=memory)
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        """The only one, but for an array that a test says it of."""
+        return Device(self.__dict__.get("index", 0))
+
+
+class Device:
+    """``cupy.cuda.Device``: a small GPU."""
+
+    attributes: ClassVar = {"MultiProcessorCount": PROCESSORS, "MaxSharedMemoryPerBlockOptin": SMALL.shared}
+    compute_capability = "90"
+
+    def __init__(self, index: int) -> None:
+        self.id = index
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Stream:
+    """``cupy.cuda.Stream``, on which everything has happened at once. ``capturing`` says that a graph is being
+    captured, and ``waits`` counts how often the host has waited.
+    """
+
+    ptr = 0
+
+    def __init__(self) -> None:
+        self.capturing, self.waits = False, 0
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def _allocate(size: int) -> Any:
+    """New memory, which holds no zeros but NaN."""
+    return SimpleNamespace(memory=numpy.full(size, NAN_BYTE, numpy.uint8))
+
+
+_allocator: list[Callable[[int], Any]] = [_allocate]
+
+
+@contextmanager
+def _using_allocator(allocator: Callable[[int], Any]) -> Iterator[None]:
+    _allocator.append(allocator)
+    try:
+        yield
+    finally:
+        _allocator.pop()
+
+
+def _pinned(size: int) -> Any:
+    memory = numpy.full(size, NAN_BYTE, numpy.uint8)
+    return SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+
+
+def _filled(value: float) -> Callable[..., Array]:
+    def make(shape: Any, dtype: Any = float) -> Array:
+        return _full(shape, value, dtype)
+
+    return make
+
+
+def _full(shape: Any, value: float, dtype: Any = float) -> Array:
+    found = Array(shape, dtype)
+    found.fill(value)
+    return found
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Array]:
+    """NumPy's function, with a result of this class."""
+    return lambda *arguments, **named: numpy.asarray(function(*arguments, **named)).view(Array)
+
+
+def _module(stream: Stream) -> Any:
+    """What stands for ``cupy``."""
+    same = ("asarray", "ascontiguousarray", "broadcast_to", "from_dlpack", "full_like", "ones_like", "sum", "where",
+            "zeros_like")  # fmt: skip
+    cuda = SimpleNamespace(
+        Device=Device,
+        get_current_stream=lambda: stream,
+        get_allocator=lambda: _allocator[-1],
+        using_allocator=_using_allocator,
+        alloc_pinned_memory=_pinned,
+    )
+    return SimpleNamespace(
+        ndarray=Array,
+        dtype=numpy.dtype,
+        float64=numpy.float64,
+        empty=Array,
+        full=_full,
+        ones=_filled(1.0),
+        zeros=_filled(0.0),
+        cuda=cuda,
+        **{name: _own(getattr(numpy, name)) for name in same},
+    )
+
+
+@contextmanager
+def cupy(**chosen: Any) -> Iterator[Any]:
+    """Within it, what is yielded is CuPy: its arrays take their kernels, on the host. ``chosen`` are fields of
+    :class:`~cupylosses.testing.host.settings.Settings`.
+    """
+    stream = Stream()
+    module, namespace = _module(stream), interop.namespace
+    try:
+        functional.backend("cupy")
+    except ImportError:
+        with mock.patch.object(interop, "cupy", lambda: module):
+            functional.backend("cupy")
+    from cupylosses import cupy_arrays, row_cupy
+
+    def of_numpy(x: Any) -> Any:
+        return array_api_compat.numpy if isinstance(x, Array) else namespace(x)
+
+    before = settings.use(Settings(**chosen))
+    row_arrays.plans.clear()
+    try:
+        with (
+            mock.patch.object(interop, "cupy", lambda: module),
+            mock.patch.object(interop, "namespace", of_numpy),
+            mock.patch.dict(interop.known_kinds, {Array: "cupy"}),
+            mock.patch.object(cupy_arrays, "cupy", module),
+            mock.patch.object(row_cupy, "cupy", module),
+            mock.patch.object(cupy_arrays.CupyDevice, "launcher", Launcher),
+            mock.patch.dict(cupy_arrays._devices, clear=True),
+            mock.patch.dict(cupy_arrays._plans, clear=True),
+            numpy.errstate(divide="ignore", invalid="ignore", over="ignore"),
+        ):
+            yield module
+    finally:
+        row_arrays.plans.clear()
+        settings.use(before)

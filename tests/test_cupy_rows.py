@@ -1,0 +1,441 @@
+"""Losses of rows of CuPy arrays: the bits of tensors, labels that are no class, memory, streams, graphs.
+
+Without a GPU NumPy stands for CuPy (``cupylosses.testing.host.stand_in``); streams and graphs only a GPU has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import GPU, KERNELS, WAIT
+from test_rows import build, cases
+from torch import Tensor
+
+import cupylosses.functional as F
+from cupylosses import row_arrays, value_and_grad
+from cupylosses.row_call import RowResult
+from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.testing.row_properties import LAYOUTS, PLACES, draw
+from cupylosses.testing.row_truth import NAMES
+from cupylosses.testing.tolerance import same_bits
+
+pytestmark = pytest.mark.kernels
+
+LOSSES = row_registry()
+each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
+#: By the loss, and what the target is: all of these have kernels of their own.
+KINDS = {"indices": "cross_entropy", "probabilities": "cross_entropy", "log-probabilities": "nll_loss"}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def array(cupy: Any, x: Tensor) -> Any:
+    """A tensor's memory as an array."""
+    if x.dtype != torch.bfloat16:
+        return cupy.from_dlpack(x)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    if GPU and int(cupy.__version__.partition(".")[0]) < 14:
+        pytest.skip("CuPy knows bfloat16 from 14 on")
+    return cupy.from_dlpack(x.view(torch.int16)).view(ml_dtypes.bfloat16)
+
+
+def tensor(x: Any) -> Any:
+    """An array's memory as a tensor."""
+    if x.dtype.name == "bfloat16":
+        return tensor(x.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(x) if GPU else torch.from_numpy(numpy.asarray(x))
+
+
+def arrays(cupy: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same call of arrays."""
+    return {n: array(cupy, x) if isinstance(x, Tensor) else x for n, x in arguments.items()}
+
+
+def agree(found: Any, expected: Any) -> None:
+    """Results have the same bits, and are arrays where the others are tensors."""
+    parts = zip(*((x if isinstance(x, (tuple, list)) else (x,)) for x in (found, expected)), strict=True)
+    assert isinstance(found, RowResult) == isinstance(expected, RowResult)
+    for a, b in parts:
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert not isinstance(a, Tensor) and same_bits(tensor(a), b.detach())
+
+
+def everything(name: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The operands that have a gradient."""
+    return tuple(x for x in NAMES[name][:2] if arguments[x].is_floating_point())
+
+
+def drawn(kind: str, reduction: str = "mean", rows: int = 37, classes: int = 43) -> tuple[str, dict[str, Any]]:
+    """A loss, and the arguments of a call."""
+    given = draw((rows, classes), 1, device=KERNELS).arguments | {"reduction": reduction}
+    if kind == "probabilities":
+        given["target"] = given["input"].flip(0).softmax(1)
+    if kind == "log-probabilities":
+        given["input"] = given["input"].log_softmax(1)
+    return KINDS[kind], given
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The bits of tensors
+
+
+@pytest.mark.parametrize(("what", "setting"), cases(1))
+def test_bits_are_those_of_tensors(cupy: Any, what: str, setting: Mapping[str, Any]) -> None:
+    """Every choice of every option; the arrays are the very memory of the tensors."""
+    name, given = build(what, setting, KERNELS)
+    more = {x: True for x in ("return_lse", "return_accuracy") if x in LOSSES[name].common}
+    if "target_dtype" in setting:
+        more.pop("return_accuracy", None)
+    agree(getattr(F, name)(**arrays(cupy, given)), getattr(F, name)(**given))
+    agree(getattr(F, name)(**arrays(cupy, given), **more), getattr(F, name)(**given, **more))
+    wanted = everything(name, given)
+    for argnums in (wanted, *wanted, ()):
+        found = value_and_grad(name, **arrays(cupy, given), argnums=argnums)
+        expected = value_and_grad(name, **given, argnums=argnums)
+        agree(found[0], expected[0])
+        agree(found[1], expected[1])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(cupy: Any, layout: str, reduction: str) -> None:
+    given = draw(*LAYOUTS[layout], device=KERNELS).arguments | {"reduction": reduction}
+    for a, b in zip(
+        value_and_grad("cross_entropy", **arrays(cupy, given)), value_and_grad("cross_entropy", **given), strict=True
+    ):
+        agree(a, b)
+
+
+@each_kind
+@pytest.mark.parametrize("place", PLACES)
+def test_places(cupy: Any, place: str, kind: str) -> None:
+    name, given = drawn(kind, "none")
+    given["input"] = draw((37, 43), 1, device=KERNELS, place=place).input
+    for a, b in zip(value_and_grad(name, **arrays(cupy, given)), value_and_grad(name, **given), strict=True):
+        agree(a, b)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "at", [(slice(None, None, -1), slice(None)), (slice(None), slice(None, None, -1))], ids=["rows", "classes"]
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_reversed_arrays(cupy: Any, kind: str, at: tuple[slice, slice], reduction: str) -> None:
+    """Negative strides, which torch does not have."""
+    name, given = drawn(kind, reduction)
+    dense = arrays(cupy, given)
+    turned = {**dense, "input": cupy.ascontiguousarray(dense["input"][at])[at]}
+    assert min(turned["input"].strides) < 0
+    found, expected = value_and_grad(name, **turned), value_and_grad(name, **dense)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(tensor(a), tensor(b), rtol=1e-6, atol=1e-6)
+
+
+@each_loss
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_rows(cupy: Any, row_loss: RowLoss, reduction: str) -> None:
+    first, second, _ = NAMES[row_loss.name]
+    target = cupy.zeros((0,), "int64") if "indices" in row_loss.targets else cupy.zeros((0, 3))
+    given = {first: cupy.zeros((0, 3)), second: target, "reduction": reduction}
+    if reduction == "mean":
+        given["normalizer"] = cupy.full((), 2.0)
+    value, gradient = value_and_grad(row_loss.name, **given)
+    assert value.shape == ((0,) if reduction == "none" else ()) and gradient.shape == (0, 3)
+    assert reduction == "none" or float(value) == 0
+
+
+def test_weights_with_gaps(cupy: Any) -> None:
+    name, given = drawn("indices")
+    w = torch.rand(86, device=KERNELS)[::2]
+    found = value_and_grad(name, **arrays(cupy, given), weight=array(cupy, w))
+    for a, b in zip(found, value_and_grad(name, **given, weight=w), strict=True):
+        agree(a, b)
+
+
+@each_kind
+def test_normalizers_of_any_library(cupy: Any, kind: str) -> None:
+    name, given = drawn(kind)
+    expected = getattr(F, name)(**given, normalizer=3.0)
+    for normalizer in (3.0, cupy.full((), 3.0), cupy.full((1,), 3.0, "float32"), numpy.float64(3.0), numpy.full((), 3)):
+        agree(getattr(F, name)(**arrays(cupy, given), normalizer=normalizer), expected)
+
+
+def test_labels_without_a_sign_are_none_that_is_ignored(cupy: Any) -> None:
+    """A byte has 156 for -100."""
+    x = torch.zeros(2, 200, device=KERNELS)
+    x[0, 156] = x[1, 3] = 1.0
+    given = {"input": x, "target": torch.tensor([156, 4], dtype=torch.uint8, device=KERNELS), "return_accuracy": True}
+    found = F.cross_entropy(**arrays(cupy, given))
+    assert float(found.accuracy) == 0.5
+    agree(found, F.cross_entropy(**given))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradient_over_the_logits(cupy: Any, layout: str, reduction: str) -> None:
+    given = arrays(cupy, draw(*LAYOUTS[layout], device=KERNELS).arguments) | {"reduction": reduction}
+    value, expected = value_and_grad("cross_entropy", **given)
+    found, gradient = value_and_grad("cross_entropy", **given, inplace_backward=True)
+    assert gradient.data.ptr == given["input"].data.ptr and same_bits(tensor(gradient), tensor(expected))
+    assert same_bits(tensor(found), tensor(value))
+
+
+@pytest.mark.parametrize("place", ["misaligned", "sliced"])
+def test_gradient_over_logits_with_gaps_is_a_new_one(cupy: Any, place: str) -> None:
+    x = draw((37, 43), 1, device=KERNELS, place=place)
+    given, before = arrays(cupy, x.arguments), x.input.clone()
+    _, expected = value_and_grad("cross_entropy", **given)
+    _, gradient = value_and_grad("cross_entropy", **given, inplace_backward=True)
+    assert same_bits(tensor(gradient), tensor(expected)) and same_bits(x.input, before)
+
+
+@contextmanager
+def noted_sizes(cupy: Any) -> Any:
+    """Within it, what is allocated is noted, in bytes."""
+    sizes: list[int] = []
+    allocate = cupy.cuda.get_allocator()
+
+    def note(size: int) -> Any:
+        sizes.append(size)
+        return allocate(size)
+
+    with cupy.cuda.using_allocator(note):
+        yield sizes
+
+
+@each_kind
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_no_memory_of_the_size_of_the_logits_but_the_gradient(cupy: Any, kind: str, reduction: str) -> None:
+    name, given = drawn(kind, reduction, 64, 1024)
+    given = arrays(cupy, given)
+    value_and_grad(name, **given)
+    full = given["input"].nbytes
+    with noted_sizes(cupy) as sizes:
+        value_and_grad(name, **given)
+    assert full in sizes and sum(sizes) < 1.25 * full
+    with noted_sizes(cupy) as sizes:
+        getattr(F, name)(**given)
+        if kind == "indices":
+            value_and_grad(name, **given, inplace_backward=True)
+    assert sum(sizes) < 0.25 * full
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Labels, errors
+
+
+def wait(cupy: Any) -> None:
+    cupy.cuda.get_current_stream().synchronize()
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+def test_labels_are_checked(cupy: Any, name: str, fresh_plans: Callable[[], None]) -> None:
+    given = draw((37, 43), 1, device=KERNELS).arguments
+    target = given["target"].clone()
+    target[5] = 99
+    text = rf"{name}: `target\[5\]` must be a class index, 0 to 42.*got 99"
+    right, wrong = arrays(cupy, given), arrays(cupy, {**given, "target": target})
+    expected = getattr(F, name)(**right)
+
+    with pytest.raises(IndexError, match=text):
+        getattr(F, name)(**wrong, check_targets="sync")
+    agree(getattr(F, name)(**right), tensor(expected))
+
+    assert tensor(getattr(F, name)(**wrong)).isnan()
+    wait(cupy)
+    with pytest.raises(IndexError, match=text):
+        value_and_grad(name, **right)
+    agree(getattr(F, name)(**right), tensor(expected))
+
+    value, gradient = value_and_grad(name, **wrong, check_targets="off")
+    wait(cupy)
+    assert tensor(value).isnan() and bool((tensor(gradient)[5] == 0).all())
+    agree(getattr(F, name)(**right), tensor(expected))
+
+
+@pytest.mark.skipif(GPU, reason="the stand-in counts how often the host waits")
+@each_kind
+def test_the_host_waits_where_it_is_told_to(cupy: Any, kind: str) -> None:
+    name, given = drawn(kind)
+    stream = cupy.cuda.get_current_stream()
+    for reduction in ("mean", "none"):
+        options = arrays(cupy, given) | {"reduction": reduction}
+        value_and_grad(name, **options)
+        if "return_lse" in LOSSES[name].common:
+            value_and_grad(name, **options, return_lse=True, return_accuracy=kind == "indices")
+    assert stream.waits == 0
+    getattr(F, name)(**options, check_targets="sync")
+    assert stream.waits == (kind != "probabilities")
+
+
+def test_class_weights_have_no_gradient(cupy: Any) -> None:
+    name, given = drawn("indices")
+    weight = torch.ones(43, device=KERNELS)
+    for call in (given | {"weight": weight}, arrays(cupy, given | {"weight": weight})):
+        with pytest.raises(TypeError, match=r"^cross_entropy: `weight` has no gradient; leave it out of `argnums`"):
+            value_and_grad(name, **call, argnums="weight")
+
+
+def test_what_is_refused(cupy: Any) -> None:
+    _, given = drawn("indices")
+    x, y = arrays(cupy, {n: given[n] for n in ("input", "target")}).values()
+    with pytest.raises(ValueError, match=r"`target` must have the shape of `input` without its class dimension"):
+        F.cross_entropy(x, y[:-1])
+    with pytest.raises(ValueError, match=r"`weight` must have one number per class, shape \(43,\).*got \(\)"):
+        F.cross_entropy(x, y, weight=cupy.full((), 1.0))
+    with pytest.raises(TypeError, match=r"`input` must have one of the dtypes .*, got complex64"):
+        F.cross_entropy(x.astype("complex64"), y)
+    with pytest.raises(TypeError, match=r"must come from one array library, got .* from cupy and .* from numpy"):
+        F.cross_entropy(x, numpy.zeros(37, "int64"))
+
+
+def test_several_devices_are_an_error(cupy: Any) -> None:
+    _, given = drawn("indices")
+    given = arrays(cupy, given)
+    if GPU:
+        if cupy.cuda.runtime.getDeviceCount() < 2:
+            pytest.skip("needs two GPUs")
+        with cupy.cuda.Device(1):
+            given["mask"] = cupy.zeros(37, "bool")
+    else:
+        given["mask"] = cupy.zeros(37, "bool")
+        given["mask"].index = 1
+    with pytest.raises(ValueError, match=r"one device, got `input` on cuda:0.* and `mask` on cuda:1"):
+        F.cross_entropy(**given)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Graphs and streams
+
+
+@pytest.mark.skipif(GPU, reason="the stand-in says that it captures")
+@each_kind
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
+    """All that is allocated meanwhile, and nothing else."""
+    name, given = drawn(kind, reduction)
+    given, stream = arrays(cupy, given), cupy.cuda.get_current_stream()
+    if kind == "indices":
+        given["return_accuracy"] = True
+    expected = value_and_grad(name, **given)
+    (_, device), *_ = row_arrays.plans.values()
+    assert not device._captured
+    stream.capturing = True
+    with noted_sizes(cupy) as sizes:
+        found = value_and_grad(name, **given)
+    assert [x.memory.size for x in device._captured] == sizes and sizes
+    for a, b in zip(found, expected, strict=True):
+        parts = zip(*(x if isinstance(x, tuple) else (x,) for x in (a, b)), strict=True)
+        assert all(x is y or same_bits(tensor(x), tensor(y)) for x, y in parts)
+
+
+@pytest.mark.gpu
+@each_kind
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_captured_graph_keeps_its_memory(cupy: Any, kind: str, reduction: str) -> None:
+    """Arrays that are made after the capture lie elsewhere: replays neither write into them nor read from them."""
+    name, given = drawn(kind, reduction)
+    given = arrays(cupy, given)
+    if kind == "indices":
+        given |= {"return_lse": True, "return_accuracy": True}
+    fresh = {n: x[::-1].copy() if n in NAMES[name][:2] else x for n, x in given.items()}
+    expected = value_and_grad(name, **fresh)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        value_and_grad(name, **given)
+        stream.begin_capture()
+        found = value_and_grad(name, **given)
+        graph = stream.end_capture()
+        foreign = [cupy.full(1 << n, float("nan")) for n in range(15) for _ in range(16)]
+        for n in NAMES[name][:2]:
+            given[n][...] = fresh[n]
+        results = [x for part in found for x in (part if isinstance(part, tuple) else (part,))]
+        for x in results:
+            x.fill(float("nan"))
+        for _ in range(2):
+            graph.launch(stream)
+        stream.synchronize()
+        for a, b in zip(results, [x for p in expected for x in (p if isinstance(p, tuple) else (p,))], strict=True):
+            assert same_bits(tensor(a), tensor(b))
+        assert all(bool(cupy.isnan(x).all()) for x in foreign)
+
+
+@pytest.mark.gpu
+@each_kind
+def test_current_stream_is_waited_for(cupy: Any, kind: str) -> None:
+    """The operands are still being produced, slowly, on CuPy's current stream."""
+    name, given = drawn(kind, rows=1031)
+    given = arrays(cupy, given)
+    expected = value_and_grad(name, **given)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    slow = cupy.RawKernel(WAIT, "wait")
+    cupy.cuda.Device().synchronize()
+    with stream:
+        late = {n: cupy.zeros_like(x) if n in NAMES[name][:2] else x for n, x in given.items()}
+        slow((1,), (1,), ())
+        for n in NAMES[name][:2]:
+            late[n][...] = given[n]
+        found = value_and_grad(name, **late)
+    stream.synchronize()
+    for a, b in zip(found, expected, strict=True):
+        assert same_bits(tensor(a), tensor(b))
+
+
+@pytest.mark.gpu
+@each_kind
+def test_no_call_waits_for_the_gpu(cupy: Any, kind: str) -> None:
+    """A kernel that was launched before is still running when it has returned."""
+    name, given = drawn(kind)
+    given = arrays(cupy, given)
+    value_and_grad(name, **given)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        value_and_grad(name, **given)
+        stream.synchronize()
+        for _ in range(8):
+            cupy.RawKernel(WAIT, "wait")((1,), (1,), ())
+        value_and_grad(name, **given)
+        running = not stream.done
+    stream.synchronize()
+    assert running
+
+
+@pytest.mark.gpu
+def test_expectation_of_torch_does_not_reach_cupy(cupy: Any) -> None:
+    """An upstream gradient that torch's calls have come to expect is not the 1 that CuPy means."""
+    name, given = drawn("indices")
+    _, expected = value_and_grad(name, **arrays(cupy, given))
+    leaf = given["input"].clone().requires_grad_()
+    for _ in range(2):
+        (F.cross_entropy(**{**given, "input": leaf}) * 100).backward()
+    _, found = value_and_grad(name, **arrays(cupy, given))
+    assert same_bits(tensor(found), tensor(expected))
+
+
+@pytest.mark.gpu
+@each_loss
+def test_without_torch(cupy: Any, python: Callable[..., str], row_loss: RowLoss) -> None:
+    """In an environment that has no torch: value and gradients all the same."""
+    labels = "indices" in row_loss.targets
+    program = f"""
+import sys
+import cupy, cupylosses
+x = cupy.arange(12.0).reshape(3, 4) / 12
+y = cupy.asarray([3, 0, -100]) if {labels} else x[::-1] / 2
+value, gradient = cupylosses.value_and_grad("{row_loss.name}", x, y)
+print(float(value), gradient.ravel().tolist(), "torch" in sys.modules)
+"""
+    x = torch.arange(12.0, dtype=torch.float64, device="cuda").view(3, 4) / 12
+    y = torch.tensor([3, 0, -100], device="cuda") if labels else x.flip(0) / 2
+    value, gradient = value_and_grad(row_loss.name, x, y)
+    assert python(program, without=("torch",)) == f"{value.item()} {gradient.view(-1).tolist()} False"
