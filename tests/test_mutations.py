@@ -91,7 +91,7 @@ def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any]) -> 
     def run() -> None:
         with host.execution(seed=1):
             for chosen in settings or ({},):
-                check(row_properties.draw(*row_properties.LAYOUTS[layout]), **chosen)
+                check(row_properties.of_layout(layout), **chosen)
 
     return run
 

@@ -24,6 +24,7 @@ from cupylosses.testing.row_properties import (
     LAYOUTS,
     PLACES,
     SMALL,
+    SOFTMAX_LAYOUTS,
     Drawn,
     agrees_with_truth,
     draw,
@@ -33,6 +34,7 @@ from cupylosses.testing.row_properties import (
     keeps_its_bits,
     leaves_rows_out,
     noted_layouts,
+    of_layout,
     survives_labels_out_of_range,
     upstream,
     writes_one_gradient_in_one_pass_or_two,
@@ -45,6 +47,7 @@ pytestmark = pytest.mark.kernels
 F: Any = cupylosses.functional
 
 in_each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+in_each_layout_of_logits = pytest.mark.parametrize("layout", SOFTMAX_LAYOUTS)
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +61,15 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
 
 
 def drawn(layout: str, **how: Any) -> Drawn:
-    """Logits for a layout, where kernels run."""
-    return draw(*LAYOUTS[layout], device=KERNELS, **how)
+    """What is computed in a layout, where kernels run."""
+    return of_layout(layout, device=KERNELS, **how)
 
 
 @in_each_layout
 def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[], None]) -> None:
     given = drawn(layout)
     with noted_layouts() as found:
-        F.cross_entropy(**given.arguments)
+        given.function(**given.arguments)
     assert {(x.kind, x.cluster > 1) for x in found} == {
         (layout.partition(",")[0], layout in ("block, cluster", "long"))
     }
@@ -218,12 +221,14 @@ def mask(shape: Any) -> Tensor:
 @in_each_layout
 def test_weights_smoothing_and_mask(layout: str) -> None:
     given = drawn(layout)
-    chosen = {"weight": weights(given.input.shape[1]), "label_smoothing": 0.2, "mask": mask(given.target.shape)}
+    chosen: dict[str, Any] = {"weight": weights(given.input.shape[1]), "mask": mask(given.target.shape)}
+    if layout in SOFTMAX_LAYOUTS:
+        chosen["label_smoothing"] = 0.2
     agrees_with_truth(given, **chosen)
     agrees_with_truth(given, normalizer=torch.tensor(7.0, device=KERNELS), **chosen)
 
 
-@in_each_layout
+@in_each_layout_of_logits
 def test_parameters_of_logits_and_rows(layout: str) -> None:
     given = drawn(layout)
     chosen: dict[str, Any] = {"softcap": 4.0, "logit_scale": 0.7, "gamma": 2.0, "poly": 1.0, "z_loss": 0.01}
@@ -273,7 +278,7 @@ def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) ->
 def test_upstream_gradients_of_any_strides(layout: str) -> None:
     given = drawn(layout)
     x = given.input.detach().requires_grad_()
-    value = F.cross_entropy(**{**given.arguments, "input": x}, reduction="none")
+    value = given.function(**{**given.arguments, "input": x}, reduction="none")
     g = upstream(value.detach())
     expected = gradient(value, x, g, retain_graph=True)
     wide = torch.zeros(*g.shape, 2, device=KERNELS)
@@ -285,7 +290,7 @@ def test_upstream_gradients_of_any_strides(layout: str) -> None:
     assert same_bits(gradient(value, x, torch.tensor(2.0, device=KERNELS).expand(g.shape)), everywhere)
 
 
-@in_each_layout
+@in_each_layout_of_logits
 def test_lse_and_accuracy(layout: str) -> None:
     given = drawn(layout)
     plain = F.cross_entropy(**given.arguments)
@@ -356,7 +361,7 @@ def test_edited_logits_are_torchs_error() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@in_each_layout
+@in_each_layout_of_logits
 def test_gradient_over_the_logits(layout: str, reduction: str) -> None:
     given = drawn(layout)
     x = given.input.detach().requires_grad_()
@@ -383,11 +388,13 @@ def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
-@in_each_layout
 @pytest.mark.parametrize(
-    ("chosen", "full"),
-    [({}, 1), ({"reduction": "none"}, 1), ({"inplace_backward": True}, 0)],
-    ids=["mean", "none", "inplace"],
+    ("layout", "chosen", "full"),
+    [
+        *((x, {"reduction": reduction}, 1) for x in LAYOUTS for reduction in ("mean", "none")),
+        *((x, {"inplace_backward": True}, 0) for x in SOFTMAX_LAYOUTS),
+    ],
+    ids=str,
 )
 def test_no_memory_of_the_size_of_the_logits_but_the_gradient(
     layout: str, chosen: dict[str, Any], full: int, monkeypatch: pytest.MonkeyPatch
@@ -403,7 +410,7 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradient(
     monkeypatch.setattr(kind, "empty", counted)
     given = drawn(layout)
     x = given.input.detach().requires_grad_() * 1.0
-    value = F.cross_entropy(**{**given.arguments, "input": x}, **chosen)
+    value = given.function(**{**given.arguments, "input": x}, **chosen)
     torch.autograd.grad(value, x, upstream(value))
     assert sum(n >= x.numel() for n in sizes) == full
     assert sum(n for n in sizes if n < x.numel()) <= 5 * given.target.numel() + 1024 + 8 * 1024
@@ -460,10 +467,10 @@ def test_labels_out_of_range(layout: str) -> None:
     survives_labels_out_of_range(drawn(layout))
 
 
-@in_each_layout
+@in_each_layout_of_logits
 def test_edges(layout: str) -> None:
-    shape, dim = LAYOUTS[layout]
-    keeps_edges((21, *shape[1:]), dim, KERNELS)
+    x = LAYOUTS[layout]
+    keeps_edges((21, *x.shape[1:]), x.class_dim, KERNELS)
 
 
 def wait() -> None:

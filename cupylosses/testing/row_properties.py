@@ -14,6 +14,7 @@ from unittest import mock
 import cupylosses.functional as F
 from cupylosses import options, row_launch
 from cupylosses.launch import DECLARED_BYTES
+from cupylosses.row_definition import row_registry
 from cupylosses.row_launch import Chip
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_truth import truth
@@ -27,31 +28,57 @@ INF, NAN = float("inf"), float("nan")
 #: A GPU of which a block gets little shared memory, so that rows need not be long to be long.
 SMALL = Chip(DECLARED_BYTES + (16 << 10), clusters=True)
 
-#: Logits that are taken in each way by such a GPU, in float32: their shape, and the class dimension.
-LAYOUTS: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "lanes": ((37, 43), 1),
-    "block": ((5, 1031), 1),
-    "block, cluster": ((3, 9001), 1),
-    "long": ((2, 32775), 1),
-    "columns": ((3, 5, 4, 8), 1),
-    "long columns": ((2, 199, 5, 3), 1),
+
+class Layout(NamedTuple):
+    """The shape of logits, or log-probabilities, their class dimension, and a loss of them."""
+
+    shape: tuple[int, ...]
+    class_dim: int = 1
+    loss: str = "cross_entropy"
+
+
+#: What is taken in each way by such a GPU, in float32.
+LAYOUTS: Mapping[str, Layout] = {
+    "lanes": Layout((37, 43)),
+    "block": Layout((5, 1031)),
+    "block, cluster": Layout((3, 9001)),
+    "long": Layout((2, 32775)),
+    "columns": Layout((3, 5, 4, 8)),
+    "long columns": Layout((2, 199, 5, 3)),
+    "gather": Layout((37, 43), loss="nll_loss"),
+    "gather, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
+
+#: Those of logits, which have more options.
+SOFTMAX_LAYOUTS = tuple(name for name, x in LAYOUTS.items() if x.loss == "cross_entropy")
 
 #: How logits lie in memory: as they are, one element behind an aligned address, or as a part of a larger tensor.
 PLACES = ("contiguous", "misaligned", "sliced", "apart")
 
 
 class Drawn(NamedTuple):
-    """Logits, labels of which some are ignored, and the class dimension."""
+    """Logits, labels of which some are ignored, the class dimension, and the loss of them."""
 
     input: Tensor
     target: Tensor
     class_dim: int
+    loss: str = "cross_entropy"
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Those of a call by name."""
-        return self._asdict()
+        return {"input": self.input, "target": self.target, "class_dim": self.class_dim}
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is called with them."""
+        return getattr(F, self.loss)
+
+
+def of_layout(layout: str, **how: Any) -> Drawn:
+    """What `draw` makes for one of :data:`LAYOUTS`."""
+    shape, class_dim, loss = LAYOUTS[layout]
+    return draw(shape, class_dim, loss=loss, **how)
 
 
 def draw(
@@ -62,17 +89,23 @@ def draw(
     place: str = "contiguous",
     labels: str = "int64",
     seed: int = 0,
+    loss: str = "cross_entropy",
 ) -> Drawn:
-    """Random logits and labels; about one label of eight is ignored, but for a row that is alone."""
+    """Random logits (log-probabilities for a loss of these) and labels; about one label of eight is ignored, but for a
+    row that is alone.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    x = placed((3 * torch.randn(tuple(shape), generator=generator)).to(getattr(torch, dtype)).to(device), place)
+    numbers = 3 * torch.randn(tuple(shape), generator=generator)
+    if not row_registry()[loss].softmax:
+        numbers = numbers.log_softmax(class_dim)
+    x = placed(numbers.to(getattr(torch, dtype)).to(device), place)
     rows = (*shape[:class_dim], *shape[class_dim + 1 :])
     y = torch.randint(0, shape[class_dim], rows, generator=generator)
     if y.numel() > 1 and getattr(torch, labels).is_signed:
         y[torch.rand(rows, generator=generator) < 0.125] = -100
-    return Drawn(x, y.to(getattr(torch, labels)).to(device), class_dim)
+    return Drawn(x, y.to(getattr(torch, labels)).to(device), class_dim, loss)
 
 
 def placed(x: Tensor, place: str) -> Tensor:
@@ -93,13 +126,16 @@ def placed(x: Tensor, place: str) -> Tensor:
 def noted_layouts() -> Iterator[list[row_launch.RowLayout]]:
     """Within it, layouts of new plans are noted."""
     found: list[row_launch.RowLayout] = []
-    layout = row_launch.row_layout
 
-    def note(*arguments: Any, **named: Any) -> row_launch.RowLayout:
-        found.append(layout(*arguments, **named))
-        return found[-1]
+    def noting(layout: Callable[..., row_launch.RowLayout]) -> Callable[..., row_launch.RowLayout]:
+        def note(*arguments: Any) -> row_launch.RowLayout:
+            found.append(layout(*arguments))
+            return found[-1]
 
-    with mock.patch.object(row_launch, "row_layout", note):
+        return note
+
+    both = {name: noting(getattr(row_launch, name)) for name in ("row_layout", "gather_layout")}
+    with mock.patch.multiple(row_launch, **both):
         yield found
 
 
@@ -125,9 +161,9 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
     """Value and gradient are those of float64, for the upstream gradient that is expected and for another one."""
     x = given.input.detach().requires_grad_()
     arguments = {**given.arguments, "input": x, "reduction": reduction, **chosen}
-    value = F.cross_entropy(**arguments)
+    value = given.function(**arguments)
     for grad_output in (upstream(value), value.detach() * 0 + 1) if value.numel() else ():
-        exact = truth("cross_entropy", arguments, grad_output)
+        exact = truth(given.loss, arguments, grad_output)
         found = compare(value.detach().cpu(), exact.value)
         require(found.ok, f"value, {reduction}: {found}")
         found = compare(gradient(value, x, grad_output, retain_graph=True).cpu(), exact.gradients["input"])
@@ -143,11 +179,11 @@ def writes_one_gradient_in_one_pass_or_two(given: Drawn, **chosen: Any) -> None:
 
     def two_passes(grad_output: float) -> Tensor:
         with options.set_one_pass(False):
-            return gradient(F.cross_entropy(**arguments), x, grad_output)
+            return gradient(given.function(**arguments), x, grad_output)
 
     expected = {grad_output: two_passes(grad_output) for grad_output in (1.0, -3.0, NAN)}
     for grad_output in (1.0, -3.0, -3.0, NAN, 1.0):
-        value = F.cross_entropy(**arguments)
+        value = given.function(**arguments)
         first = gradient(value, x, grad_output, retain_graph=True)
         require(same_bits(first, expected[grad_output]), f"other bits for {grad_output}")
     kept = first.clone()
@@ -164,8 +200,8 @@ def is_the_same_with_and_without_gradient(given: Drawn, **chosen: Any) -> None:
     x = given.input.detach()
     for reduction in ("mean", "none"):
         arguments = {**given.arguments, **chosen, "reduction": reduction}
-        alone = F.cross_entropy(**{**arguments, "input": x})
-        together = F.cross_entropy(
+        alone = given.function(**{**arguments, "input": x})
+        together = given.function(
             **{**arguments, "input": x.clone(memory_format=torch.preserve_format).requires_grad_()}
         )
         require(same_bits(alone, together.detach()), f"another value with a gradient, {reduction}")
@@ -177,7 +213,7 @@ def results(given: Drawn, **chosen: Any) -> list[Tensor]:
     found = []
     for reduction, grad_outputs in (("mean", (1.0, 1.0, -3.0)), ("none", (2.0,))):
         for grad_output in grad_outputs:
-            value = F.cross_entropy(**{**given.arguments, "input": x, "reduction": reduction, **chosen})
+            value = given.function(**{**given.arguments, "input": x, "reduction": reduction, **chosen})
             found += [value.detach(), gradient(value, x, grad_output)]
     return found
 
@@ -207,12 +243,12 @@ def leaves_rows_out(given: Drawn, **chosen: Any) -> None:
         for bad in (0.0, float("nan"), float("inf"), -float("inf")):
             spoiled = torch.where(out.unsqueeze(dim), torch.full_like(clean, bad), clean).requires_grad_()
             arguments = {**given.arguments, "input": spoiled, "mask": mask, "reduction": reduction, **chosen}
-            value = F.cross_entropy(**arguments)
-            found = [value.detach(), gradient(value, spoiled), gradient(F.cross_entropy(**arguments), spoiled, -3.0)]
+            value = given.function(**arguments)
+            found = [value.detach(), gradient(value, spoiled), gradient(given.function(**arguments), spoiled, -3.0)]
             expected = expected or found
             require(all(map(same_bits, found, expected)), f"rows of {bad} that do not count, {reduction}")
             for grad_output in (float("inf"), float("nan")):
-                one = gradient(F.cross_entropy(**arguments), spoiled, grad_output)
+                one = gradient(given.function(**arguments), spoiled, grad_output)
                 require(bool((one.movedim(dim, -1)[out] == 0).all()), f"they have a gradient for {grad_output}")
 
 
@@ -222,21 +258,21 @@ def survives_labels_out_of_range(given: Drawn, **chosen: Any) -> None:
     dim, classes = given.class_dim, given.input.shape[given.class_dim]
     x = given.input.detach().requires_grad_()
     arguments = {**given.arguments, "input": x, "reduction": "none", "check_targets": "off", **chosen}
-    value = F.cross_entropy(**arguments)
+    value = given.function(**arguments)
     expected = value.detach(), gradient(value, x, 2.0)
     for label in (classes, -1, 1 << 40, -(1 << 62)):
         target = given.target.clone()
         at = (target != -100).nonzero()[-1]
         target[tuple(at)] = label
         bad = target == label
-        value = F.cross_entropy(**{**arguments, "target": target})
+        value = given.function(**{**arguments, "target": target})
         require(bool(value.detach()[bad].isnan().all()), f"a label of {label} has a value")
         require(same_bits(value.detach()[~bad], expected[0][~bad]), f"a label of {label} changes other rows")
         found = gradient(value, x, 2.0).movedim(dim, -1)
         require(bool((found[bad] == 0).all()), f"a label of {label} has a gradient")
         require(same_bits(found[~bad], expected[1].movedim(dim, -1)[~bad]), f"{label}: gradients of other rows")
         for grad_output in (1.0, -3.0):
-            mean = F.cross_entropy(**{**arguments, "target": target, "reduction": "mean"})
+            mean = given.function(**{**arguments, "target": target, "reduction": "mean"})
             require(bool(mean.isnan()), f"a label of {label}: {mean}")
             found = gradient(mean, x, grad_output).movedim(dim, -1)
             require(bool((found[bad] == 0).all() and found[~bad].isfinite().all()), f"{label}: gradient of a mean")
