@@ -29,6 +29,7 @@ ROW_UNITS = "kernels/row_units.cuh"
 ROW_VIEW = "kernels/row_view.cuh"
 ROW_COUNT = "kernels/row_count.cuh"
 COLUMNS = "kernels/columns.cuh"
+ROW_GATHER = "kernels/row_gather.cuh"
 SOFTMAX = "kernels/softmax.cuh"
 RESIDENT_ROWS = "kernels/resident_rows.cuh"
 
@@ -432,6 +433,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "reinterpret_cast<unsigned*>(place) + i, lane,",
         "reinterpret_cast<unsigned*>(place) + i, rank(),",
         ("rows, cluster",),
+    ),
+    Mutant(
+        "label looked for among neighbours",
+        ROW_GATHER,
+        "t.label * program.space.class_stride[kLogits]",
+        "t.label",
+        ("rows, gathered apart",),
+    ),
+    Mutant(
+        "last class left without a gradient",
+        ROW_GATHER,
+        "c < program.space.classes;",
+        "c < program.space.classes - 1;",
+        ("rows, gathered", "rows, gathered apart"),
+    ),
+    Mutant(
+        "gathered gradient of a mean not scaled",
+        ROW_GATHER,
+        "y.slopes.target * scale.factor()",
+        "y.slopes.target",
+        ("rows, gathered",),
+    ),
+    Mutant(
+        "gathered gradient without the grad_output of its row",
+        ROW_GATHER,
+        "static_cast<Compute>(g * scale)",
+        "static_cast<Compute>(scale)",
+        ("rows, gathered",),
+    ),
+    Mutant(
+        "gradient of labels in gathered rows that do not count",
+        ROW_GATHER,
+        "t.counts && c == t.label ? slope",
+        "c == t.label ? slope",
+        ("rows, gathered and left out",),
     ),
     Mutant(
         "rows counted without their weights",
