@@ -1,16 +1,16 @@
-"""What a call of a loss of rows needs before its kernels run, and after: plan, arguments, divisor, what is
-returned besides, labels that are no class. No array library is named here: what is asked of arrays,
-:class:`cupylosses.engine.Device` knows, or the array API.
+"""What a call of a loss of rows needs beside its plan, before its kernels run and after: arguments, divisor, what is
+returned besides, labels that are no class; and where plans are kept. No array library is named here: what is asked of
+arrays, :class:`cupylosses.engine.Device` knows, or the array API.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from cupylosses import interop, row_checks
+from cupylosses import interop, row_checks, row_plans
 from cupylosses.engine import Device, Divisor
 from cupylosses.row_call import RowCall
-from cupylosses.row_engine import Arguments, Outputs, RowPlan, RowTensor, Status
+from cupylosses.row_engine import Arguments, Outputs, RowPlan, Status
 from cupylosses.row_term_engine import TermArguments, TermPlan
 
 _MAX_PLANS = 4096
@@ -31,42 +31,8 @@ def own_key(call: RowCall) -> tuple[Any, ...]:
     """What a plan depends on but for the arrays. Kernels are compiled for labels that are smoothed, and for logits that
     are capped.
     """
-    own = _smoothed(call) if call.kind == "indices" else call.flags
+    own = row_plans.smoothed(call) if call.kind == "indices" else call.flags
     return call.loss, call.class_dim, call.out_dtype, own, call.softcap != 0.0
-
-
-def _smoothed(call: RowCall) -> bool:
-    for parameter, value in zip(call.loss.parameters, call.parameters, strict=True):
-        if parameter.name == "label_smoothing":
-            return value != 0.0
-    return False
-
-
-def index_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None) -> RowPlan:
-    """The plan of a call of class indices whose operands promote to dtype ``promoted``."""
-    first, second = call.operands
-    return RowPlan(
-        call.loss, _tensor(first, device), _tensor(second, device), _tensor(call.weight, device),
-        _tensor(call.mask, device), call.class_dim, promoted, out_dtype, _smoothed(call), call.softcap != 0.0,
-        device.processors, device.launcher, device.chip,
-    )  # fmt: skip
-
-
-def term_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None) -> TermPlan:
-    """The same of a target per class."""
-    first, second = call.operands
-    return TermPlan(
-        call.loss, call.flags, (_tensor(first, device), _tensor(second, device)), _tensor(call.weight, device),
-        _tensor(call.mask, device), call.class_dim, promoted, out_dtype, call.softcap != 0.0,
-        device.processors, device.launcher,
-    )  # fmt: skip
-
-
-def _tensor(x: Any, device: Device) -> Any:
-    """What a plan needs to know of an array; None of none."""
-    if x is None:
-        return None
-    return RowTensor(row_checks.dtype_name(x), tuple(x.shape), device.strides(x), device.address(x) % 16)
 
 
 def index_arguments(call: RowCall, device: Device) -> Arguments:

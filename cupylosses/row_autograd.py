@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import autograd, options, row_arrays, row_engine, row_term_autograd, row_torch
+from cupylosses import autograd, options, row_arrays, row_engine, row_plans, row_term_autograd, row_torch
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_engine import Arguments, Outputs, RowPlan
@@ -33,7 +33,7 @@ def evaluate(call: RowCall) -> Any:
 
 def evaluate_indices(call: RowCall) -> Any:
     """The loss of class indices."""
-    plan, device = row_torch.find(call, row_arrays.index_plan)
+    plan, device = row_torch.find(call, row_plans.index_plan)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_gpu and autograd._current_device() != device.index:
@@ -69,7 +69,7 @@ def _moved(ctx: Any) -> tuple[RowPlan, RowCall, Arguments]:
     plan, device, _, _, call = ctx.launch
     call, same = row_torch.restored(ctx, call)
     if not same:
-        plan = row_arrays.index_plan(call, device, plan.promoted, plan.result)
+        plan = row_plans.index_plan(call, device, plan.promoted, plan.result)
     return plan, call, row_arrays.index_arguments(call, device)
 
 

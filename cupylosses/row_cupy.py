@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupylosses import row_arrays, row_checks, row_engine, row_reference, row_term_engine
+from cupylosses import row_arrays, row_checks, row_engine, row_plans, row_reference, row_term_engine
 from cupylosses.cupy_arrays import CupyDevice, cupy
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
@@ -29,7 +29,7 @@ def _plan(call: RowCall, device: CupyDevice) -> Any:
     found = row_arrays.plans.get(tuple(key))
     if found is None:
         row_checks.arrays(call)
-        make: Any = row_arrays.index_plan if call.kind == "indices" else row_arrays.term_plan
+        make: Any = row_plans.index_plan if call.kind == "indices" else row_plans.term_plan
         plan = make(call, device, row_checks.promoted(call), call.out_dtype)
         found = row_arrays.remember(tuple(key), plan, device)
     return found[0]

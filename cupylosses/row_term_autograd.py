@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import autograd, options, row_arrays, row_term_engine, row_torch
+from cupylosses import autograd, options, row_arrays, row_plans, row_term_engine, row_torch
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_term_engine import TermArguments, TermPlan
@@ -18,7 +18,7 @@ _Launch = tuple[TermPlan, autograd.TorchDevice, TermArguments, Divisor, int, Row
 
 def evaluate(call: RowCall) -> Any:
     """The loss of torch tensors that kernels can read."""
-    plan, device = row_torch.find(call, row_arrays.term_plan)
+    plan, device = row_torch.find(call, row_plans.term_plan)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_gpu and autograd._current_device() != device.index:
@@ -52,7 +52,7 @@ def _again(ctx: Any) -> tuple[TermPlan, RowCall, TermArguments]:
     plan, device, _, call = ctx.launch
     call, same = row_torch.restored(ctx, call)
     if not same:
-        plan = row_arrays.term_plan(call, device, plan.promoted, plan.result)
+        plan = row_plans.term_plan(call, device, plan.promoted, plan.result)
     return plan, call, row_arrays.term_arguments(call, device)
 
 
