@@ -1,11 +1,11 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.call import Call, Parts
 from cupylosses.definition import Definition, Loss
-from cupylosses.row_call import RowCall
+from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_definition import RowLoss
 
 class _Exchangeable(Protocol):
@@ -1788,6 +1788,7 @@ def general_robust_loss(
     Source: J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
 
+@overload
 def cross_entropy(
     input: _Array,
     target: _Exchangeable,
@@ -1807,11 +1808,11 @@ def cross_entropy(
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: bool = False,
+    return_lse: Literal[False] = False,
+    return_accuracy: Literal[False] = False,
     inplace_backward: bool = False,
     check_targets: _Check = "lazy",
-) -> Any:
+) -> _Array:
     """Cross entropy of logits against class indices, or against a probability per class.
 
         (1 - label_smoothing) w_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2, or sum_c
@@ -1874,6 +1875,82 @@ def cross_entropy(
     Source: I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952; label smoothing: C. Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016; gamma: T.-Y. Lin et al., Focal loss for dense object detection, ICCV 2017; poly: Z. Leng et al., PolyLoss, ICLR 2022.
     """
 
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[True],
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: Literal[True],
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array | RowResult: ...
+@overload
 def softmax_focal_loss(
     input: _Array,
     target: _Exchangeable,
@@ -1891,11 +1968,11 @@ def softmax_focal_loss(
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: bool = False,
+    return_lse: Literal[False] = False,
+    return_accuracy: Literal[False] = False,
     inplace_backward: bool = False,
     check_targets: _Check = "lazy",
-) -> Any:
+) -> _Array:
     """Cross entropy of logits against class indices in which rows that are decided well count less.
 
         (1 - label_smoothing) alpha_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2
@@ -1951,6 +2028,75 @@ def softmax_focal_loss(
     Source: T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
     """
 
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[True],
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: Literal[True],
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array | RowResult: ...
 def nll_loss(
     input: _Array,
     target: _Exchangeable,

@@ -31,11 +31,11 @@ STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.call import Call, Parts
 from cupylosses.definition import Definition, Loss
-from cupylosses.row_call import RowCall
+from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_definition import RowLoss
 
 class _Exchangeable(Protocol):
@@ -84,7 +84,7 @@ def evaluate_rows(call: RowCall) -> Any: ...
 def stub() -> str:
     """``functional.pyi``: a signature with types and the docstring for each loss."""
     head = with_literals(STUB_HEAD)
-    return head + "\n".join(stub_function(x) for x in definitions())
+    return head + "".join(map(stub_function, definitions())).rstrip("\n") + "\n"
 
 
 def with_literals(head: str) -> str:
@@ -144,7 +144,9 @@ def stub_class(loss: Definition) -> str:
     lines += ["    def forward(", "        self,"]
     lines += [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
     lines += ["        *,", *(f"        {x}: {or_none(of_torch(loss, x))} = None," for x in loss.keywords)]
-    return "\n".join([*lines, f"    ) -> {result(loss, 'torch.Tensor')}: ..."]) + "\n"
+    # Of what may be asked for more the result is not one type.
+    result = "Any" if "return_lse" in loss.common else "torch.Tensor"
+    return "\n".join([*lines, f"    ) -> {result}: ..."]) + "\n"
 
 
 def of_torch(loss: Definition, name: str) -> str:
@@ -157,18 +159,32 @@ def or_none(kind: str) -> str:
     return kind if kind == "Any" or kind.endswith("None") else f"{kind} | None"
 
 
-def result(loss: Definition, array: str) -> str:
-    """The type of a result. What losses return that may be asked for more is not one type."""
-    return "Any" if "return_lse" in loss.common else array
+#: What a loss may be asked for more by, and then returns a named tuple.
+ASKED = ("return_lse", "return_accuracy")
 
 
 def stub_function(loss: Definition) -> str:
+    """The function; one that may be asked for more by the types of its results, of which the first has the text.
+
+    A line is left free behind a text, and none behind dots, as a formatter would have it.
+    """
+    text = indent(f'"""{docstring(loss)}"""', "    ") + "\n"
+    asked = [x for x in ASKED if x in loss.common]
+    if not asked:
+        return f"{stub_signature(loss, '_Array', {})}:\n{text}\n"
+    plain = stub_signature(loss, "_Array", dict.fromkeys(asked, "Literal[False] = False"))
+    others = [stub_signature(loss, "RowResult", {x: "Literal[True]"}) for x in asked]
+    others.append(stub_signature(loss, "_Array | RowResult", {}))
+    return f"@overload\n{plain}:\n{text}\n" + "".join(f"@overload\n{x}: ...\n" for x in others)
+
+
+def stub_signature(loss: Definition, result: str, chosen: Mapping[str, str]) -> str:
+    """What stands before the colon; ``chosen`` are types, and defaults, of arguments that have others here."""
     arguments = [
-        f"    {name}: {annotation(loss, name)}{default(value)},\n" if name != "*" else "    *,\n"
+        f"    {name}: {chosen.get(name, annotation(loss, name) + default(value))},\n" if name != "*" else "    *,\n"
         for name, value in loss.arguments
     ]
-    text = f'"""{docstring(loss)}"""'
-    return f"def {loss.name}(\n{''.join(arguments)}) -> {result(loss, '_Array')}:\n{indent(text, '    ')}\n"
+    return f"def {loss.name}(\n{''.join(arguments)}) -> {result}"
 
 
 def annotation(loss: Definition, name: str) -> str:

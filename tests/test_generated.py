@@ -31,7 +31,8 @@ def generate() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def stub(generate: ModuleType) -> dict[str, ast.FunctionDef]:
-    return {x.name: x for x in ast.parse(generate.stub()).body if isinstance(x, ast.FunctionDef)}
+    # The first of those that are overloaded, which has the text.
+    return {x.name: x for x in reversed(ast.parse(generate.stub()).body) if isinstance(x, ast.FunctionDef)}
 
 
 def test_generated_files_are_fresh(generate: ModuleType) -> None:
@@ -139,9 +140,12 @@ def test_stub_has_the_signatures_of_the_module(loss: Loss, nn_stub: dict[str, as
 
 
 PROGRAM = """
+import numpy
 import torch
 
+import cupylosses.functional as F
 from cupylosses import define_loss, nn
+from cupylosses.row_call import RowResult
 
 loss = nn.HingeLoss(2.0, "sum", weight=torch.ones(3), dim=(0, 1), out_dtype=torch.float32)
 value: torch.Tensor = loss(torch.ones(3), torch.ones(3), mask=torch.ones(3) > 0, normalizer=8)
@@ -158,6 +162,21 @@ nn.HingLoss()  # error
 nn.CrossEntropyLoss(label_smoothing=0.1).forward(torch.ones(3, 2), torch.ones(3), class_dim=-1, softcap=30.0)
 nn.CrossEntropyLoss().forward(torch.ones(3, 2), torch.ones(3), check_targets="never")  # error
 nn.DistillationLoss(2.0, 0.5, class_dim="last")  # error
+
+# What torch's functions return is unknown here, where torch is not followed; what NumPy's do is not.
+x, y, asked = torch.ones(3, 2), torch.ones(3), bool(input())
+array: numpy.ndarray = F.cross_entropy(numpy.ones(3), y)
+plain: torch.Tensor = F.cross_entropy(x, y)
+plain = F.softmax_focal_loss(x, y, return_lse=False)
+tuples: list[RowResult] = [F.cross_entropy(x, y, return_lse=True), F.cross_entropy(x, y, return_accuracy=True)]
+tuples = [F.softmax_focal_loss(x, y, return_lse=asked, return_accuracy=True)]
+either: torch.Tensor | RowResult = F.cross_entropy(x, y, return_lse=asked)
+plain = F.kl_div_with_logits(x, x)
+F.cross_entropy(x, y, return_lse=True).lsee  # error
+F.cross_entropy(x, y, return_lse=1.5)  # error
+F.nll_loss(x, y, return_lse=True)  # error
+wrong: RowResult = F.cross_entropy(numpy.ones(3), y)  # error
+wrong = F.cross_entropy(numpy.ones(3), y, return_lse=asked)  # error
 """
 
 
