@@ -24,10 +24,9 @@ VECTORS = 8
 FEW_CLASSES = 32
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 LONG_VECTORS = 4
-#: Vectors of a row that a thread keeps in registers, where the row has a target for each class.
+#: The same of rows with a target for each class, of which there are two vectors.
 TERM_VECTORS = 4
-#: ... that it had better keep.
-FEW_TERM_VECTORS = 2
+LONG_TERM_VECTORS = 2
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
 #: Blocks that rows are spread over where they are few.
@@ -119,7 +118,7 @@ def gather_layout(
 
 
 def term_layout(
-    shape: Sequence[int], classes: int, operands: Sequence[Rows], others: Sequence[Sequence[int]]
+    shape: Sequence[int], classes: int, operands: Sequence[Rows], others: Sequence[Sequence[int]], chip: Chip
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
     ``others`` the strides of mask and results.
@@ -127,15 +126,16 @@ def term_layout(
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = launch.merge(shape, rows_of)
-    rows = prod(shape)
-    lanes = 1
-    if classes == 1 or all(x.class_stride == 1 for x in operands):
-        moved = [strides[0], strides[1], strides[2], strides[5]]
-        lanes = _alike(sizes, moved, operands)
-        kind, width, threads = _of_terms(classes, lanes)
+    rows, size, cluster = prod(shape), logits.itemsize + targets.itemsize, 1
+    together = classes == 1 or all(x.class_stride == 1 for x in operands)
+    if together and classes > FEW_CLASSES:
+        lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
+        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * size, rows, chip, TERM_VECTORS)
+        shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * size
     else:
-        kind, width, threads = "columns", 1, THREADS
-    in_warps = kind in ("lanes", "columns")
+        kind, lanes, threads, shared = _of_columns(classes, 1, size)
+        width = 1
+    in_warps = kind not in ("block", "long")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
     class_strides = (
@@ -147,7 +147,8 @@ def term_layout(
         target_gradients.class_stride,
     )
     words = _words(rows, classes, class_strides, sizes, strides)
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+    many = len(sizes) > 1
+    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster)
 
 
 def _groups(units: int) -> int:
@@ -232,9 +233,11 @@ def _stage(vectors: int, count: int) -> int:
     return max(1, -(-vectors // count))
 
 
-def _on_chip(classes: int, lanes: int, vector: int, rows: int, chip: Chip) -> tuple[str, int, int, int]:
+def _on_chip(
+    classes: int, lanes: int, vector: int, rows: int, chip: Chip, each: int = VECTORS
+) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes.
+    vector has so many bytes, and a thread of a block takes ``each`` of them.
     """
     vectors = -(-classes // lanes)
     width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
@@ -250,25 +253,12 @@ def _on_chip(classes: int, lanes: int, vector: int, rows: int, chip: Chip) -> tu
         ):
             break
         cluster *= 2
-    each = 1 if few else VECTORS
-    threads = max(2 * WARP, min(_power_of_two(-(-vectors // (each * cluster))), MAX_THREADS))
+    threads = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), MAX_THREADS))
     if _stage(classes // lanes, threads * cluster) * threads * vector <= room:
         return "block", threads, threads, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
     return "long", MAX_THREADS, MAX_THREADS, cluster
-
-
-def _of_terms(classes: int, lanes: int) -> tuple[str, int, int]:
-    """Kind, threads to a row and threads of a block, for classes that are neighbours and have a target each."""
-    ends = 2 * (lanes - 1)
-    width = _power_of_two(max(1, ends, -(-classes // (lanes * FEW_TERM_VECTORS))))
-    if width <= WARP or classes <= WARP * TERM_VECTORS * lanes:
-        return "lanes", min(width, WARP), THREADS
-    threads = min(_power_of_two(-(-classes // (lanes * FEW_TERM_VECTORS))), MAX_THREADS)
-    if classes <= threads * TERM_VECTORS * lanes:
-        return "block", threads, threads
-    return "long", MAX_THREADS, MAX_THREADS
 
 
 def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:

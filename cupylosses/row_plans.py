@@ -37,7 +37,7 @@ def term_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | Non
     return TermPlan(
         call.loss, call.flags, (_tensor(first, device), _tensor(second, device)), _tensor(call.weight, device),
         _tensor(call.mask, device), call.class_dim, promoted, out_dtype, call.softcap != 0.0,
-        device.processors, device.launcher,
+        device.processors, device.launcher, device.chip,
     )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from cupylosses import codegen, row_codegen
 from cupylosses.codegen import STORAGE
 from cupylosses.expressions import cuda, in_double
 from cupylosses.row_definition import RowLoss
-from cupylosses.row_launch import MAX_THREADS, TERM_VECTORS, THREADS
+from cupylosses.row_launch import LONG_TERM_VECTORS, MAX_THREADS, THREADS
 
-_FILES = (*row_codegen.FILES, "row_terms.cuh")
+_FILES = (*row_codegen.FILES, "row_terms.cuh", "resident_terms.cuh", "long_terms.cuh", "term_columns.cuh")
 
 #: Entry points: what each computes. The keys are the kinds of :class:`TermVariant`.
 TERM_KINDS = {
@@ -45,6 +45,7 @@ class TermVariant:
     many: bool = False
     capped: bool = False
     counted: bool = False
+    cluster: int = 1
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -56,9 +57,11 @@ class TermVariant:
         """The variant in words, for error messages and file names."""
         dtypes = "-".join(STORAGE[x][1] if x else "none" for x in (self.input, self.target, self.weight, self.mask))
         flags = "".join(str(x) for x in self.flags)
-        parts = [self.loss.name, "terms", self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}"]
-        parts += ["grad" + "".join(str(int(x)) for x in self.gradients), *([f"flags{flags}"] if flags else [])]
-        return "_".join([*parts, *(x for x in ("many", "capped", "counted") if getattr(self, x))])
+        parts = [self.loss.name, "terms", self.kind, dtypes, STORAGE[self.result][1], self.layout.replace(" ", "-")]
+        parts += [f"x{self.lanes}", "grad" + "".join(str(int(x)) for x in self.gradients)]
+        parts += [f"flags{flags}"] if flags else []
+        parts += [x for x in ("many", "capped", "counted") if getattr(self, x)]
+        return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
     def entry(self) -> str:
@@ -134,7 +137,13 @@ def _entry(variant: TermVariant) -> str:
     flags = [variant.loss.dense == "logits", variant.capped, *variant.gradients]
     parameters = ", ".join(f"{x.name}_" for x in variant.loss.parameters)
     block = variant.layout in ("block", "long")
-    read = str(variant.layout in ("long", "columns")).lower()
+    unit = f"BlocksUnit<{variant.cluster}> unit" if block else "LaneUnit unit{width}"
+    reader = {
+        "long": f"TermReader<LongTerms<{variant.lanes}, {LONG_TERM_VECTORS}>>",
+        "columns": "TermReader<TermColumns<true>>",
+        "long columns": "TermReader<TermColumns<false>>",
+    }.get(variant.layout, f"ResidentTermReader<{variant.lanes}>")
+    cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
     call = {
         "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
         "value_and_gradient": (
@@ -152,16 +161,16 @@ def _entry(variant: TermVariant) -> str:
         f"using Program = TermProgram<Term, Penalty, Space, {', '.join(map(dtype, types))},",
         f"                            {', '.join(str(x).lower() for x in flags)}>;",
         "using Compute = Program::Compute;",
-        f"using Reader = TermReader<{variant.lanes}, {TERM_VECTORS}, {read}>;",
+        f"using Reader = {reader};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS if block else THREADS})',
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS if block else THREADS}){cluster}',
         f"{variant.entry}({', '.join(arguments)}) {{",
         *codegen._counted_divisor(variant.counted, variant.kind),
         f"  const Program program{{Term{{{parameters}}}, Penalty{{{parameters}}}, space, input, target, gradients,",
         f"                        target_gradients, {'weights' if variant.weight else 'nullptr'},",
         f"                        {'mask' if variant.mask else 'nullptr'},",
         "                        {logit_scale, softcap}, values, lse};",
-        *([] if variant.kind == "count" else [f"  const {'BlockUnit unit' if block else 'LaneUnit unit{width}'};"]),
+        *([] if variant.kind == "count" else [f"  const {unit};"]),
         f"  {call};",
         "}",
     ]

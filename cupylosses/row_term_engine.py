@@ -48,6 +48,7 @@ class TermPlan:
         capped: bool,
         processors: int,
         launcher: Callable[..., Any] | None = None,
+        chip: row_launch.Chip | None = None,
     ) -> None:
         self.loss, self.operands, self.class_dim = loss, operands, class_dim
         self.promoted, self.result = promoted, out_dtype or promoted
@@ -65,7 +66,9 @@ class TermPlan:
             for x, gradient in zip(operands, self.gradient_strides, strict=True)
             for strides, misalignment in ((x.strides, x.misalignment), (gradient, 0))
         ]
-        self.layout = row_launch.term_layout(self.shape, self.classes, tensors, (masks, self.result_strides))
+        self.layout = row_launch.term_layout(
+            self.shape, self.classes, tensors, (masks, self.result_strides), chip or row_launch.Chip()
+        )
         self.slot = hash((loss.name, "terms", self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
         self._launchers: dict[Any, Any] = {}
 
@@ -76,7 +79,7 @@ class TermPlan:
 
     @property
     def teams(self) -> int:
-        """How many teams of threads leave a note of the grad_output they expected."""
+        """How many notes are left of the grad_output that was expected: one by each team of a block."""
         return self.blocks * self.layout.per_block
 
     @property
@@ -108,15 +111,15 @@ class TermPlan:
 
     def _load(self, kind: str, wanted: tuple[bool, bool], counted: bool) -> Any:
         x, (input, target, weight, mask) = self.layout, self._dtypes
-        layout, threads, groups, blocks = x.kind, x.threads, x.groups, self.blocks
+        layout, threads, groups, blocks, shared, cluster = x.kind, x.threads, x.groups, self.blocks, x.shared, x.cluster
         if kind == "count":
-            layout, threads, groups = "lanes", row_launch.THREADS, self.count_groups
+            layout, threads, groups, shared, cluster = "lanes", row_launch.THREADS, self.count_groups, 0, 1
             blocks = min(-(-groups // (threads // launch.WARP)), 8 * self.processors)
         variant = TermVariant(
             self.loss, self._flags, kind, layout, x.lanes, input, target, weight, mask, self.result, self.compute,
-            wanted, x.many, self._capped, counted,
+            wanted, x.many, self._capped, counted, cluster,
         )  # fmt: skip
-        return self.launcher(variant, blocks, threads, (groups, x.width, x.words))
+        return self.launcher(variant, blocks, threads, (groups, x.width, x.words), shared)
 
 
 class TermPromise:

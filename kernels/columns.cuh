@@ -31,12 +31,7 @@ struct Column {
   __device__ __forceinline__ void fetch() const {
     if constexpr (kStaged) {
       for (int c = 0; c < classes; ++c) {
-        if constexpr (sizeof(P) >= 4 && kCopiesAhead) {
-          copy_ahead<sizeof(P)>(stage() + c * blockDim.x, at + c * stride);
-        } else {
-          *reinterpret_cast<typename P::Word*>(stage() + c * blockDim.x) =
-              __ldcs(reinterpret_cast<const typename P::Word*>(at + c * stride));
-        }
+        stage_pack(stage() + c * blockDim.x, reinterpret_cast<const P*>(at + c * stride));
       }
       wait_for_copies();
     }

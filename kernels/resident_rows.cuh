@@ -25,15 +25,7 @@ struct Refill {
   int vectors;
 
   __device__ __forceinline__ void place(int v, P* to) const {
-    if (v >= vectors) return;
-    if constexpr (kCopiesAhead && sizeof(P) >= 4) {
-      copy_ahead<sizeof(P)>(to, from + v);
-    } else {
-#pragma unroll
-      for (int i = 0; i < P::kWords; ++i) {
-        reinterpret_cast<typename P::Word*>(to)[i] = __ldcs(reinterpret_cast<const typename P::Word*>(from + v) + i);
-      }
-    }
+    if (v < vectors) stage_pack(to, from + v);
   }
 };
 

@@ -1,4 +1,4 @@
-// The row engine for a target per class: the loss of a row is a sum over its classes of a term in log p_c and the
+// Losses of rows with a target per class: the loss of a row is a sum over its classes of a term in log p_c and the
 // target.
 //
 //   L = sum over c of h(log p_c, t_c) + penalty(lse),       p = softmax(z), z as in softmax.cuh
@@ -9,48 +9,134 @@
 // or, where the target is a teacher whose logits are given, h(log p_c, log q_c) and for its logits the same with h_2
 // and q.
 //
-// Every thread goes over its classes several times: for the largest logit, the sum of exponentials, the sums of h and
-// its derivatives, and the gradients. A short row lies in registers meanwhile; a long one, or one whose classes lie
-// apart, is read again each time.
-//
-// As for class indices the exponentials are added without the largest, whose probability falls short of 1 by `rest`.
+// Every thread goes over its classes three times: for the largest logit and the sum of exponentials, for the sums of h
+// and its derivatives, and for the gradients. Each time is a functor f(first, x, t) of packs of neighbouring classes
+// from `first`; where the packs come from is in the files behind this one. Functors have names, because compilers
+// before CUDA 13.5 take no lambda in a template of a kernel.
 
-// How a row is normalized: log p = (z - largest) - log1p(rest), where the largest logit is the one at `index`.
+// The softmax of some classes: the largest z, and the sum of exp(z_c - largest) over the others. As for class indices
+// the largest is not added, so that a sure row keeps what its probability falls short of 1 by.
 template <class Compute>
 struct Normal {
   Compute largest;
   Compute rest;
-  int64 index;
+};
 
-  __device__ __forceinline__ Compute log_sum() const {
-    return scalar_log1p(rest);
+// Of the logits, and of those of a teacher if there is one.
+template <class Compute, int kCount>
+struct Normals {
+  Normal<Compute> of[kCount];
+};
+
+// exp(d) for d <= 0, or NaN.
+template <class Compute>
+__device__ __forceinline__ Compute fraction(Compute d) {
+  if constexpr (kNarrow && kSingle<Compute>) return exp2_or_zero(d * kLog2E);
+  return scalar_exp(d);
+}
+
+// What classes add to the rest of a row whose largest z, no smaller than theirs, is none of them.
+template <class Compute>
+__device__ __forceinline__ Compute absorbed(const Normal<Compute>& part, Compute largest) {
+  // exp(-inf - -inf) would be NaN. A rest of NaN stays.
+  if (part.largest == -scalar_infinity(largest)) return part.rest * Compute(0);
+  return (part.rest + Compute(1)) * fraction(part.largest - largest);
+}
+
+template <class Compute>
+__device__ __forceinline__ void merge(Normal<Compute>& part, const Normal<Compute>& other) {
+  const Compute largest = larger(part.largest, other.largest);
+  part.rest = part.largest == largest ? part.rest + absorbed(other, largest) : absorbed(part, largest) + other.rest;
+  part.largest = largest;
+}
+
+// The parts of `lanes` neighbouring lanes as one, in each of them. Of equal largest logits that of the first lane
+// leads. Preconditions: all 32 lanes call it together; `lanes` is a power of two, and the same in all of them.
+template <class Compute>
+__device__ __forceinline__ void join_normal(Normal<Compute>& part, int lanes) {
+  if (lanes == 1) return;
+  const Compute largest = join_lanes(part.largest, lanes, Larger{});
+  const int lane = threadIdx.x % kWarp, first = lane & -lanes;
+  const unsigned equal = __ballot_sync(0xffffffffu, part.largest == largest) >> first;
+  const bool leads = __ffs(static_cast<int>(equal)) - 1 == lane - first;
+  part.rest = join_lanes(leads ? part.rest : absorbed(part, largest), lanes, Plus{});
+  part.largest = largest;
+}
+
+// Adds the logits of a pack.
+template <int kLanes, class Logits, class Storage, class Compute>
+__device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Storage, kLanes>& x, Normal<Compute>& part) {
+  Compute z[kLanes], e[kLanes];
+  unpack(x, z);
+  Compute largest = -scalar_infinity(Compute());
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) {
+    z[i] = logit.value(z[i]);
+    largest = larger(largest, z[i]);
+  }
+  // Seldom, after the first few.
+  int leader = -1;
+  if (largest > part.largest) {
+    part.rest = absorbed(part, largest);
+    part.largest = largest;
+#pragma unroll
+    for (int i = kLanes - 1; i >= 0; --i) leader = z[i] == largest ? i : leader;
+  }
+  const Compute relative_to = reference(part.largest);
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) e[i] = fraction(z[i] - relative_to);
+  if (leader >= 0) {
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      if (i == leader) e[i] = Compute(0);
+    }
+  }
+  part.rest += sum_of_lanes(e);
+}
+
+// A softmax as its classes need it.
+template <class Compute>
+struct Softmax {
+  Compute largest;
+  Compute log_sum;
+  Compute by_sum;
+  Compute rest;  // what the probability of the largest logit falls short of 1 by
+
+  __device__ __forceinline__ void set(const Normal<Compute>& n) {
+    largest = n.largest;
+    log_sum = scalar_log1p(n.rest);
+    by_sum = Compute(1) / (Compute(1) + n.rest);
+    rest = n.rest * by_sum;
+  }
+  __device__ __forceinline__ Compute log_p(Compute z) const {
+    return (z - largest) - log_sum;
+  }
+  __device__ __forceinline__ Compute p(Compute z) const {
+    return fraction(z - largest) * by_sum;
+  }
+  // 1 - p. Of two classes that share the largest logit each has half at most, so that nothing cancels for either.
+  __device__ __forceinline__ Compute complement(Compute z, Compute p) const {
+    return z == largest ? rest : Compute(1) - p;
   }
 };
 
-// The two distributions of a row; without a teacher the second one says nothing.
+// Sums over the classes of a row of h, h_1 and h_2.
 template <class Compute>
-struct TermState {
-  Normal<Compute> student;
-  Normal<Compute> teacher;
+struct TermSums {
+  Compute value;
+  Compute by_p;
+  Compute by_q;
 };
 
-// A probability, its logarithm, and what it falls short of 1 by.
-template <class Compute>
-struct Share {
-  Compute log_p;
-  Compute p;
-  Compute rest;
+// What is known of a row when its gradients are written. `slope` is the penalty's.
+template <class Compute, int kCount>
+struct TermRow {
+  Softmax<Compute> of[kCount];
+  TermSums<Compute> sums;
+  Compute value;
+  Compute slope;
+  Compute factor;
 };
-
-template <class Compute>
-__device__ __forceinline__ Share<Compute> share(const Normal<Compute>& n, Compute log_sum, Compute z, int64 c) {
-  const Compute sum = Compute(1) + n.rest;
-  Share<Compute> s;
-  s.log_p = (z - n.largest) - log_sum;
-  s.p = scalar_exp(z - n.largest) / sum;
-  s.rest = c == n.index ? n.rest / sum : Compute(1) - s.p;
-  return s;
-}
 
 template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
           class Result_, bool kTeacher_, bool kCapped_, bool kInputGradient_, bool kTargetGradient_>
@@ -61,9 +147,11 @@ struct TermProgram {
   using Target = Target_;
   using Result = Result_;
   static constexpr bool kTeacher = kTeacher_;
+  static constexpr int kSoftmaxes = kTeacher ? 2 : 1;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
+  using Row = TermRow<Compute, kSoftmaxes>;
 
   Term term;
   Penalty_ penalty;
@@ -79,12 +167,6 @@ struct TermProgram {
   Result* values;
   Compute* lse;
 
-  __device__ __forceinline__ Compute student(Input x) const {
-    return logit.value(widen<Compute>(x));
-  }
-  __device__ __forceinline__ Compute teacher(Target t) const {
-    return logit.value(widen<Compute>(t));
-  }
   // What count_rows asks of a row.
   struct Counted {
     bool counts;
@@ -101,257 +183,139 @@ struct TermProgram {
     return true;
   }
 
-  // h and its derivatives for a class.
-  __device__ __forceinline__ auto evaluate(const TermState<Compute>& s, Compute log_sum, Compute teacher_log_sum,
-                                           Input x, Target t, int64 c) const {
-    const Share<Compute> p = share(s.student, log_sum, student(x), c);
-    Compute second = widen<Compute>(t);
-    if constexpr (kTeacher) second = share(s.teacher, teacher_log_sum, teacher(t), c).log_p;
+  // h and its derivatives for class c, of which z is the logit, and t the target or the teacher's logit.
+  __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
+    Compute second = t;
+    if constexpr (kTeacher) second = row.of[1].log_p(t);
     Compute weight = Compute(1);
     if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).lane[0]);
-    return term(variable<3u, 0>(p.log_p), variable<3u, 1>(second), variable<0u, 2>(weight),
+    return term(variable<3u, 0>(row.of[0].log_p(z)), variable<3u, 1>(second), variable<0u, 2>(weight),
                 constant<Compute>(static_cast<double>(space.classes)));
+  }
+  // The second operand of a class as evaluate() takes it.
+  __device__ __forceinline__ Compute second(Compute t) const {
+    if constexpr (kTeacher) return logit.value(t);
+    return t;
+  }
+
+  // The loss of a row of which the sums are known, and whatever of it is to be stored.
+  // Precondition: `first` holds in one thread of the unit.
+  __device__ __forceinline__ void finish(Row& row, const int64 (&offset)[kRowStreams], bool counts, bool first) const {
+    const Compute lse_of_row = counts ? row.of[0].largest + row.of[0].log_sum : Compute(0);
+    const auto found = penalty(variable<1u, 0>(lse_of_row));
+    row.value = counts ? row.sums.value + found.value : Compute(0);
+    row.slope = tangent_or_zero(found, 0);
+    if (!first) return;
+    if (values != nullptr) values[offset[kResults]] = Narrow<Result>::from(row.value);
+    if (lse != nullptr) lse[offset[kResults]] = lse_of_row;
   }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Where the classes of a row come from: each(f) calls f(c, x, t) for every class of this thread, none of a row that
-// does not count; store(g) stores the gradients that g(c, x, t, of_input, of_target) finds, also of such a row, which
-// is not read.
+// The three times
 
-template <int kLanes, class Program, class Input, class Target, class G>
-__device__ __forceinline__ void store_pack(const Program& program, const int64 (&offset)[kRowStreams], int64 first,
-                                           const Pack<Input, kLanes>& x, const Pack<Target, kLanes>& t, const G& g) {
-  using Compute = typename Program::Compute;
-  Compute of_input[kLanes], of_target[kLanes];
+template <class Program, class Compute = typename Program::Compute>
+struct AddLogits {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  const Program& program;
+  Normals<Compute, Program::kSoftmaxes> found;
+
+  __device__ __forceinline__ explicit AddLogits(const Program& program) : program(program) {
 #pragma unroll
-  for (int i = 0; i < kLanes; ++i) g(first + i, x.lane[i], t.lane[i], of_input[i], of_target[i]);
-  if constexpr (Program::kInputGradient) {
-    store_stream<kLanes>(program.gradients + offset[kGradients] + first, NarrowPack<Input, kLanes>::from(of_input));
+    for (int i = 0; i < Program::kSoftmaxes; ++i) found.of[i] = {-scalar_infinity(Compute()), Compute(0)};
   }
-  if constexpr (Program::kTargetGradient) {
-    store_stream<kLanes>(program.target_gradients + offset[kTargetGradients] + first,
-                         NarrowPack<Target, kLanes>::from(of_target));
-  }
-}
-
-// In registers.
-template <class Input, class Target, int kLanes, int kVectors>
-struct KeptClasses {
-  Pack<Input, kLanes> x[kVectors];
-  Pack<Target, kLanes> t[kVectors];
-  Pack<Input, 1> end_x;
-  Pack<Target, 1> end_t;
-  const RowView<Input, kLanes>& view;
-  int index, count, vectors, single;
-  bool counts;
-
-  template <class Unit, class Program>
-  __device__ __forceinline__ KeptClasses(const Program& program, const Unit& unit, const RowView<Input, kLanes>& view,
-                                         const int64 (&offset)[kRowStreams], bool exists, bool counts)
-      : view(view), index(unit.index()), count(unit.count()), counts(counts) {
-    vectors = exists ? static_cast<int>(view.vectors) : 0;
-    single = exists ? static_cast<int>(view.end(index)) : -1;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (counts && index + k * count < vectors) {
-        const int64 first = view.first(index + k * count);
-        x[k] = load_stream<kLanes>(program.input + offset[kLogits] + first);
-        t[k] = load_stream<kLanes>(program.targets + offset[kLabels] + first);
-      }
-    }
-    if (counts && single >= 0) {
-      end_x = load_stream<1>(program.input + offset[kLogits] + single);
-      end_t = load_stream<1>(program.targets + offset[kLabels] + single);
-    }
-  }
-
-  template <class F>
-  __device__ __forceinline__ void each(F& f) const {
-    if (!counts) return;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (index + k * count < vectors) {
-        const int64 first = view.first(index + k * count);
-#pragma unroll
-        for (int i = 0; i < kLanes; ++i) f(first + i, x[k].lane[i], t[k].lane[i]);
-      }
-    }
-    if (single >= 0) f(single, end_x.lane[0], end_t.lane[0]);
-  }
-
-  template <class Program, class G>
-  __device__ __forceinline__ void store(const Program& program, const int64 (&offset)[kRowStreams], const G& g) const {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (index + k * count < vectors) {
-        store_pack<kLanes>(program, offset, view.first(index + k * count), x[k], t[k], g);
-      }
-    }
-    if (single >= 0) store_pack<1>(program, offset, single, end_x, end_t, g);
+  template <class X, class T>
+  __device__ __forceinline__ void operator()(int64, const X& x, const T& t) {
+    add_logits(program.logit, x, found.of[0]);
+    if constexpr (Program::kTeacher) add_logits(program.logit, t, found.of[1]);
   }
 };
 
-// In memory, wherever they lie: every `step`-th class from `begin`, read again each time.
-template <class Input, class Target>
-struct ReadClasses {
-  const Input* x;
-  const Target* t;
-  int64 x_stride, t_stride, begin, end, step;
+template <bool kGradient, class Program, class Compute = typename Program::Compute>
+struct AddTerms {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  typename Program::Row& row;
+
+  template <int kLanes>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kLanes>& x,
+                                             const Pack<typename Program::Target, kLanes>& t) {
+    Compute z[kLanes], second[kLanes];
+    unpack(x, z);
+    unpack(t, second);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      const auto y = program.evaluate(row, program.logit.value(z[i]), program.second(second[i]), first + i);
+      row.sums.value += y.value;
+      if constexpr (kGradient && Program::kInputGradient) row.sums.by_p += tangent_or_zero(y, 0);
+      if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) row.sums.by_q += tangent_or_zero(y, 1);
+    }
+  }
+  // What `how` makes of all sums that are added.
+  template <class How>
+  __device__ __forceinline__ static void over(TermSums<Compute>& sums, const How& how) {
+    how(sums.value);
+    if constexpr (kGradient && Program::kInputGradient) how(sums.by_p);
+    if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) how(sums.by_q);
+  }
+};
+
+template <class Program, class Compute = typename Program::Compute>
+struct StoreTerms {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  const typename Program::Row& row;
+  const int64 (&offset)[kRowStreams];
+  int64 stride, target_stride;  // from class to class
   bool counts;
 
-  template <class F>
-  __device__ __forceinline__ void each(F& f) const {
-    if (!counts) return;
-#pragma unroll 4
-    for (int64 c = begin; c < end; c += step) f(c, x[c * x_stride], t[c * t_stride]);
-  }
-
-  template <class Program, class G>
-  __device__ __forceinline__ void store(const Program& program, const int64 (&offset)[kRowStreams], const G& g) const {
-    using Compute = typename Program::Compute;
-    const auto& stride = program.space.class_stride;
-#pragma unroll 2
-    for (int64 c = begin; c < end; c += step) {
-      Compute of_input, of_target;
-      g(c, counts ? x[c * x_stride] : Input{}, counts ? t[c * t_stride] : Target{}, of_input, of_target);
-      if constexpr (Program::kInputGradient) {
-        program.gradients[offset[kGradients] + c * stride[kGradients]] = Narrow<Input>::from(of_input);
-      }
-      if constexpr (Program::kTargetGradient) {
-        program.target_gradients[offset[kTargetGradients] + c * stride[kTargetGradients]] =
-            Narrow<Target>::from(of_target);
+  template <int kLanes>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kLanes>& x,
+                                             const Pack<typename Program::Target, kLanes>& t) const {
+    Compute by_z[kLanes], by_t[kLanes];
+    // Of a row that is NaN nothing follows.
+    if (!counts || row.value != row.value) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) by_z[i] = by_t[i] = row.value;
+    } else {
+      Compute raw[kLanes], target[kLanes];
+      unpack(x, raw);
+      unpack(t, target);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        const Compute z = program.logit.value(raw[i]), second = program.second(target[i]);
+        const auto y = program.evaluate(row, z, second, first + i);
+        const Compute of_p = tangent_or_zero(y, 0), of_t = tangent_or_zero(y, 1);
+        if constexpr (Program::kInputGradient) {
+          by_z[i] = through(row.of[0], z, of_p, row.sums.by_p, row.slope) * program.logit.slope(raw[i]);
+        }
+        by_t[i] = of_t * row.factor;
+        if constexpr (Program::kTeacher && Program::kTargetGradient) {
+          by_t[i] = through(row.of[1], second, of_t, row.sums.by_q, Compute(0)) * program.logit.slope(target[i]);
+        }
       }
     }
+    if constexpr (Program::kInputGradient) {
+      store_stream<kLanes>(program.gradients + offset[kGradients] + first * stride,
+                           NarrowPack<typename Program::Input, kLanes>::from(by_z));
+    }
+    if constexpr (Program::kTargetGradient) {
+      store_stream<kLanes>(program.target_gradients + offset[kTargetGradients] + first * target_stride,
+                           NarrowPack<typename Program::Target, kLanes>::from(by_t));
+    }
+  }
+
+ private:
+  // h_1 - p (sum of h_1 - slope), in which the class's own h_1 does not cancel.
+  __device__ __forceinline__ Compute through(const Softmax<Compute>& s, Compute z, Compute by_log, Compute sum,
+                                             Compute slope) const {
+    const Compute p = s.p(z);
+    return (by_log * s.complement(z, p) - p * ((sum - by_log) - slope)) * (row.factor * program.logit.common_slope());
   }
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One row
-
-struct Smaller {
-  template <class T>
-  __device__ __forceinline__ T operator()(T x, T y) const {
-    return y < x ? y : x;
-  }
-};
-
-// What `each` is given has a name, because compilers before CUDA 13.5 take no lambda in a template of a kernel.
-
-// The logit of a class that is meant: the student's, or the teacher's.
-template <class Program>
-struct StudentLogit {
-  const Program& program;
-  __device__ __forceinline__ auto operator()(typename Program::Input x, typename Program::Target) const {
-    return program.student(x);
-  }
-};
-template <class Program>
-struct TeacherLogit {
-  const Program& program;
-  __device__ __forceinline__ auto operator()(typename Program::Input, typename Program::Target t) const {
-    return program.teacher(t);
-  }
-};
-
-template <class Z, class Compute>
-struct FindLargest {
-  const Z& z;
-  Compute largest;
-  template <class X, class T>
-  __device__ __forceinline__ void operator()(int64, X x, T t) {
-    largest = larger(largest, z(x, t));
-  }
-};
-
-// The first class with that logit.
-template <class Z, class Compute>
-struct FindIndex {
-  const Z& z;
-  Compute largest;
-  int64 index;
-  template <class X, class T>
-  __device__ __forceinline__ void operator()(int64 c, X x, T t) {
-    if (z(x, t) == largest && c < index) index = c;
-  }
-};
-
-template <class Z, class Compute>
-struct AddOthers {
-  const Z& z;
-  Compute largest;
-  int64 index;
-  Compute rest;
-  template <class X, class T>
-  __device__ __forceinline__ void operator()(int64 c, X x, T t) {
-    if (c != index) rest += scalar_exp(z(x, t) - largest);
-  }
-};
-
-// How the logits are normalized that `z` picks of each class.
-// Preconditions: those of Unit::join.
-template <class Unit, class Classes, class Compute, class Z>
-__device__ __forceinline__ Normal<Compute> normalize(const Unit& unit, const Classes& classes, Compute lowest,
-                                                     const Z& z) {
-  constexpr int64 kNone = 0x7fffffffffffffffLL;
-  FindLargest<Z, Compute> find{z, lowest};
-  classes.each(find);
-  Compute largest[1] = {find.largest};
-  unit.join(largest, lowest, Larger{});
-  FindIndex<Z, Compute> find_index{z, largest[0], kNone};
-  classes.each(find_index);
-  int64 index[1] = {find_index.index};
-  unit.join(index, kNone, Smaller{});
-  AddOthers<Z, Compute> add{z, largest[0], index[0], Compute(0)};
-  classes.each(add);
-  Compute rest[1] = {add.rest};
-  unit.join(rest, Compute(0), Plus{});
-  return {largest[0], rest[0], index[0]};
-}
-
-// The sums of h and of its derivatives.
-template <class Program, class Compute = typename Program::Compute>
-struct AddTerms {
-  const Program& program;
-  const TermState<Compute>& state;
-  Compute log_sum, teacher_log_sum;
-  Compute sums[3];
-  template <class X, class T>
-  __device__ __forceinline__ void operator()(int64 c, X x, T t) {
-    const auto y = program.evaluate(state, log_sum, teacher_log_sum, x, t, c);
-    sums[0] += y.value;
-    sums[1] += tangent_or_zero(y, 0);
-    sums[2] += tangent_or_zero(y, 1);
-  }
-};
-
-// The gradients of a class; `slope` is the penalty's.
-template <class Program, class Compute = typename Program::Compute>
-struct TermGradient {
-  const AddTerms<Program>& terms;
-  Compute value, slope, factor;
-  bool counts;
-  template <class X, class T>
-  __device__ __forceinline__ void operator()(int64 c, X x, T t, Compute& of_input, Compute& of_target) const {
-    const bool lost = value != value;
-    of_input = of_target = lost ? value : Compute(0);
-    if (!counts || lost) return;
-    const Program& program = terms.program;
-    const TermState<Compute>& s = terms.state;
-    const auto y = program.evaluate(s, terms.log_sum, terms.teacher_log_sum, x, t, c);
-    const Share<Compute> p = share(s.student, terms.log_sum, program.student(x), c);
-    // h_1 - p (sum of h_1), in which the class's own h_1 does not cancel.
-    const Compute by_p = tangent_or_zero(y, 0), by_t = tangent_or_zero(y, 1);
-    of_input = by_p * p.rest - p.p * ((terms.sums[1] - by_p) - slope);
-    of_input *= factor * program.logit.common_slope() * program.logit.slope(widen<Compute>(x));
-    of_target = by_t * factor;
-    if constexpr (Program::kTeacher) {
-      const Share<Compute> q = share(s.teacher, terms.teacher_log_sum, program.teacher(t), c);
-      of_target = (by_t * q.rest - q.p * (terms.sums[2] - by_t)) * factor * program.logit.common_slope() *
-                  program.logit.slope(widen<Compute>(t));
-    }
-  }
-};
 
 // The factor of a row's gradient: for a grad_output per row, or one for all.
 template <class Compute, class Result>
@@ -368,81 +332,121 @@ __device__ __forceinline__ auto row_factor(Scale& scale, const int64 (&)[kRowStr
   return scale.factor();
 }
 
-// The loss of a row whose classes `classes` yields to the threads of a unit, and its gradients if there are any.
-// Preconditions: those of Unit::join.
-template <bool kGradient, class Unit, class Program, class Classes, class Scale>
-__device__ __forceinline__ typename Program::Compute visit_terms(const Program& program, const Unit& unit,
-                                                                 const int64 (&offset)[kRowStreams],
-                                                                 const Classes& classes, bool exists, Scale& scale) {
-  using Compute = typename Program::Compute;
-  const Compute lowest = -scalar_infinity(Compute());
-  const bool counts = classes.counts;
-  TermState<Compute> s;
-  s.student = normalize(unit, classes, lowest, StudentLogit<Program>{program});
-  s.teacher = s.student;
-  if constexpr (Program::kTeacher) s.teacher = normalize(unit, classes, lowest, TeacherLogit<Program>{program});
-  AddTerms<Program> terms{program, s, s.student.log_sum(), s.teacher.log_sum(), {Compute(0), Compute(0), Compute(0)}};
-  classes.each(terms);
-  unit.join(terms.sums, Compute(0), Plus{});
+struct JoinLanes {
+  int lanes;
+  template <class Compute>
+  __device__ __forceinline__ void operator()(Compute& x) const {
+    if (lanes > 1) x = join_lanes(x, lanes, Plus{});
+  }
+};
 
-  const Compute lse = counts ? s.student.largest + terms.log_sum : Compute(0);
-  const auto penalty = program.penalty(variable<1u, 0>(lse));
-  const Compute value = counts ? terms.sums[0] + penalty.value : Compute(0);
-  if (exists && unit.index() == 0) {
-    if (program.values != nullptr) program.values[offset[kResults]] = Narrow<typename Program::Result>::from(value);
-    if (program.lse != nullptr) program.lse[offset[kResults]] = lse;
+// What all threads of a unit found of a row, in each of them. `turn`: that of BlocksUnit::share.
+template <class Unit, class Compute, int kCount>
+__device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, kCount>& found, int turn) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) join_normal(found.of[i], unit.lanes());
+  if constexpr (Unit::kBlock) {
+    const Normals<Compute, kCount>* all;
+    unit.share(found, turn, all);
+    const int lane = threadIdx.x % kWarp, warps = unit.warps();
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      Normal<Compute>& part = found.of[k];
+      part = {-scalar_infinity(Compute()), Compute(0)};
+      if (lane < warps) part = all[lane].of[k];
+#pragma unroll
+      for (int i = kWarp; i < Unit::kBlocks * kWarp; i += kWarp) {
+        if (lane + i < warps) merge(part, all[lane + i].of[k]);
+      }
+      join_normal(part, kWarp);
+    }
   }
-  if constexpr (kGradient) {
-    const Compute factor = row_factor(scale, offset), slope = tangent_or_zero(penalty, 0);
-    classes.store(program, offset, TermGradient<Program>{terms, value, slope, factor, counts});
-  }
-  return value;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Many rows
+template <class Terms, class Unit, class Compute>
+__device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& sums, int turn) {
+  Terms::over(sums, JoinLanes{unit.lanes()});
+  if constexpr (Unit::kBlock) {
+    const TermSums<Compute>* all;
+    unit.share(sums, turn, all);
+    const int lane = threadIdx.x % kWarp, warps = unit.warps();
+    sums = {Compute(0), Compute(0), Compute(0)};
+#pragma unroll
+    for (int i = 0; i < Unit::kBlocks * kWarp; i += kWarp) {
+      if (lane + i >= warps) continue;
+      sums.value += all[lane + i].value;
+      sums.by_p += all[lane + i].by_p;
+      sums.by_q += all[lane + i].by_q;
+    }
+    Terms::over(sums, JoinLanes{kWarp});
+  }
+}
 
-// Rows whose classes are neighbours: in registers, or, if kLong, in memory.
-template <int kLanes, int kVectors, bool kLong>
+// The loss of a row whose classes `classes` yields to the threads of a unit, and its gradients if there are any.
+//
+//   classes.each(f)        every class of this thread, none of a row that does not count
+//   classes.last(f)        the same for the last time
+//   classes.last_all(f)    the same, also of a row that does not count, whose packs hold anything
+//
+// Preconditions: all threads of the unit call it together, for a LaneUnit every lane of the warp; `turn` is that of
+// BlocksUnit::share.
+template <bool kGradient, class Unit, class Program, class Classes, class Scale>
+__device__ __forceinline__ typename Program::Compute visit_terms(const Program& program, const Unit& unit,
+                                                                 const int64 (&offset)[kRowStreams], Classes& classes,
+                                                                 bool exists, int turn, Scale& scale) {
+  using Compute = typename Program::Compute;
+  using Terms = AddTerms<kGradient, Program>;
+  AddLogits<Program> logits(program);
+  classes.each(logits);
+  classes.look_ahead();
+  join_normals(unit, logits.found, turn);
+  typename Program::Row row;
+#pragma unroll
+  for (int i = 0; i < Program::kSoftmaxes; ++i) row.of[i].set(logits.found.of[i]);
+  row.sums = {Compute(0), Compute(0), Compute(0)};
+  Terms terms{program, row};
+  if constexpr (kGradient) {
+    classes.each(terms);
+  } else {
+    classes.last(terms);
+  }
+  join_terms<Terms>(unit, row.sums, turn);
+  program.finish(row, offset, classes.counts, exists && unit.index() == 0);
+  if constexpr (kGradient) {
+    row.factor = row_factor(scale, offset);
+    const auto& stride = program.space.class_stride;
+    const StoreTerms<Program> store{program,
+                                    row,
+                                    offset,
+                                    Classes::kDense ? 1 : stride[kGradients],
+                                    Classes::kDense ? 1 : stride[kTargetGradients],
+                                    classes.counts};
+    classes.last_all(store);
+  }
+  return row.value;
+}
+
+// Rows whose classes are read as Source::Classes says, for each row from the beginning.
+template <class Source>
 struct TermReader {
+  template <bool kGradient, class Unit, class Program, class Scale>
+  struct Visit {
+    const Program& program;
+    const Unit& unit;
+    Scale& scale;
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int turn) const {
+      int64 offset[kRowStreams];
+      program.space.offsets(exists ? row : 0, offset);
+      const typename Source::template Classes<Program, Unit> classes(program, unit, offset, exists);
+      return visit_terms<kGradient>(program, unit, offset, classes, exists, turn, scale);
+    }
+  };
+
+  // As walk_rows.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
                                                double* partials) {
-    using Input = typename Program::Input;
-    using Target = typename Program::Target;
-    const int64 rows = program.space.rows;
-#pragma unroll 1
-    for (int64 group = unit.team(); group < groups; group += unit.teams()) {
-      double total = 0.0;
-#pragma unroll 1
-      for (int64 first = group * unit.rows(); first < rows; first += groups * unit.rows()) {
-        const int64 row = first + unit.row();
-        const bool exists = row < rows;
-        int64 offset[kRowStreams];
-        program.space.offsets(exists ? row : 0, offset);
-        const bool counts = exists && program.counts(offset);
-        if constexpr (kLong) {
-          const auto& stride = program.space.class_stride;
-          const ReadClasses<Input, Target> classes{program.input + offset[kLogits],
-                                                   program.targets + offset[kLabels],
-                                                   stride[kLogits],
-                                                   stride[kLabels],
-                                                   unit.index(),
-                                                   exists ? program.space.classes : 0,
-                                                   unit.count(),
-                                                   counts};
-          total += visit_terms<kGradient>(program, unit, offset, classes, exists, scale);
-        } else {
-          const RowView<Input, kLanes> view(program.input, offset[kLogits], program.space.classes);
-          const KeptClasses<Input, Target, kLanes, kVectors> classes(program, unit, view, offset, exists, counts);
-          total += visit_terms<kGradient>(program, unit, offset, classes, exists, scale);
-        }
-      }
-      if (partials != nullptr) {
-        total = unit.total(total);
-        if (unit.leads()) partials[group] = total;
-      }
-    }
+    walk_rows(unit, program.space.rows, groups, partials, Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
   }
 };
 

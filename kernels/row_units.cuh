@@ -75,11 +75,6 @@ struct LaneUnit {
     return threadIdx.x % kWarp == 0;
   }
 
-  template <class Join, class T, int kCount>
-  __device__ __forceinline__ void join(T (&x)[kCount], T, Join how) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = join_lanes(x[i], width, how);
-  }
   // The sum of what the first threads of the team's rows hold, in its leader.
   __device__ __forceinline__ double total(double x) const {
     return warp_sum(index() == 0 ? x : 0.0);
@@ -153,22 +148,6 @@ struct BlocksUnit {
     return kBlocks * (blockDim.x / kWarp);
   }
 
-  // x joined over the threads of a block that is a unit; `identity` is what leaves others as they are.
-  template <class Join, class T, int kCount>
-  __device__ __forceinline__ void join(T (&x)[kCount], T identity, Join how) const {
-    __shared__ T parts[kCount][kWarp];
-    const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = join_lanes(x[i], kWarp, how);
-    __syncthreads();  // whoever still reads the parts of an earlier call
-    if (lane == 0) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) parts[i][threadIdx.x / kWarp] = x[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = join_lanes(lane < warps ? parts[i][lane] : identity, kWarp, how);
-  }
   __device__ __forceinline__ double total(double x) const {
     return x;
   }

@@ -42,6 +42,19 @@ __device__ __forceinline__ P whole(const P* at) {
   return pack;
 }
 
+// Begins to copy a pack to shared memory, where the thread that asked for it finds it after wait_for_copies().
+template <class P>
+__device__ __forceinline__ void stage_pack(P* to, const P* from) {
+  if constexpr (kCopiesAhead && sizeof(P) >= 4) {
+    copy_ahead<sizeof(P)>(to, from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) {
+      reinterpret_cast<typename P::Word*>(to)[i] = __ldcs(reinterpret_cast<const typename P::Word*>(from) + i);
+    }
+  }
+}
+
 // The numbers of a pack. Of two bfloat16 in a word each is one instruction away, where the compiler sees two 16-bit
 // registers first.
 template <class Compute, class Storage, int kLanes>
@@ -61,6 +74,17 @@ __device__ __forceinline__ void unpack(const Pack<bfloat16_t, kLanes>& x, float 
   } else {
     y[0] = to_float(x.lane[0]);
   }
+}
+
+// The sum of what the lanes of a pack hold, as a tree; x is used up.
+template <class Compute, int kLanes>
+__device__ __forceinline__ Compute sum_of_lanes(Compute (&x)[kLanes]) {
+#pragma unroll
+  for (int span = 1; span < kLanes; span *= 2) {
+#pragma unroll
+    for (int i = 0; i + span < kLanes; i += 2 * span) x[i] += x[i + span];
+  }
+  return x[0];
 }
 
 // The largest number of packs, in halves of a word where the type has 16 bits.

@@ -217,12 +217,7 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
       if (i == target) e[i] = Compute(0);
     }
   }
-#pragma unroll
-  for (int span = 1; span < kLanes; span *= 2) {
-#pragma unroll
-    for (int i = 0; i + span < kLanes; i += 2 * span) e[i] += e[i + span];
-  }
-  sums.rest += e[0];
+  sums.rest += sum_of_lanes(e);
 }
 
 template <int kLanes, class Program, class Compute = typename Program::Compute>
@@ -410,28 +405,45 @@ struct RowWalk {
   }
 };
 
+// Visits every row once: visit(row, exists, turn) yields its value, `turn` is that of BlocksUnit::share.
+// partials[group], if there are any, receives the sum of the values of each group.
+template <class Unit, class Visit>
+__device__ __forceinline__ void walk_rows(const Unit& unit, int64 rows, int64 groups, double* partials,
+                                          const Visit& visit) {
+  double total = 0.0;
+  int turn = 0;
+#pragma unroll 1
+  for (RowWalk<Unit> walk(unit); walk.group < groups; turn ^= 1) {
+    const int64 group = walk.group, row = walk.first + unit.row();
+    total += visit(row, row < rows, turn);
+    walk.advance(unit, groups, rows);
+    if (walk.group == group) continue;
+    if (partials != nullptr) {
+      total = unit.total(total);
+      if (unit.leads()) partials[group] = total;
+    }
+    total = 0.0;
+  }
+}
+
 // Rows that are read twice, because they are too long for what is on chip.
 template <int kLanes, int kVectors>
 struct LongReader {
-  // Visits every row once. partials[group], if there are any, receives the sum of the values of each group.
+  template <bool kGradient, class Unit, class Program, class Scale>
+  struct Visit {
+    const Program& program;
+    const Unit& unit;
+    Scale& scale;
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int turn) const {
+      return long_row<kGradient, kLanes, kVectors>(program, unit, row, exists, turn, scale);
+    }
+  };
+
+  // As walk_rows.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
                                                double* partials) {
-    const int64 rows = program.space.rows;
-    double total = 0.0;
-    int turn = 0;
-#pragma unroll 1
-    for (RowWalk<Unit> walk(unit); walk.group < groups; turn ^= 1) {
-      const int64 group = walk.group, row = walk.first + unit.row();
-      total += long_row<kGradient, kLanes, kVectors>(program, unit, row, row < rows, turn, scale);
-      walk.advance(unit, groups, rows);
-      if (walk.group == group) continue;
-      if (partials != nullptr) {
-        total = unit.total(total);
-        if (unit.leads()) partials[group] = total;
-      }
-      total = 0.0;
-    }
+    walk_rows(unit, program.space.rows, groups, partials, Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
   }
 };
 

@@ -17,7 +17,7 @@ from devices import GPU, KERNELS
 from torch import Tensor
 
 import cupylosses.functional
-from cupylosses import autograd, row_launch
+from cupylosses import autograd
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.row_properties import (
@@ -27,6 +27,7 @@ from cupylosses.testing.row_properties import (
     SOFTMAX_LAYOUTS,
     Drawn,
     agrees_with_truth,
+    blocks,
     draw,
     gradient,
     is_the_same_with_and_without_gradient,
@@ -420,28 +421,9 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradient(
 # The same bits
 
 
-def blocks(count: int) -> Any:
-    """An execution with so many blocks, or clusters."""
-    patch = pytest.MonkeyPatch()
-
-    class Blocks:
-        def __enter__(self) -> None:
-            patch.setattr(row_launch, "blocks", lambda layout, *_: count * layout.cluster)
-            self.inner = None if GPU else host.execution(seed=count)
-            if self.inner:
-                self.inner.__enter__()
-
-        def __exit__(self, *error: Any) -> None:
-            if self.inner:
-                self.inner.__exit__(*error)
-            patch.undo()
-
-    return Blocks()
-
-
 @in_each_layout
 def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable[[], None]) -> None:
-    executions: dict[str, Callable[[], Any]] = {f"{n} blocks": partial(blocks, n) for n in (1, 3, 50)}
+    executions: dict[str, Callable[[], Any]] = {f"{n} blocks": partial(blocks, n, KERNELS) for n in (1, 3, 50)}
     if not GPU:
         executions |= {f"order {n}": partial(host.execution, seed=n) for n in (1, 2)}
         executions |= {f"{n} processors": partial(host.execution, processors=n, seed=n) for n in (1, 7)}

@@ -44,6 +44,9 @@ CLASSES = sorted(
 #: A GPU with everything, one without clusters, and what every GPU has.
 CHIPS = (Chip(227 << 10, clusters=True), Chip(163 << 10), Chip())
 
+#: How far apart the rows of a target lie, in rows, and at which element its first row begins.
+PLACES = ((1, 0), (1, 1), (2, 0), (3, 4))
+
 #: Shape, class dimension, dtype, strides and address modulo 16.
 Logits = tuple[tuple[int, ...], int, str, tuple[int, ...], int]
 
@@ -97,9 +100,15 @@ def logits(draw: st.DrawFn) -> Logits:
 def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
     """Shared memory has a place for each class, and a thread takes one class of the ends."""
     shape, class_dim, dtype, strides, address = x
-    layout, classes = of(shape, class_dim, dtype, strides, address, chip), shape[class_dim]
-    vector = layout.lanes * ITEMSIZE[dtype]
-    assert layout.lanes in (1, 2, 4, 8) and vector <= 16
+    layout = of(shape, class_dim, dtype, strides, address, chip)
+    assert layout.lanes * ITEMSIZE[dtype] <= 16
+    fits(layout, shape[class_dim], ITEMSIZE[dtype], chip)
+
+
+def fits(layout: RowLayout, classes: int, size: int, chip: Chip) -> None:
+    """For classes of so many bytes."""
+    vector = layout.lanes * size
+    assert layout.lanes in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
     assert layout.threads <= (MAX_THREADS if layout.kind in ("block", "long") else THREADS)
     assert 1 <= layout.groups <= MAX_GROUPS
@@ -120,6 +129,35 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
     if layout.kind in ("long", "long columns"):
         assert layout.shared == 0
     assert layout.per_block == (1 if layout.kind in ("block", "long") else layout.threads // WARP)
+
+
+@given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
+def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, int], chip: Chip) -> None:
+    """Of both operands there is room for each class; where a thread moves neighbouring classes, a row of both and of
+    their gradients is equally far from an aligned address.
+    """
+    shape, class_dim, first, strides, address = x
+    dense = launch.dense_strides(shape, (0,) * len(shape))
+    pitch, offset = place
+    apart = tuple(n * pitch if d < len(shape) - 1 else n for d, n in enumerate(dense))
+    tensors = [
+        (strides, first, address),
+        (launch.dense_strides(shape, strides), first, 0),
+        (apart, dtype, offset * ITEMSIZE[dtype] % 16),
+        (launch.dense_strides(shape, apart), dtype, 0),
+    ]
+    rows = without(shape, class_dim)
+    operands = [Rows(without(s, class_dim), s[class_dim], ITEMSIZE[d], at) for s, d, at in tensors]
+    others = launch.dense_strides(rows, (0,) * len(rows))
+    layout = row_launch.term_layout(rows, shape[class_dim], operands, [others] * 2, chip)
+    fits(layout, shape[class_dim], ITEMSIZE[first] + ITEMSIZE[dtype], chip)
+    assert layout.lanes * max(ITEMSIZE[first], ITEMSIZE[dtype]) <= 16
+    if layout.lanes == 1:
+        return
+    assert all(y.class_stride == 1 for y in operands)
+    at = numpy.indices(rows).reshape(len(rows), prod(rows))
+    places = [y.misalignment // y.itemsize + numpy.array(y.strides, dtype=numpy.int64) @ at for y in operands]
+    assert all(((y - places[0]) % layout.lanes == 0).all() for y in places)
 
 
 @given(logits())

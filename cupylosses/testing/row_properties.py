@@ -7,7 +7,7 @@ All take kernels: on a GPU, or on the host within :func:`cupylosses.testing.host
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -137,6 +137,16 @@ def noted_layouts() -> Iterator[list[row_launch.RowLayout]]:
     both = {name: noting(getattr(row_launch, name)) for name in ("row_layout", "gather_layout")}
     with mock.patch.multiple(row_launch, **both):
         yield found
+
+
+@contextmanager
+def blocks(count: int, device: str) -> Iterator[None]:
+    """An execution with so many blocks, or clusters; on the host in an order of its own."""
+    from cupylosses.testing import host
+
+    in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
+    with mock.patch.object(row_launch, "blocks", lambda layout, *_: count * layout.cluster), in_order:
+        yield
 
 
 def upstream(value: Tensor) -> Tensor:

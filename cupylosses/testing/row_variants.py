@@ -57,7 +57,8 @@ def row_variants(loss: RowLoss, fast: bool = False) -> list[AnyRowVariant]:
             for (label, options), chip in product(_options(loss, fast), _CHIPS[: 1 if fast else 2]):
                 _of_indices(loss, logits, dim, label, options, chip, note)
         if loss.term:
-            _of_terms(loss, logits, dim, fast, note)
+            for chip in _CHIPS[: 1 if fast else 2]:
+                _of_terms(loss, logits, dim, fast, chip, note)
     return list(found)
 
 
@@ -101,7 +102,7 @@ def _of_indices(
         plan._load("value_and_gradient", False)
 
 
-def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, note: Any) -> None:
+def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, chip: Chip, note: Any) -> None:
     flags = list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
     weighted = loss.weights is not None and "probabilities" in loss.targets
     for setting, every in product(flags, (False, True)):
@@ -109,7 +110,7 @@ def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, note: Any)
         plan = TermPlan(
             loss, setting, (logits, logits), _tensor(logits.dtype, logits.shape[dim : dim + 1])
             if weighted and every else None, _tensor("bool", rows) if every else None, dim, logits.dtype, None,
-            every and loss.scale == "logit_scale", 1, note,
+            every and loss.scale == "logit_scale", 1, note, chip,
         )  # fmt: skip
         for kind in TERM_KINDS:
             if kind == "count" and not every:
@@ -134,7 +135,7 @@ def described(variant: AnyRowVariant) -> dict[str, str]:
     else:
         target, wanted = variant.label, (variant.kind in ("value_and_gradient", "verify_gradient", "apply"), False)
         flags = ["smoothed"] * variant.smoothed
-        flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
+    flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
     dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
     names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
     return {

@@ -12,7 +12,6 @@ from cupylosses.definition import Loss
 from cupylosses.forms import form
 from cupylosses.reduction import Reduction
 from cupylosses.rehearsal import Placeholder, Rehearsal, placeholder
-from cupylosses.row_term_codegen import TermVariant
 from cupylosses.testing.nvrtc import Resources
 from cupylosses.testing.row_variants import AnyRowVariant, spills_allowed
 
@@ -153,8 +152,6 @@ def wide_accesses(variant: Variant | AnyRowVariant) -> tuple[int, int]:
 def _wide_accesses_of_rows(variant: AnyRowVariant) -> tuple[int, int]:
     """The same of a kernel that moves neighbouring classes, or rows."""
     words = variant.lanes * interop.ITEMSIZE[variant.input] // 16
-    # Classes that are not kept in registers are read one by one where there is a target for each.
-    one_by_one = isinstance(variant, TermVariant) and variant.layout in ("long", "columns")
-    if variant.kind == "count" or variant.layout == "gather" or one_by_one:
+    if variant.kind == "count" or variant.layout == "gather":
         return 0, 0
     return words, words * (variant.kind in ("value_and_gradient", "verify_gradient", "apply", "gradient"))

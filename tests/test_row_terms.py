@@ -1,0 +1,264 @@
+"""The row engine for a target per class, in every layout of rows: values, gradients of both operands, bits, rows that
+do not count. What the terms of a loss are is a matter of its formula, which ``test_rows.py`` is about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from devices import GPU, KERNELS
+from torch import Tensor
+
+import cupylosses.functional
+from cupylosses import autograd
+from cupylosses.testing import host
+from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.row_properties import PLACES, SMALL, blocks, upstream
+from cupylosses.testing.row_term_properties import (
+    TERM_LAYOUTS,
+    TERM_LOSSES,
+    TermCall,
+    draw_terms,
+    gradients,
+    noted_term_layouts,
+    terms_agree_with_truth,
+    terms_keep_sure_rows,
+    terms_leave_masked_rows_out,
+    terms_share_equal_logits,
+    terms_write_one_gradient_in_one_pass_or_two,
+)
+from cupylosses.testing.tolerance import same_bits
+
+pytestmark = pytest.mark.kernels
+
+#: Probabilities, and a teacher.
+FEW = ("cross_entropy", "distillation_loss, mixed")
+
+in_each_layout = pytest.mark.parametrize("layout", TERM_LAYOUTS)
+#: Every loss in one layout, and every layout with few of them.
+of_each_loss = pytest.mark.parametrize(
+    ("row_loss", "layout"),
+    [*((x, "lanes") for x in TERM_LOSSES), *((x, y) for x in FEW for y in list(TERM_LAYOUTS)[1:])],
+)
+
+
+@pytest.fixture(autouse=True)
+def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
+    """What TERM_LAYOUTS are for, also on a GPU that has more."""
+    if GPU:
+        x = torch.zeros(1, 2, device=KERNELS)
+        cupylosses.functional.cross_entropy(x, x)
+        device = autograd._devices[torch.cuda.current_device()]
+        monkeypatch.setattr(device, "chip", dataclasses.replace(SMALL, clusters=device.chip.clusters))
+        fresh_plans()
+
+
+def drawn(row_loss: str, layout: str, **chosen: Any) -> TermCall:
+    """A call of a loss in a layout, where kernels run."""
+    return draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, **chosen)
+
+
+def mask(shape: Sequence[int]) -> Tensor:
+    """About two rows of three, broadcast along the first dimension."""
+    chosen = torch.rand(tuple(shape[1:]) or (1,), generator=torch.Generator().manual_seed(3)) < 0.67
+    return chosen.to(KERNELS)
+
+
+def results(call: TermCall) -> list[Tensor]:
+    """The values and gradients of all entry points."""
+    found = []
+    for reduction, grad_outputs in (("mean", (1.0, 1.0, -3.0)), ("none", (2.0,))):
+        for grad_output in grad_outputs:
+            leaves, given = call.with_(reduction=reduction).differentiable()
+            value = given()
+            found += [value.detach(), *gradients(value, leaves, grad_output)]
+    return found
+
+
+@in_each_layout
+def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[], None]) -> None:
+    with noted_term_layouts() as found:
+        drawn("cross_entropy", layout)()
+    assert {(x.kind, x.cluster > 1) for x in found} == {
+        (layout.partition(",")[0], layout in ("block, cluster", "long"))
+    }
+
+
+@of_each_loss
+def test_values_and_gradients(layout: str, row_loss: str) -> None:
+    for reduction in ("mean", "none"):
+        terms_agree_with_truth(drawn(row_loss, layout, reduction=reduction))
+
+
+@pytest.mark.parametrize("row_loss", FEW)
+def test_the_gradient_of_one_operand(row_loss: str) -> None:
+    for reduction in ("mean", "none"):
+        terms_agree_with_truth(drawn(row_loss, "lanes", reduction=reduction), both=False)
+
+
+@in_each_layout
+def test_masks_and_class_weights(layout: str) -> None:
+    shape = TERM_LAYOUTS[layout]
+    weights = torch.rand(shape[1], generator=torch.Generator().manual_seed(2)).to(KERNELS) + 0.25
+    weights[::3] = 0.0
+    rows = mask((shape[0], *shape[2:]))
+    terms_agree_with_truth(drawn("cross_entropy with everything", layout, weight=weights, mask=rows))
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtypes"),
+    [
+        *((x, ("bfloat16", "bfloat16")) for x in TERM_LAYOUTS),
+        ("lanes", ("float16", "float16")),
+        ("block", ("float64", "float64")),
+        ("lanes", ("bfloat16", "float32")),
+        ("columns", ("float32", "float16")),
+        ("block, cluster", ("float16", "float32")),
+        ("lanes", ("float32", "float64")),
+    ],
+    ids=str,
+)
+def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
+    shape = TERM_LAYOUTS[layout]
+    if "cluster" in layout or layout == "long":
+        # As many bytes.
+        shape = (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
+    for row_loss in FEW:
+        terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shapes"),
+    [
+        ("float32", [(33, 35), (31, 64), (300, 127), (1, 129), (65, 255), (2, 1023), (66, 1025), (3, 2050), (2, 4099)]),
+        ("bfloat16", [(33, 37), (65, 255), (2, 511), (66, 2047), (3, 4099)]),
+        ("float32", [(1, 1), (300, 3), (65, 32)]),
+    ],
+    ids=["float32", "bfloat16", "few"],
+)
+def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Class counts around what a vector, a row of a warp and a block have room for."""
+    for seed, shape in enumerate(shapes):
+        terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, (dtype, dtype), seed=seed))
+
+
+@pytest.mark.parametrize("places", [(x, y) for x in PLACES for y in PLACES], ids=" and ".join)
+@pytest.mark.parametrize(
+    ("shape", "class_dim"), [((3, 2, 35), 2), ((1, 2, 1030), 2), ((3, 5, 8), 1)], ids=["lanes", "block", "columns"]
+)
+def test_places(shape: tuple[int, ...], class_dim: int, places: tuple[str, str]) -> None:
+    """Operands that begin anywhere, and not alike: their gradients have no gaps."""
+    terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
+
+
+@of_each_loss
+def test_one_pass_or_two(layout: str, row_loss: str) -> None:
+    terms_write_one_gradient_in_one_pass_or_two(drawn(row_loss, layout))
+
+
+@of_each_loss
+def test_values_do_not_depend_on_gradients(layout: str, row_loss: str) -> None:
+    for reduction in ("mean", "none"):
+        call = drawn(row_loss, layout, reduction=reduction)
+        alone = call()
+        for both in (False, True):
+            assert same_bits(call.differentiable(both)[1]().detach(), alone)
+
+
+@in_each_layout
+def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable[[], None]) -> None:
+    call = drawn("distillation_loss, mixed", layout)
+    expected = results(call)
+    executions: list[Any] = [partial(blocks, n, KERNELS) for n in (1, 3, 50)]
+    if not GPU:
+        executions += [partial(host.execution, seed=n) for n in (1, 2)]
+        executions += [partial(host.execution, processors=n, seed=n) for n in (1, 7)]
+    for execution in executions:
+        fresh_plans()
+        with execution():
+            assert all(map(same_bits, results(call), expected)), execution
+
+
+@of_each_loss
+def test_rows_that_are_masked(layout: str, row_loss: str) -> None:
+    terms_leave_masked_rows_out(drawn(row_loss, layout))
+
+
+@in_each_layout
+def test_sure_rows_and_impossible_classes(layout: str) -> None:
+    terms_keep_sure_rows(TERM_LAYOUTS[layout], KERNELS)
+
+
+@in_each_layout
+def test_equal_logits(layout: str) -> None:
+    terms_share_equal_logits(TERM_LAYOUTS[layout], KERNELS)
+
+
+@in_each_layout
+def test_rows_without_a_distribution(layout: str) -> None:
+    """All classes impossible, an infinite logit, NaN: NaN in value and all gradients of the row, and in no other."""
+    call = drawn("cross_entropy", layout, reduction="none")
+    clean = call.arguments["input"]
+    of_row = clean.shape[1]
+
+    def rows(x: Tensor) -> Tensor:
+        return x.movedim(1, -1).reshape(-1, of_row)
+
+    def found(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        leaves, given = call.with_(input=x).differentiable()
+        value = given()
+        return value.detach().view(-1), [rows(g) for g in gradients(value, leaves, 1.0)]
+
+    value, others = found(clean)
+    for bad, places in ((-float("inf"), slice(None)), (float("inf"), of_row // 2), (float("nan"), of_row - 1)):
+        spoilt = rows(clean).clone()
+        spoilt[1, places] = bad
+        x = spoilt.view(clean.movedim(1, -1).shape).movedim(-1, 1).contiguous()
+        value_of_it, gradients_of_it = found(x)
+        for a, b in ((value_of_it, value), *zip(gradients_of_it, others, strict=True)):
+            assert bool(a[1].isnan().all())
+            assert same_bits(torch.cat([a[:1], a[2:]]), torch.cat([b[:1], b[2:]]))
+
+
+@in_each_layout
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_no_memory_of_the_size_of_the_logits_but_the_gradients(
+    layout: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    kind = autograd.TorchDevice if GPU else HostDevice
+    empty = kind.empty
+
+    def counted(self: Any, shape: Any, strides: Any, dtype: str) -> Tensor:
+        sizes.append(prod(shape))
+        return empty(self, shape, strides, dtype)
+
+    monkeypatch.setattr(kind, "empty", counted)
+    leaves, call = drawn("distillation_loss, mixed", layout, reduction=reduction).differentiable()
+    value = call()
+    gradients(value, leaves, upstream(value.detach()))
+    size, rows = leaves[0].numel(), leaves[0].numel() // leaves[0].shape[1]
+    assert sum(n >= size for n in sizes) == 2
+    assert sum(n for n in sizes if n < size) <= 2 * rows + 1024 + 8 * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((300, 1000), "float32"), ((300, 32000), "bfloat16"), ((300, 32000), "float32"), ((300, 50257), "bfloat16"),
+     ((150, 128256), "bfloat16"), ((70, 262144), "float32"), ((3, 1048577), "float32")],
+    ids=str,
+)  # fmt: skip
+def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
+    """With all the shared memory that a GPU has."""
+    device = autograd._devices[torch.cuda.current_device()]
+    device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
+    fresh_plans()
+    for row_loss in FEW:
+        terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, (dtype, dtype)))
