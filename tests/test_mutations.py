@@ -23,6 +23,7 @@ from cupylosses import codegen
 from cupylosses.definition import Loss
 from cupylosses.forms import form
 from cupylosses.testing import host, properties, row_properties
+from cupylosses.testing import row_term_properties as term_properties
 from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.mutations import Mutant, StaleMutant, applied
@@ -96,6 +97,26 @@ def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any]) -> 
     return run
 
 
+def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[], None]:
+    """A property of ``row_term_properties`` of one loss in one layout."""
+
+    def run() -> None:
+        with host.execution(seed=1):
+            check(term_properties.draw_terms(row_loss, term_properties.TERM_LAYOUTS[layout]))
+
+    return run
+
+
+def of_shape(check: Callable[..., None], layout: str) -> Callable[[], None]:
+    """A property of ``row_term_properties`` that takes a shape."""
+
+    def run() -> None:
+        with host.execution(seed=1):
+            check(term_properties.TERM_LAYOUTS[layout])
+
+    return run
+
+
 #: One element; one block of several groups; several blocks; whole batches but for one element; several batches in each
 #: group.
 SIZES = ((1,), (1001,), (2503,), (2559,), (10301,))
@@ -142,6 +163,14 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, one pass or two": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "lanes"),
     "rows, left out": rows(row_properties.leaves_rows_out, "lanes"),
     "rows, labels": rows(row_properties.survives_labels_out_of_range, "lanes"),
+    "terms, lanes": terms(term_properties.terms_agree_with_truth, "distillation_loss, mixed", "lanes"),
+    "terms, block": terms(term_properties.terms_agree_with_truth, "cross_entropy", "block"),
+    "terms, cluster": terms(term_properties.terms_agree_with_truth, "cross_entropy", "block, cluster"),
+    "terms, long": terms(term_properties.terms_agree_with_truth, "cross_entropy", "long"),
+    "terms, columns": terms(term_properties.terms_agree_with_truth, "cross_entropy", "columns"),
+    "terms, everything": terms(term_properties.terms_agree_with_truth, "cross_entropy with everything", "lanes"),
+    "terms, sure": of_shape(term_properties.terms_keep_sure_rows, "lanes"),
+    "terms, equal": of_shape(term_properties.terms_share_equal_logits, "lanes"),
     "notes": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

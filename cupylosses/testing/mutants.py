@@ -30,6 +30,10 @@ ROW_VIEW = "kernels/row_view.cuh"
 ROW_COUNT = "kernels/row_count.cuh"
 COLUMNS = "kernels/columns.cuh"
 ROW_GATHER = "kernels/row_gather.cuh"
+ROW_TERMS = "kernels/row_terms.cuh"
+RESIDENT_TERMS = "kernels/resident_terms.cuh"
+LONG_TERMS = "kernels/long_terms.cuh"
+TERM_COLUMNS = "kernels/term_columns.cuh"
 SOFTMAX = "kernels/softmax.cuh"
 RESIDENT_ROWS = "kernels/resident_rows.cuh"
 
@@ -489,6 +493,70 @@ MUTANTS: tuple[Mutant, ...] = (
         "if (slopes.none()) return;",
         "",
         ("rows, left out",),
+    ),
+    # Rows with a target per class
+    Mutant(
+        "largest logit among the others",
+        ROW_TERMS,
+        "leader = z[i] == largest ? i : leader;",
+        "leader = -1;",
+        ("terms, lanes",),
+    ),
+    Mutant(
+        "largest logit lost where another one leads",
+        ROW_TERMS,
+        "(part.rest + Compute(1)) * fraction(",
+        "part.rest * fraction(",
+        ("terms, lanes", "terms, long"),
+    ),
+    Mutant(
+        "every lane with the largest logit leads",
+        ROW_TERMS,
+        "leads ? part.rest : absorbed",
+        "part.largest == largest ? part.rest : absorbed",
+        ("terms, equal",),
+    ),
+    Mutant(
+        "what the largest probability falls short of 1 by, by subtraction",
+        ROW_TERMS,
+        "return z == largest ? rest : Compute(1) - p;",
+        "return Compute(1) - p;",
+        ("terms, sure",),
+    ),
+    Mutant(
+        "teacher's gradient without what the others have of it",
+        ROW_TERMS,
+        "row.sums.by_q, Compute(0))",
+        "of_t, Compute(0))",
+        ("terms, lanes",),
+    ),
+    Mutant(
+        "gradient without the penalty's",
+        ROW_TERMS,
+        "((sum - by_log) - slope)",
+        "(sum - by_log)",
+        ("terms, everything",),
+    ),
+    Mutant(
+        "targets of the row before",
+        RESIDENT_TERMS,
+        "    stage_pack(at.t, next_t + v);\n",
+        "    if (v == 0) stage_pack(at.t, next_t + v);\n",
+        ("terms, block", "terms, cluster"),
+    ),
+    Mutant(
+        "long rows without their targets",
+        LONG_TERMS,
+        "if constexpr (F::kReadsTargets) of_t[k]",
+        "if (!F::kReadsTargets) of_t[k]",
+        ("terms, long",),
+    ),
+    Mutant(
+        "targets of a column where its logits are",
+        TERM_COLUMNS,
+        "return whole(staged_t(c));",
+        "return whole(staged_t(0));",
+        ("terms, columns",),
     ),
     Mutant(
         "stale gradient of rows accepted",
