@@ -70,6 +70,8 @@ def ignore_index(loss: RowLoss, value: Any, given: str) -> int:
     """The label that does not count. A target per class has none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{loss.name}: `ignore_index` must be an integer, got {value!r}.")
+    if not -(2**63) <= int(value) < 2**63:
+        raise ValueError(f"{loss.name}: `ignore_index` must fit into 64 bits, as labels do, got {value!r}.")
     if given != "indices" and value != IGNORED:
         raise ValueError(
             f"{loss.name}: `ignore_index` needs class indices, got a floating target, which holds probabilities. Leave "

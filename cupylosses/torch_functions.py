@@ -15,10 +15,12 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
-from cupylosses import autograd, checks, functional, in_place
+from cupylosses import autograd, checks, functional, in_place, interop
 from cupylosses.call import Call
-from cupylosses.definition import WEIGHT, Loss, registry
+from cupylosses.definition import WEIGHT, Definition, Loss, registry
 from cupylosses.forms import Form
+from cupylosses.row_call import RowCall
+from cupylosses.row_definition import RowLoss, row_registry
 
 #: Why a call is passed on to torch.
 CPU = "a tensor that is not on a GPU"
@@ -44,17 +46,21 @@ _tracing: Callable[[], Any] = torch._C._get_tracing_state
 def replacements() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
     """By name, torch's functions as they are now, and what takes their place."""
     found = {}
-    for loss in registry().values():
+    for loss in (*registry().values(), *row_registry().values()):
         if loss.torch:
             theirs = getattr(torch.nn.functional, loss.torch)
             found[loss.torch] = theirs, _replacement(loss, theirs)
     return found
 
 
-def _replacement(loss: Loss, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _replacement(loss: Definition, theirs: Callable[..., Any]) -> Callable[..., Any]:
     known = tuple(inspect.signature(theirs).parameters)
     prepare, name, first = getattr(functional, loss.name).prepare, theirs.__name__, loss.operands[0].name
     plain = autograd._PLAIN
+    obstacle: Any = _obstacle
+    evaluate: Callable[[Any], Any] = functional.evaluate
+    if isinstance(loss, RowLoss):
+        prepare, obstacle, evaluate = _of_tensors(prepare), _row_obstacle, functional.evaluate_rows
 
     @wraps(theirs)
     def function(*arguments: Any, **named: Any) -> Any:
@@ -80,12 +86,12 @@ def _replacement(loss: Loss, theirs: Callable[..., Any]) -> Callable[..., Any]:
             except (TypeError, ValueError):
                 reason = ARGUMENTS
             else:
-                reason = _obstacle(loss, theirs, call)
+                reason = obstacle(loss, theirs, call)
         dtype = getattr(x, "dtype", None)
         for report in reports:
             report.add(name, dtype, reason)
         if call is not None and reason is None:
-            return functional.evaluate(call)
+            return evaluate(call)
         if overridden:
             # As torch's function does, but with itself for what is called: handlers know it by its identity.
             return handle_torch_function(theirs, given, *arguments, **named)
@@ -93,6 +99,17 @@ def _replacement(loss: Loss, theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     function.__prepare_scriptable__ = lambda: theirs  # type: ignore[attr-defined]  # what torch.jit.script compiles
     return function
+
+
+def _of_tensors(prepare: Callable[..., RowCall]) -> Callable[..., RowCall]:
+    """``prepare`` without taking over arrays of other libraries, which torch does not."""
+
+    def prepared(*arguments: Any, **named: Any) -> RowCall:
+        if any([interop.kind(x) not in ("torch", "unknown") for x in (*arguments, *named.values())]):
+            raise TypeError
+        return prepare(*arguments, **named)
+
+    return prepared
 
 
 def _only_a_default_device(given: Sequence[Any]) -> bool:
@@ -104,33 +121,21 @@ def _only_a_default_device(given: Sequence[Any]) -> bool:
 
 def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
     """Why a call is torch's; None if the kernels serve it and torch would return the same, but for rounding."""
-    if autograd._transforms_active() or forward_ad._current_level >= 0:
-        return TRANSFORMED
-    if _tracing() is not None or _dispatch_mode_count():
-        return TRACED
     form, operands = call.loss, call.operands
+    reason = _unserved(operands)
+    if reason is not None:
+        return reason
     if _is_only_ours(loss, theirs, call):
         return ARGUMENTS
-    device, shape = getattr(operands[0], "device", None), getattr(operands[0], "shape", None)
-    dtypes = []
+    shape = operands[0].shape
     for operand, x in zip(form.operands, operands, strict=True):
-        if type(x) not in autograd._PLAIN:
-            return ARGUMENTS
-        if not (x.is_cuda or (autograd._host is not None and x.is_cpu)):
-            return CPU
-        if x.device != device:
-            return DEVICES
-        if x.layout is not torch.strided or x.is_neg() or x.is_conj():
-            return LAYOUT
-        if x.dtype not in autograd._NAMES:
-            return DTYPE
-        if x.shape != shape and not _is_within(theirs, operand, x.shape, operands[0].shape):
+        if x.shape != shape and not _is_within(theirs, operand, x.shape, shape):
             return SHAPES
-        dtypes.append(autograd._NAMES[x.dtype])
     if operands[0].numel() == 0:
         return SHAPES
     if call.reduction.kind == "batchmean" and not shape:
         return ARGUMENTS
+    dtypes = [autograd._NAMES[x.dtype] for x in operands]
     if dtypes[0] not in checks.FLOATING:
         return DTYPE
     if autograd._autocast(operands[0]):
@@ -141,6 +146,52 @@ def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
     if len(set(dtypes)) > 1 or numbers:
         names = tuple(x.name for x in form.operands)
         return None if _torch_takes(theirs, names, tuple(dtypes), numbers) else DTYPE
+    return None
+
+
+def _row_obstacle(loss: RowLoss, theirs: Callable[..., Any], call: RowCall) -> str | None:
+    """The same of a loss of rows."""
+    arrays = list(call.arrays.values())
+    reason = _unserved(arrays)
+    if reason is not None:
+        return reason
+    first, second = call.operands
+    # In torch a target holds probabilities if it has the shape of the logits, and labels otherwise; here by its dtype.
+    if tuple(second.shape) != (call.row_shape if call.kind == "indices" else tuple(first.shape)) or first.numel() == 0:
+        return SHAPES
+    weight = call.weight
+    if weight is not None and (weight.requires_grad or tuple(weight.shape) != (call.classes,)):
+        return ARGUMENTS
+    dtypes = [autograd._NAMES[x.dtype] for x in arrays]
+    if autograd._autocast(first):
+        dtypes = ["float32" if x in checks.FLOATING and x != "float64" else x for x in dtypes]
+    changed = tuple(s.name for s, x in zip(loss.parameters, call.parameters, strict=True) if x != s.default)
+    kind, names, reduction = call.kind, tuple(call.arrays), call.reduction
+    if _torch_takes_rows(theirs, first.dim(), kind, names, tuple(dtypes), changed, reduction):
+        return None
+    plain = _torch_takes_rows(theirs, 2, "indices", names[:2], ("float32", "int64"), (), reduction)
+    return DTYPE if plain else ARGUMENTS
+
+
+def _unserved(arrays: Sequence[Any]) -> str | None:
+    """Why no kernel serves a call of these arrays now, whatever loss it is of."""
+    if autograd._transforms_active() or forward_ad._current_level >= 0:
+        return TRANSFORMED
+    if _tracing() is not None or _dispatch_mode_count():
+        return TRACED
+    plain, names, strided, host = autograd._PLAIN, autograd._NAMES, torch.strided, autograd._host is not None
+    device = getattr(arrays[0], "device", None)
+    for x in arrays:
+        if type(x) not in plain:
+            return ARGUMENTS
+        if not (x.is_cuda or (host and x.is_cpu)):
+            return CPU
+        if x.device != device:
+            return DEVICES
+        if x.layout is not strided or x.is_neg():
+            return LAYOUT
+        if x.dtype not in names:
+            return DTYPE
     return None
 
 
@@ -202,6 +253,25 @@ def _torch_takes(
     return found is not None and found.dtype is autograd._DTYPES[checks.promote(dtypes)]
 
 
+@cache
+def _torch_takes_rows(
+    theirs: Callable[..., Any],
+    rank: int,
+    kind: str,
+    names: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    changed: tuple[str, ...],
+    reduction: str,
+) -> bool:
+    """The same of a loss of rows, with logits of so many dimensions and parameters of which some are ``changed``."""
+    rows = (1,) * (rank - 1)
+    logits = (*rows[:1], 2, *rows[1:])
+    shapes = (logits, rows if kind == "indices" else logits, (2,))
+    given = {n: _ones(*s, dtype=autograd._DTYPES[x]) for n, x, s in zip(names, dtypes, shapes, strict=False)}
+    found = _asked(theirs, **given, **dict.fromkeys(changed, 1.0), reduction=reduction)
+    return found is not None and found.dtype is autograd._DTYPES[checks.promote(dtypes[:2])]
+
+
 def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     # On the CPU whatever the default device is: autocast for another refuses nothing there.
     return torch.ones(shape, dtype=dtype, device="cpu")
@@ -209,7 +279,7 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def _asked(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> torch.Tensor | None:
     """What torch's function returns; None if it refuses."""
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return theirs(*arguments, **named)

@@ -24,14 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cupylosses
 from cupylosses import in_place, patch_torch, unpatch_torch
 from cupylosses import torch_functions as there
-from cupylosses.definition import Loss, registry
+from cupylosses.definition import Definition, Loss, registry
+from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing import samples
 from cupylosses.testing.tolerance import same_bits
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 #: Losses that torch has. (A parameter named `loss` would go through the representatives alone.)
 TWINS = [x for x in registry().values() if x.torch]
-ORIGINALS = {x.torch: getattr(F, x.torch) for x in TWINS}
+ROW_TWINS = [x for x in row_registry().values() if x.torch]
+ORIGINALS = {x.torch: getattr(F, x.torch) for x in (*TWINS, *ROW_TWINS)}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")
 
@@ -58,8 +60,14 @@ def test_an_unmodified_training_script() -> None:
     with patch_torch() as report:
         found = runpy.run_path(str(SCRIPT))
     assert not report.passed_on, f"\n{report}"
-    assert report.served.total() == found["calls"] == 11 * found["STEPS"]
-    assert {name for name, _ in report.served} >= {"mse_loss", "l1_loss", "kl_div", "gaussian_nll_loss"}
+    assert report.served.total() == found["calls"] == 15 * found["STEPS"]
+    assert {name for name, _ in report.served} >= {
+        "mse_loss",
+        "kl_div",
+        "gaussian_nll_loss",
+        "cross_entropy",
+        "nll_loss",
+    }
     torch.testing.assert_close(found["history"], expected["history"], rtol=1e-5, atol=0)
     assert found["history"] != expected["history"], "the same bits would be torch's"
     assert "cupylosses" not in SCRIPT.read_text()
@@ -173,8 +181,33 @@ def test_served_calls_are_this_librarys(twin: Loss) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("twin", TWINS, ids=lambda x: x.name)
-def test_torchs_own_samples(twin: Loss) -> None:
+@pytest.mark.parametrize("kind", ["indices", "dense"])
+@pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
+def test_served_calls_of_rows_are_this_librarys(twin: RowLoss, kind: str) -> None:
+    if kind == "dense" and not twin.dense:
+        pytest.skip("takes class indices alone")
+    x = draw(6, 5).log_softmax(1).requires_grad_()
+    target = labels() if kind == "indices" else draw(6, 5, seed=1).softmax(1).requires_grad_()
+    inputs = [t for t in (x, target) if t.requires_grad]
+    ours, weight = getattr(cupylosses.functional, twin.name), draw(5, seed=2)
+    for reduction in ("mean", "none"):
+        with patch_torch() as report:
+            value = getattr(F, twin.torch)(x, target, weight, reduction=reduction)
+            module = getattr(torch.nn, twin.class_name)(weight, reduction=reduction)(x, target)
+        expected = ours(x, target, weight, reduction=reduction)
+        assert report.served == {(twin.torch, "float32"): 2} and not report.passed_on
+        for found in (value, module):
+            assert same_bits(found, expected)
+            for a, b in zip(
+                *(torch.autograd.grad(v.sum(), inputs, retain_graph=True) for v in (found, expected)), strict=True
+            ):
+                assert same_bits(a, b)
+        torch.testing.assert_close(value, ORIGINALS[twin.torch](x, target, weight, reduction=reduction))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("twin", [*TWINS, *ROW_TWINS], ids=lambda x: x.name)
+def test_torchs_own_samples(twin: Definition) -> None:
     """Every call of torch's test data has torch's value and gradient, whoever serves it."""
     theirs, served = ORIGINALS[twin.torch], 0
     for sample in databases()[0][twin.torch].sample_inputs(KERNELS, torch.float32, requires_grad=False):
@@ -190,6 +223,30 @@ def test_torchs_own_samples(twin: Loss) -> None:
         torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0], equal_nan=True)
         served += report.served.total()
     assert served
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
+def test_torchs_own_modules(twin: RowLoss) -> None:
+    """Every Module of torch's test data, made before the patch, has torch's value; and every error is torch's."""
+    info = databases()[1][twin.class_name]
+    options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": False, "training": True}
+    served = 0
+    for given in info.module_inputs_func(info, **options):
+        module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs).to(KERNELS)
+        expected = module(*given.forward_input.args)
+        with patch_torch() as report:
+            torch.testing.assert_close(module(*given.forward_input.args), expected, rtol=1e-5, atol=5e-5)
+        served += report.served.total()
+    assert served
+    for given in info.module_error_inputs_func(info, **options):
+        made, called = given.module_error_input.constructor_input, given.module_error_input.forward_input
+        errors_are_torchs(lambda m=made, c=called: info.module_cls(*m.args, **m.kwargs)(*c.args, **c.kwargs))
+
+
+def labels(*shape: int, classes: int = 5, dtype: torch.dtype = torch.int64) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(classes, shape or (6,), generator=generator).to(KERNELS, dtype)
 
 
 def ints(*values: int) -> Tensor:
@@ -213,6 +270,20 @@ SERVED: dict[str, Callable[[], Tensor]] = {
     "batchmean": lambda: F.kl_div(draw().log(), draw(seed=1), reduction="batchmean"),
     "half": lambda: F.huber_loss(draw().bfloat16(), draw(seed=1).bfloat16()),
     "mixed": lambda: F.mse_loss(draw(), draw(seed=1).double()),
+    "labels": lambda: F.cross_entropy(draw(), labels(), label_smoothing=0.1, ignore_index=1),
+    "labels by keyword": lambda: F.cross_entropy(target=labels(), input=draw(), weight=draw(5), reduction="sum"),
+    "legacy labels": lambda: F.nll_loss(draw(), labels(), draw(5), False, -100, True),
+    "legacy module of labels": lambda: torch.nn.CrossEntropyLoss(draw(5), reduce=False)(draw(), labels()),
+    "labels in bytes": lambda: F.cross_entropy(draw(), labels(dtype=torch.uint8)),
+    "one row": lambda: F.cross_entropy(draw(5), labels(5)[0], reduction="none"),
+    "one row of probabilities": lambda: F.cross_entropy(draw(5), draw(5, seed=1)),
+    "images": lambda: torch.nn.NLLLoss(ignore_index=2)(draw(2, 5, 3, 4), labels(2, 3, 4)),
+    "volumes": lambda: F.cross_entropy(draw(2, 5, 1, 3, 4), labels(2, 1, 3, 4), reduction="none"),
+    "probabilities": lambda: F.cross_entropy(draw(), draw(seed=1), draw(5), label_smoothing=0.3),
+    "probabilities of images": lambda: F.cross_entropy(draw(2, 5, 3), draw(2, 5, 3, seed=1), reduction="none"),
+    "narrower probabilities": lambda: F.cross_entropy(draw(), draw(seed=1).bfloat16()),
+    "half logits": lambda: F.cross_entropy(draw().bfloat16(), labels(), draw(5).bfloat16()),
+    "strided logits": lambda: F.cross_entropy(draw(5, 6).T, labels(12)[::2]),
     "default device": lambda: within(torch.device(KERNELS), lambda: F.mse_loss(draw(), draw(seed=1))),
 }  # fmt: skip
 
@@ -238,14 +309,33 @@ def test_autocast() -> None:
     x, y = draw(), draw(seed=1)
 
     def calls() -> list[Tensor]:
+        half = x.bfloat16()
         with torch.autocast(KERNELS, torch.bfloat16):
-            return [F.mse_loss(x.bfloat16(), y), F.smooth_l1_loss(x.bfloat16(), y.bfloat16())]
+            return [
+                F.mse_loss(half, y),
+                F.smooth_l1_loss(half, y.bfloat16()),
+                F.nll_loss(half, labels(), draw(5, seed=2)),
+                F.cross_entropy(x, labels(), draw(5, seed=2).bfloat16()),
+                F.cross_entropy(x, y.bfloat16(), draw(5, seed=2)),
+            ]
 
     expected = calls()
     with patch_torch() as report:
         found = calls()
-    assert report.served.total() == 2
+    assert report.served.total() == 5, f"\n{report}"
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.kernels
+def test_autocast_widens_no_doubles() -> None:
+    """Class weights of another dtype than what autocast makes of the logits are torch's to refuse or to promote."""
+    wide = draw(5, seed=2).double()
+    with torch.autocast(KERNELS, torch.bfloat16):
+        expected = F.cross_entropy(draw(), draw(seed=1), wide)
+        with patch_torch() as report:
+            assert same_bits(F.cross_entropy(draw(), draw(seed=1), wide), expected)
+            errors_are_torchs(lambda: F.cross_entropy(draw(), labels(), wide))
+    assert {x for *_, x in report.passed_on} == {there.DTYPE} and not report.served
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -278,14 +368,17 @@ PASSED_ON: dict[str, list[Callable[[], Any]]] = {
         lambda: F.mse_loss(draw().as_subclass(Subclass), draw(seed=1)).as_subclass(Tensor),
         lambda: F.mse_loss(draw(), draw(seed=1).as_subclass(Subclass)).as_subclass(Tensor),
         lambda: within(Mode(), lambda: F.mse_loss(draw(), target=draw(seed=1))),
+        lambda: F.cross_entropy(draw(), labels(), draw(5).as_subclass(Subclass)).as_subclass(Tensor),
     ],
     there.TRANSFORMED: [
         lambda: torch.func.grad(lambda x: F.mse_loss(x, draw(seed=1)))(draw()),
         lambda: torch.func.vmap(F.l1_loss)(draw(), draw(seed=1)),
+        lambda: torch.func.grad(F.cross_entropy)(draw(), labels()),
         dual,
     ],
     there.TRACED: [
         lambda: within(DispatchMode(), lambda: F.mse_loss(draw(), draw(seed=1))),
+        lambda: within(DispatchMode(), lambda: F.nll_loss(draw(), labels())),
         lambda: torch.jit.trace(lambda x, y: F.mse_loss(x, y), (draw(), draw(seed=1)), check_trace=False)(
             draw(), draw(seed=1)
         ),
@@ -295,13 +388,27 @@ PASSED_ON: dict[str, list[Callable[[], Any]]] = {
         lambda: F.kl_div(draw().log(), draw(5), reduction="batchmean"),
         lambda: F.gaussian_nll_loss(draw(5, 5), draw(5, 5, seed=1), draw(5)),
         lambda: F.mse_loss(draw()[:0], draw()[:0]),
+        lambda: F.cross_entropy(draw()[:0], labels()[:0]),
+        lambda: F.cross_entropy(draw(2, 5, 0), labels(2, 0), reduction="none"),
+        lambda: F.cross_entropy(draw(5), labels(1)),
     ],
     there.DTYPE: [
         lambda: F.l1_loss(draw() + 1j, draw() * 1j),
         lambda: F.l1_loss(draw() + 0j, draw()),
+        lambda: F.cross_entropy(draw(), draw(seed=1), draw(5).double()),
     ],
-    there.ARGUMENTS: [lambda: F.kl_div(draw()[0, 0].log(), draw()[0, 0], reduction="batchmean")],
-    there.LAYOUT: [lambda: F.mse_loss(torch._neg_view(draw()), draw(seed=1))],
+    there.ARGUMENTS: [
+        lambda: F.kl_div(draw()[0, 0].log(), draw()[0, 0], reduction="batchmean"),
+        lambda: F.cross_entropy(draw(), labels(), label_smoothing=-1.0),
+        lambda: F.cross_entropy(draw(), labels(), label_smoothing=float("nan")),
+        lambda: F.cross_entropy(draw(), draw(seed=1), ignore_index=-1),
+        lambda: F.cross_entropy(draw(), draw(seed=1), draw(5).requires_grad_()).detach(),
+        lambda: F.nll_loss(draw(2, 5, 3, 4), labels(2, 3, 4), draw(1, 5)),
+    ],
+    there.LAYOUT: [
+        lambda: F.mse_loss(torch._neg_view(draw()), draw(seed=1)),
+        lambda: F.cross_entropy(torch._neg_view(draw()), labels()),
+    ],
 }  # fmt: skip
 
 
@@ -336,9 +443,17 @@ def test_several_devices_are_torchs_matter() -> None:
 def test_the_cpu_is_torchs() -> None:
     x, y = draw(device="cpu").requires_grad_(), draw(seed=1, device="cpu")
     with patch_torch() as report:
-        found = F.huber_loss(x, y, delta=0.3)
-    assert same_bits(found, F.huber_loss(x, y, delta=0.3))
-    assert report.passed_on == {("huber_loss", "float32", there.CPU): 1} and not report.served
+        found = F.huber_loss(x, y, delta=0.3), F.cross_entropy(x, y)
+    assert same_bits(found[0], F.huber_loss(x, y, delta=0.3)) and same_bits(found[1], F.cross_entropy(x, y))
+    assert report.passed_on == {(name, "float32", there.CPU): 1 for name in ("huber_loss", "cross_entropy")}
+    assert not report.served
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array: Tensor) -> None:
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
 
 
 #: What torch refuses, here in torch's words; some of it this library would take.
@@ -364,18 +479,68 @@ WRONG: list[Callable[[], Any]] = [
     lambda: F.gaussian_nll_loss(draw(), draw(), draw(), reduction="sums"),
     lambda: F.margin_ranking_loss(draw(), draw(), draw(5)),
     lambda: torch.nn.MSELoss(reduction="batchmean")(draw(), draw()),
+    lambda: F.cross_entropy(draw()),
+    lambda: F.cross_entropy(draw(), 1),
+    lambda: F.cross_entropy(draw(), labels().cpu().numpy()),
+    lambda: F.cross_entropy(draw(), Foreign(labels())),
+    lambda: F.cross_entropy(draw(), labels(5)),
+    lambda: F.cross_entropy(draw(), labels(6, 1)),
+    lambda: F.cross_entropy(draw(), labels(6, 5)),
+    lambda: F.cross_entropy(draw(), draw(6)),
+    lambda: F.cross_entropy(draw()[0, 0], labels()[0]),
+    lambda: F.cross_entropy(draw(5), labels(5)),
+    lambda: F.cross_entropy(draw(2, 5, 3), labels(2, 4)),
+    lambda: F.cross_entropy(draw(), labels().float()),
+    lambda: F.cross_entropy(draw(), labels(dtype=torch.int32)),
+    lambda: F.cross_entropy(draw(), labels(classes=2).bool(), label_smoothing=0.1),
+    lambda: F.cross_entropy(draw(2, 5, 3), labels(2, 3, dtype=torch.uint8)),
+    lambda: F.cross_entropy(draw().long(), labels()),
+    lambda: F.cross_entropy(draw().half(), labels(), draw(5)),
+    lambda: F.cross_entropy(draw(), labels(), draw(4)),
+    lambda: F.cross_entropy(draw(), labels(), draw(1, 5)),
+    lambda: F.cross_entropy(draw(), draw(), draw(6, 5)),
+    lambda: F.cross_entropy(draw(), labels(), draw(5).requires_grad_()),
+    lambda: F.cross_entropy(draw(), labels(), label_smoothing=1.5),
+    lambda: F.cross_entropy(draw(), labels(), label_smoothing="0.1"),
+    lambda: F.cross_entropy(draw(), draw(), ignore_index=1),
+    lambda: F.cross_entropy(draw(), labels(), ignore_index=0.5),
+    lambda: F.cross_entropy(draw(), labels(), ignore_index=2**63),
+    lambda: F.cross_entropy(draw(), labels(), reduction="batchmean"),
+    lambda: F.cross_entropy(draw(), draw(), reduction="avg"),
+    lambda: F.cross_entropy(draw(), labels(), mask=labels() > 1),
+    lambda: F.cross_entropy(draw(), labels(), gamma=2.0),
+    lambda: F.cross_entropy(draw(), labels(), class_dim=1),
+    lambda: F.nll_loss(draw(), draw()),
+    lambda: F.nll_loss(draw(), labels(), None, None, -100, None, "mean", 0.1),
+    lambda: F.nll_loss(draw(), labels(), reduction="batchmean"),
+    lambda: torch.nn.CrossEntropyLoss(reduction="batchmean")(draw(), labels()),
 ]
+
+
+def errors_are_torchs(call: Callable[[], Any]) -> None:
+    with pytest.raises(Exception) as expected:
+        call()
+    with patch_torch() as report, pytest.raises(Exception) as found:
+        call()
+    assert (found.type, str(found.value)) == (expected.type, str(expected.value))
+    assert not report.served and report.passed_on.total() == 1
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("i", range(len(WRONG)))
 def test_errors_are_torchs(i: int) -> None:
-    with pytest.raises(Exception) as expected:
-        WRONG[i]()
-    with patch_torch() as report, pytest.raises(Exception) as found:
-        WRONG[i]()
-    assert (found.type, str(found.value)) == (expected.type, str(expected.value))
-    assert not report.served and report.passed_on.total() == 1
+    errors_are_torchs(WRONG[i])
+
+
+@pytest.mark.kernels
+def test_labels_out_of_range_are_reported_by_a_later_call() -> None:
+    """Where torch ends the CUDA context. On the host nothing is later than the call itself."""
+    call: Callable[[], Tensor] = lambda: F.cross_entropy(draw(), labels(classes=2) + 4)  # noqa: E731
+    with patch_torch() as report, pytest.raises(IndexError, match=r"`target\[\d\]` must be a class index, 0 to 4"):
+        assert call().isnan()
+        torch.cuda.synchronize()
+        F.cross_entropy(draw(), labels())
+    assert report.served.total() == 1 + (KERNELS == "cuda") and not report.passed_on
 
 
 def test_handlers_are_asked_for_torchs_own_function() -> None:
@@ -393,7 +558,8 @@ def test_handlers_are_asked_for_torchs_own_function() -> None:
     with patch_torch():
         F.mse_loss(x, x)
         F.l1_loss(input=x, target=x)
-    assert seen == [ORIGINALS["mse_loss"], ORIGINALS["l1_loss"]]
+        F.cross_entropy(x, target=x)
+    assert seen == [ORIGINALS[name] for name in ("mse_loss", "l1_loss", "cross_entropy")]
 
 
 @pytest.mark.kernels
@@ -404,8 +570,9 @@ def test_torch_compile(backend: str, traced: str) -> None:
     torch.compiler.reset()
     x, y = draw().requires_grad_(), draw(seed=1)
     module = torch.nn.HuberLoss()
-    step = torch.compile(lambda a, b: F.mse_loss(a, b) * 2 + module(a, b), backend=backend, fullgraph=True)
-    expected = F.mse_loss(x, y) * 2 + module(x, y)
+    function: Callable[..., Tensor] = lambda a, b: F.mse_loss(a, b) * 2 + module(a, b) + F.cross_entropy(a, b)  # noqa: E731
+    step = torch.compile(function, backend=backend, fullgraph=True)
+    expected = function(x, y)
     (gradient,) = torch.autograd.grad(expected, x)
     values = [step(x, y)] if traced == "before" else []
     with patch_torch():
@@ -424,6 +591,8 @@ def test_scripting_compiles_torchs_function() -> None:
         function = torch.jit.script(F.mse_loss)
         assert same_bits(scripted(x, y), ORIGINALS["smooth_l1_loss"](x, y, beta=0.5))
         assert same_bits(function(x, y), ORIGINALS["mse_loss"](x, y))
+        rows = torch.jit.script(torch.nn.CrossEntropyLoss(label_smoothing=0.1))
+        assert same_bits(rows(x, y), ORIGINALS["cross_entropy"](x, y, label_smoothing=0.1))
     assert not report.served and not report.passed_on
 
 

@@ -178,6 +178,7 @@ CASES: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (TypeError, "`log_target` must be False or True, got 1.", call("kl_div_with_logits", X, P, log_target=1)),
     (TypeError, "`ignore_index` must be an integer, got 1.5.", call("cross_entropy", X, Y, ignore_index=1.5)),
     (TypeError, "`ignore_index` must be an integer, got None.", call("nll_loss", X, Y, ignore_index=None)),
+    (ValueError, "nll_loss: `ignore_index` must fit into 64 bits", call("nll_loss", X, Y, ignore_index=2**63)),
     (
         ValueError,
         "cross_entropy: `ignore_index` needs class indices, got a floating target, which holds probabilities. Leave "

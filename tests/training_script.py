@@ -13,11 +13,11 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
-        self.value, self.spread, self.label, self.rate, self.topic = (nn.Linear(32, 8) for _ in range(5))
+        self.value, self.spread, self.label, self.rate, self.topic, self.kind = (nn.Linear(32, 8) for _ in range(6))
 
     def forward(self, x):
         x = self.body(x)
-        return self.value(x), self.spread(x), self.label(x), self.rate(x), self.topic(x)
+        return self.value(x), self.spread(x), self.label(x), self.rate(x), self.topic(x), self.kind(x)
 
 
 class Criterion(nn.Module):
@@ -29,9 +29,11 @@ class Criterion(nn.Module):
         self.topic = nn.KLDivLoss(reduction="batchmean", log_target=True)
         self.label = nn.BCEWithLogitsLoss(pos_weight=torch.linspace(0.5, 2.0, 8))
         self.margin = nn.SoftMarginLoss()
+        self.kind = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2.0, 8), label_smoothing=0.1)
+        self.likelihood = nn.NLLLoss(ignore_index=7)
 
     def forward(self, predicted, batch):
-        value, spread, label, rate, topic = predicted
+        value, spread, label, rate, topic, kind = predicted
         losses = [
             F.mse_loss(value, batch["value"]),
             F.l1_loss(input=value, target=batch["value"], reduction="sum") / value.numel(),
@@ -44,6 +46,10 @@ class Criterion(nn.Module):
             self.topic(F.log_softmax(topic, -1), batch["topic"]),
             self.label(label, batch["label"]),
             self.margin(label, 2 * batch["label"] - 1),
+            self.kind(kind, batch["kind"]),
+            self.likelihood(F.log_softmax(kind, -1), batch["kind"]),
+            F.cross_entropy(topic, batch["topic"].exp()),
+            F.cross_entropy(kind, batch["kind"], reduction="none").mean(),
         ]
         return sum(losses), len(losses)
 
@@ -58,6 +64,7 @@ for _ in range(STEPS):
         "label": (x[:, :8] > 0).float(),
         "count": torch.poisson(x[:, 8:].abs().cpu()).to(device),
         "topic": F.log_softmax(x[:, :8], -1),
+        "kind": x[:, :8].argmax(1),
         "importance": torch.rand(8).to(device),
     }
     optimizer.zero_grad(set_to_none=True)
