@@ -184,7 +184,8 @@ class Launcher:
         # CuPy loads a module for each device when it is first asked for it there.
         with _lock(variant):
             found = kernel(variant)
-            if shared > SHARED_BYTES - DECLARED_BYTES:
+            # Never less than before: launches that need as much as they asked for may come again.
+            if shared > max(SHARED_BYTES - DECLARED_BYTES, found.max_dynamic_shared_size_bytes):
                 found.max_dynamic_shared_size_bytes = shared
             return driver.launchKernel, found.kernel.ptr
 

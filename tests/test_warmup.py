@@ -23,6 +23,7 @@ import cupylosses.functional as F
 from cupylosses import ahead, compiler, nn, warmup
 from cupylosses.codegen import Variant, source
 from cupylosses.definition import Loss, registry
+from cupylosses.launch import SHARED_BYTES
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.host.execution import HostDevice
@@ -302,7 +303,9 @@ def slow_compiler(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Counte
             seen[self.code] += 1
 
         def get_function(self, name: str) -> Any:
-            return SimpleNamespace(kernel=SimpleNamespace(ptr=next(pointers)))
+            return SimpleNamespace(
+                kernel=SimpleNamespace(ptr=next(pointers)), max_dynamic_shared_size_bytes=SHARED_BYTES
+            )
 
     monkeypatch.setattr(cupy, "RawModule", Module)
     monkeypatch.setattr(compiler, "_ensure_context", lambda: None)
@@ -339,6 +342,16 @@ def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
     assert len(kernels) == 2 and len(set(map(source, kernels))) == 1
     ahead.in_threads(compiler.Launcher.load, kernels, 2)
     assert slow_compiler["at once"] == 1
+
+
+def test_a_kernel_keeps_the_shared_memory_that_it_was_allowed(slow_compiler: Counter[str]) -> None:
+    """Launches that need most of it come again after others that need less."""
+    with host.noting() as kernels:
+        F.cross_entropy(torch.rand(3, 64), torch.zeros(3, dtype=torch.int64))
+    (variant, *_) = (x for x in kernels if x.kind == "value")
+    for asked, allowed in ((1 << 10, SHARED_BYTES), (200 << 10, 200 << 10), (100 << 10, 200 << 10)):
+        compiler.Launcher.load(variant, asked)
+        assert compiler.kernel(variant).max_dynamic_shared_size_bytes == allowed
 
 
 def test_the_first_error_ends_it() -> None:
