@@ -6,20 +6,24 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from time import perf_counter
 from typing import Any
 
-from cupylosses import checks, compiler, functional, interop
+from cupylosses import architectures, checks, compiler, functional, interop, row_checks
 from cupylosses.call import Call
-from cupylosses.codegen import Variant
-from cupylosses.definition import Loss, registry
+from cupylosses.codegen import Compilable
+from cupylosses.definition import Definition, registry
 from cupylosses.gradients import slot_of
 from cupylosses.rehearsal import Rehearsal, placeholder
+from cupylosses.row_call import RowCall
+from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.row_launch import Chip
 
 
 @dataclass(frozen=True)
@@ -62,43 +66,48 @@ def warmup(
 
     Nothing is launched and no memory of tensors is taken: the calls are planned for contiguous operands of these
     dtypes and shapes. Which kernels they take depends on dtypes, on options, on which operands are broadcast, and on
-    whether sizes are multiples of a vector's, but not on sizes as such. Operands in other layouts have kernels of their
-    own, which are compiled by the first call that has them.
+    whether sizes are multiples of a vector's, but not on sizes as such; those of losses of rows also on the number of
+    classes, on whether there are few rows, and on the GPU. Operands in other layouts have kernels of their own, which
+    are compiled by the first call that has them.
 
     Args:
         losses: A name, a function of ``cupylosses.functional`` or of ``define_loss``, or a Module of ``cupylosses.nn``
             (with its options), or several of these; None for all of the library.
         dtypes: A dtype of all operands, by name or as torch's or NumPy's; a tuple for a dtype of each, the last of
-            which serves the rest; a list for several of these.
+            which serves the rest; a list for several of these. A target of class indices is int64 if it is not named:
+            ``"bfloat16"`` are logits and indices for ``cross_entropy``, ``("bfloat16", "float32")`` logits and
+            probabilities.
         shapes: A shape of all operands; a tuple of shapes for one of each, the last of which serves the rest; a list
-            for several of these.
+            for several of these. Of losses of rows it is that of the logits; class indices have it without the class
+            dimension.
         backward: Whether there will be a backward.
         argnums: Which operands require grad: a position or a name, or several at once; by default all that are
-            floating but ``target``.
+            floating but ``target``; the logits alone of losses of rows.
         autocast: Whether the calls will be made under torch's autocast.
         device: The GPU: a number, ``"cuda:1"`` or a ``torch.device``; the current one by default.
         architecture: ``"sm_90"``, on a machine without a GPU: fills the cache for GPUs of this architecture, which then
-            find there what the same versions of CuPy and of the run-time compiler, at the same paths, look for. Where
-            there is a GPU, hide it with ``CUDA_VISIBLE_DEVICES=""``.
+            find there what the same versions of CuPy and of the run-time compiler, at the same paths, look for. Losses
+            of rows are planned for such a GPU. Where there is one, hide it with ``CUDA_VISIBLE_DEVICES=""``.
         max_workers: Threads that compile; as many as there are processors by default.
         options: What the functions take by name, for those losses that take it: parameters, flags, ``dim``,
             ``out_dtype``, ``reduction`` (a list for several). For arrays (``weight``, ``mask``, ``normalizer``, and
-            operands such as ``pos_weight``): True for one of the full shape, or a shape, or an array like it; numbers
-            are numbers.
+            operands such as ``pos_weight``): True for one of the full shape (class weights have a number per class, a
+            mask of rows one per row), or a shape, or an array like it; numbers are numbers.
 
     Returns:
         How many kernels are ready, and how long it took.
 
     Raises:
         TypeError: no loss of this library; a dtype that a loss does not take; an option that none takes.
-        ValueError: shapes that do not broadcast, options out of range, as the calls would raise; no such device.
+        ValueError: shapes that do not broadcast, options out of range, as the calls would raise; no such device; losses
+            of rows for an architecture of which too little is known.
         KernelError: a kernel did not compile; the message says why.
         RuntimeError: no GPU and no ``architecture``, or both.
 
     In a thread of one's own it warms up beside other work; kernels are compiled once, whoever asks first.
     """
     begin = perf_counter()
-    rehearsal = Rehearsal()
+    calls: list[tuple[Any, list[Any], str]] = []
     chosen = list(_functions(losses))
     for name in options:
         if not any(name in dict(function.loss.arguments) for function, _ in chosen):
@@ -106,24 +115,25 @@ def warmup(
     for function, kept in chosen:
         own = {n: x for n, x in options.items() if n in dict(function.loss.arguments)}
         given = kept | own
-        reductions = given.pop("reduction", "mean")
+        reductions = given.pop("reduction", dict(function.loss.arguments)["reduction"])
         kinds = [reductions] if isinstance(reductions, str) else list(reductions)
         for types, sizes, reduction in product(_several(dtypes), _several(shapes), kinds):
             call = _call(function, types, sizes, given | {"reduction": reduction})
-            promoted = _promoted(call, autocast)
-            rehearsal.call(call, [_wanted(call, argnums)] if backward else [], promoted)
-    kernels = list(rehearsal.kernels)
-    if architecture is not None:
-        where = _fill(kernels, architecture, device, max_workers)
-    else:
-        where = _load(kernels, device, max_workers)
+            calls.append((call, [_wanted(call, argnums)] if backward else [], _promoted(call, autocast)))
+    place = _gpu(device) if architecture is None else _elsewhere(architecture, device)
+    rehearsal = Rehearsal(place.chip() if any(isinstance(x, RowCall) for x, _, _ in calls) else None)
+    for call, wanted, promoted in calls:
+        (rehearsal.rows if isinstance(call, RowCall) else rehearsal.call)(call, wanted, promoted)
+    kernels: Mapping[Compilable, int] = rehearsal.kernels
+    with place.compiling() as ready:
+        in_threads(lambda x: ready(x, kernels[x]), kernels, max_workers)
     by_loss = Counter(x.loss.name for x in kernels)
-    return Warmup(len(kernels), dict(by_loss), perf_counter() - begin, where)
+    return Warmup(len(kernels), dict(by_loss), perf_counter() - begin, place.name)
 
 
 def in_threads(
-    work: Callable[[Variant], object],
-    kernels: Iterable[Variant],
+    work: Callable[[Any], object],
+    kernels: Iterable[Any],
     max_workers: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
@@ -146,17 +156,18 @@ def in_threads(
 
 def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
     """The functions that are meant, each with the options that a Module keeps."""
+    names = (*registry(), *row_registry())
     if losses is None:
-        losses = list(registry())
+        losses = names
     for x in [losses] if isinstance(losses, str) or not isinstance(losses, Iterable) else losses:
-        function = getattr(functional, x) if isinstance(x, str) and x in registry() else x
+        function = getattr(functional, x) if isinstance(x, str) and x in names else x
         # Of a Module, or of its class.
         function = getattr(getattr(function, "forward", None), "function", function)
         loss = getattr(function, "loss", None)
-        if not isinstance(loss, Loss):
+        if not isinstance(loss, Definition):
             raise TypeError(
                 "warmup: `losses` must be names, functions of cupylosses.functional or define_loss, or Modules of "
-                f"cupylosses.nn, got {x!r}; there are {', '.join(registry())}."
+                f"cupylosses.nn, got {x!r}; there are {', '.join(names)}."
             )
         kept = {} if function is x or isinstance(x, (str, type)) else {n: getattr(x, n, None) for n in loss.kept}
         # What torch's Module lacks, or what is not set, is the function's default.
@@ -173,24 +184,61 @@ def _each(given: Any, single: bool, count: int) -> list[Any]:
     return [values[min(i, len(values) - 1)] for i in range(count)]
 
 
-def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -> Call:
+def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -> Call | RowCall:
     """The call, checked as any other, with placeholders for arrays."""
-    loss = function.loss
-    needed = [x.name for x in loss.operands if x.default is None and x.name not in options]
-    names = [_dtype(x) for x in _each(dtypes, not isinstance(dtypes, tuple), len(needed))]
     if isinstance(shapes, int):
         raise TypeError(f"warmup: a shape is a tuple, and a list has several of them; got {shapes!r} for one.")
-    sizes = _each(shapes, all(isinstance(n, int) for n in shapes), len(needed))
-    given: dict[str, Any] = {n: placeholder(x, s) for n, x, s in zip(needed, names, sizes, strict=True)}
+    loss = function.loss
+    needed = [x.name for x in loss.operands if x.default is None and x.name not in options]
+    find = _row_operands if isinstance(loss, RowLoss) else _operands
+    given, arrays = find(loss, needed, dtypes, shapes, options)
+    for name, value in options.items():
+        given[name] = _array(value, *arrays[name]) if name in arrays else value
+    return function.prepare(**given)
+
+
+#: What an option that is an array is if it is given as True: its dtype and shape, by its name.
+_Arrays = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def _operands(
+    loss: Any, needed: Sequence[str], dtypes: Any, shapes: Any, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], _Arrays]:
+    """The operands of a call, and what its other arrays are."""
+    names = [_dtype(x) for x in _each(dtypes, not isinstance(dtypes, tuple), len(needed))]
+    sizes = _each(shapes, _is_single(shapes), len(needed))
     full = checks.broadcast(loss, sizes)
     arrays = {x.name: (names[0], full) for x in loss.operands} | {
         "weight": (names[0], full),
         "mask": ("bool", full),
         "normalizer": ("float64", ()),
     }
-    for name, value in options.items():
-        given[name] = _array(value, *arrays[name]) if name in arrays else value
-    return function.prepare(**given)
+    return {n: placeholder(x, s) for n, x, s in zip(needed, names, sizes, strict=True)}, arrays
+
+
+def _row_operands(
+    loss: RowLoss, needed: Sequence[str], dtypes: Any, shapes: Any, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], _Arrays]:
+    """The same of a loss of rows. A target that may hold class indices does, if no floating dtype is named for it."""
+    names = [_dtype(x) for x in (dtypes if isinstance(dtypes, tuple) else (dtypes,))]
+    sizes = [shapes] if _is_single(shapes) else list(shapes)
+    logits = sizes[0]
+    dim = row_checks.class_dimension(loss, options.get("class_dim", loss.class_dim), logits)
+    rows = (*logits[:dim], *logits[dim + 1 :])
+    target = names[-1] if len(names) > 1 or loss.row is None else "int64"
+    kind = row_checks.kind(loss, placeholder(target, ()))
+    of_target = sizes[-1] if len(sizes) > 1 else rows if kind == "indices" else logits
+    arrays: _Arrays = {"mask": ("bool", rows), "normalizer": ("float64", ())}
+    if loss.weights:
+        arrays[loss.weights] = names[0], logits[dim : dim + 1]
+    first, second = (x.name for x in loss.operands)
+    arrays |= {first: (names[0], logits), second: (target, of_target)}
+    return {n: placeholder(*arrays[n]) for n in needed}, arrays
+
+
+def _is_single(shapes: Any) -> bool:
+    """Whether it is one shape, not one of each operand."""
+    return all(isinstance(n, int) for n in shapes)
 
 
 def _array(value: Any, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -212,37 +260,54 @@ def _dtype(given: Any) -> str:
     return name
 
 
-def _promoted(call: Call, autocast: bool) -> str:
-    names = [x.dtype for x in call.operands]
-    checks.dtypes(call.loss, names)
-    result = checks.promote(names, [x.ndim for x in call.operands])
+def _promoted(call: Call | RowCall, autocast: bool) -> str:
+    if isinstance(call, RowCall):
+        row_checks.arrays(call)
+        result = row_checks.promoted(call)
+    else:
+        names = [x.dtype for x in call.operands]
+        checks.dtypes(call.loss, names)
+        result = checks.promote(names, [x.ndim for x in call.operands])
     return "float32" if autocast and result != "float64" else result
 
 
-def _wanted(call: Call, argnums: int | str | Sequence[int | str] | None) -> tuple[bool, ...]:
+def _wanted(call: Call | RowCall, argnums: int | str | Sequence[int | str] | None) -> tuple[bool, ...]:
     """Which operands require grad."""
-    operands = call.loss.operands
     if argnums is None:
+        if isinstance(call, RowCall):
+            return True, False
         own = [x.name for x in (getattr(call.loss, "base", None) or call.loss).operands]
         return tuple(
             x.name in own and x.name != "target" and tensor.dtype in checks.FLOATING
-            for x, tensor in zip(operands, call.operands, strict=True)
+            for x, tensor in zip(call.loss.operands, call.operands, strict=True)
         )
     slots = [slot_of(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
-    return tuple(i in slots for i in range(len(operands)))
+    if isinstance(call, RowCall) and any(x >= len(call.operands) for x in slots):
+        raise ValueError(f"{call.loss.name}: `{call.loss.weights}` has no gradient; leave it out of `argnums`.")
+    return tuple(i in slots for i in range(len(call.operands)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Compilers
 
 
-def _load(kernels: Sequence[Variant], device: Any, max_workers: int | None) -> str:
-    """Loads kernels on a device; its name."""
+@dataclass(frozen=True)
+class _Place:
+    """What kernels are made ready for: its name, what losses of rows can make use of there, and, within a context, what
+    makes a kernel ready whose launches need so many bytes of shared memory.
+    """
+
+    name: str
+    chip: Callable[[], Chip]
+    compiling: Callable[[], AbstractContextManager[Callable[[Compilable, int], object]]]
+
+
+def _gpu(device: Any) -> _Place:
+    """The GPU that is meant, where kernels are loaded."""
     autograd = sys.modules.get("cupylosses.autograd")
     host = autograd and autograd._host
     if host is not None and str(device or "cpu") == "cpu":
-        in_threads(host.launcher.load, kernels, max_workers)
-        return "cpu"
+        return _Place("cpu", lambda: host.chip, lambda: nullcontext(host.launcher.load))
     kind, _, number = str(f"cuda:{device}" if isinstance(device, int) else device or "cuda").partition(":")
     if kind != "cuda" or not (number.isdecimal() or not number):
         raise ValueError(f"warmup: `device` must be a GPU, such as 'cuda:0', got {device!r}; others compile nothing.")
@@ -257,16 +322,15 @@ def _load(kernels: Sequence[Variant], device: Any, max_workers: int | None) -> s
     if index >= count:
         raise ValueError(f"warmup: there is no device {device!r}, but {count} of them, counted from 0.")
 
-    def load(variant: Variant) -> None:
+    def load(variant: Compilable, shared: int) -> None:
         with cuda.Device(index):
-            compiler.Launcher.load(variant)
+            compiler.Launcher.load(variant, shared)
 
-    in_threads(load, kernels, max_workers)
-    return f"cuda:{index}"
+    return _Place(f"cuda:{index}", lambda: interop.gpu(index)[1], lambda: nullcontext(load))
 
 
-def _fill(kernels: Sequence[Variant], architecture: str, device: Any, max_workers: int | None) -> str:
-    """Compiles kernels into CuPy's cache on disk, for an architecture; its name."""
+def _elsewhere(architecture: str, device: Any) -> _Place:
+    """A GPU that is not here, for which kernels are compiled into CuPy's cache on disk."""
     found = re.fullmatch(r"sm_(\d+)", architecture)
     if not found:
         raise ValueError(f"warmup: `architecture` must be one such as 'sm_90', got {architecture!r}.")
@@ -279,9 +343,13 @@ def _fill(kernels: Sequence[Variant], architecture: str, device: Any, max_worker
             "warmup: `architecture` is for processes without a GPU, and this one has one. Leave it out to compile for "
             'that GPU, or hide it with CUDA_VISIBLE_DEVICES="".'
         )
-    with compiler.without_gpu() as fill:
-        in_threads(partial(fill, architecture=found[1]), kernels, max_workers)
-    return architecture
+
+    @contextmanager
+    def filling() -> Iterator[Callable[[Compilable, int], object]]:
+        with compiler.without_gpu() as fill:
+            yield lambda variant, _: fill(variant, found[1])
+
+    return _Place(architecture, partial(architectures.chip, int(found[1])), filling)
 
 
 def _gpus() -> int:

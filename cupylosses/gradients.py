@@ -71,8 +71,10 @@ def _function(loss: Callable[..., Any] | str) -> Any:
     return found
 
 
-def slot_of(call: Call, argument: int | str) -> int:
+def slot_of(call: Call | RowCall, argument: int | str) -> int:
     """The position among the arrays of a call of an operand that is differentiated."""
+    if isinstance(call, RowCall):
+        return _slot(call.loss, call.arrays, argument)
     loss = call.loss.base if isinstance(call.loss, Form) else call.loss
     assert loss is not None
     return _slot(loss, {x.name: a for x, a in zip(call.loss.operands, call.operands, strict=True)}, argument)
@@ -135,7 +137,7 @@ def _tensor(loss: Definition, x: Any) -> Any:
 
 def _rows(call: RowCall, chosen: Sequence[int | str]) -> tuple[Any, tuple[Any, ...]]:
     """Value and gradients of a loss of rows."""
-    names = [list(call.arrays)[_slot(call.loss, call.arrays, x)] for x in chosen]
+    names = [list(call.arrays)[slot_of(call, x)] for x in chosen]
     operands = [x.name for x in call.loss.operands]
     for name in names:
         if name not in operands:

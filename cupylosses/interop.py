@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cupylosses import architectures
 from cupylosses.row_launch import Chip
 
 ITEMSIZE = {
@@ -44,8 +45,8 @@ def cupy() -> ModuleType:
 def gpu(index: int) -> tuple[int, Chip]:
     """What of a GPU decides launches: how many multiprocessors it has, and what losses of rows can make use of."""
     found = cupy().cuda.Device(index)
-    clusters = int(found.compute_capability) >= 90
-    return found.attributes["MultiProcessorCount"], Chip(found.attributes["MaxSharedMemoryPerBlockOptin"], clusters)
+    shared = found.attributes["MaxSharedMemoryPerBlockOptin"]
+    return found.attributes["MultiProcessorCount"], architectures.chip(int(found.compute_capability), shared)
 
 
 def _preload_cuda11() -> None:

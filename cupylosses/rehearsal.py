@@ -13,10 +13,23 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cupylosses import checks, compiler, engine, launch
+from cupylosses import (
+    checks,
+    compiler,
+    engine,
+    interop,
+    launch,
+    options,
+    row_checks,
+    row_engine,
+    row_plans,
+    row_term_engine,
+)
 from cupylosses.call import Call, split
-from cupylosses.codegen import Compilable, Variant
+from cupylosses.codegen import Compilable
 from cupylosses.definition import WEIGHT
+from cupylosses.row_call import RowCall
+from cupylosses.row_launch import Chip
 
 
 @dataclass(frozen=True)
@@ -33,11 +46,9 @@ class Placeholder(engine.Tensor):
         added = (1,) * len(index)
         return Placeholder(self.dtype, added + self.shape, added + self.strides, self.misalignment)
 
-    def __dlpack__(self, **_: Any) -> Any:
-        """Tells operands from numbers; there is nothing to hand over."""
-        raise BufferError("a placeholder holds no data")
 
-    __dlpack_device__ = __dlpack__
+#: Tells operands from numbers, and keeps them from being taken over by a library of arrays.
+interop.known_kinds[Placeholder] = "placeholder"
 
 
 def placeholder(dtype: str, shape: Sequence[int]) -> Placeholder:
@@ -48,9 +59,9 @@ def placeholder(dtype: str, shape: Sequence[int]) -> Placeholder:
 class _Nothing(engine.Device):
     """A device that allocates nothing and on which nothing runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, chip: Chip | None) -> None:
         # A grid takes the number of processors, a kernel does not.
-        super().__init__(index=0, processors=1)
+        super().__init__(0, 1, chip)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
         return self
@@ -62,7 +73,10 @@ class _Nothing(engine.Device):
         return self, 0
 
     def address(self, array: Any) -> int:
-        return 0
+        return 16  # what has an address is wanted, and aligned
+
+    def strides(self, array: Placeholder) -> tuple[int, ...]:
+        return array.strides
 
     def stream(self) -> int:
         return 0
@@ -74,9 +88,17 @@ class _Nothing(engine.Device):
 class _Noted(compiler.Launcher):
     """A launcher that is noted, and launches nothing."""
 
-    def __init__(self, kernels: dict[Any, None], variant: Compilable, *geometry: Any) -> None:
-        kernels[variant] = None
-        super().__init__(variant, *geometry)
+    def __init__(
+        self,
+        kernels: dict[Compilable, int],
+        variant: Compilable,
+        grid: int,
+        block: int,
+        fixed: Sequence[int | float | Sequence[int]],
+        shared: int = 0,
+    ) -> None:
+        kernels[variant] = max(shared, kernels.get(variant, 0))
+        super().__init__(variant, grid, block, fixed, shared)
 
     @classmethod
     def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
@@ -87,11 +109,15 @@ class _Noted(compiler.Launcher):
 
 
 class Rehearsal:
-    """Calls of losses that note their kernels: the keys of ``kernels``, in the order of their first use."""
+    """Calls of losses that note their kernels: the keys of ``kernels``, in the order of their first use, and the shared
+    memory, in bytes, that launches of each need besides what it declares. The ``chip`` is that of the GPU that they are
+    for, which decides how losses of rows are taken.
+    """
 
-    def __init__(self) -> None:
-        self.kernels: dict[Variant, None] = {}
-        self._device = _Nothing()
+    def __init__(self, chip: Chip | None = None) -> None:
+        self.kernels: dict[Any, int] = {}
+        self._device = _Nothing(chip)
+        self._device.launcher = partial(_Noted, self.kernels)
 
     def call(
         self, call: Call, wanted: Collection[tuple[bool, ...]], promoted: str | None = None, summed: bool = True
@@ -105,9 +131,8 @@ class Rehearsal:
         names = [x.dtype for x in tensors]
         checks.dtypes(call.loss, names)
         promoted = promoted or checks.promote(names, [x.ndim for x in tensors])
-        processors = self._device.processors
-        launcher = partial(_Noted, self.kernels)
-        plan = engine.Plan(call.loss, call.flags, call.reduction, tensors, promoted, processors, launcher)
+        device = self._device
+        plan = engine.Plan(call.loss, call.flags, call.reduction, tensors, promoted, device.processors, device.launcher)
         if plan.elements == 0:
             return
         on_device = plan.resolved.counted if call.normalizer is None else type(call.normalizer) is not float
@@ -143,3 +168,61 @@ class Rehearsal:
             weights = any(call.wants_weight(x) for x in wanted) and plan.resolved.weights
             here = tuple(x is WEIGHT for x in divisor.loss.operands)
             self.call(divisor, [here] if weights else [], summed=False)
+
+    def rows(self, call: RowCall, wanted: Collection[tuple[bool, bool]], promoted: str | None = None) -> None:
+        """The same of a loss of rows. Gradients are written ahead or not, as calls do now."""
+        row_checks.arrays(call)
+        promoted = promoted or row_checks.promoted(call)
+        (self._of_indices if call.kind == "indices" else self._of_terms)(call, wanted, promoted)
+
+    def _of_indices(self, call: RowCall, wanted: Collection[tuple[bool, bool]], promoted: str) -> None:
+        device = self._device
+        plan = row_plans.index_plan(call, device, promoted, call.out_dtype)
+        if not plan.rows:
+            return
+        numbers = call.ignore_index, call.scale, call.softcap, call.parameters
+        given = row_engine.Arguments(0, 0, 0, 0, *numbers, checked=False)
+        divisor = _divisor(call) or row_engine.count(plan, device, given)
+        if call.reduction == "none":
+            row_engine.values(plan, device, given, row_engine.Outputs())
+        else:
+            row_engine.reduce(plan, device, given, divisor, row_engine.Outputs())
+        if not any(first for first, _ in wanted):
+            return
+        if _writes_ahead(call):
+            _, promise = row_engine.reduce_with_gradient(plan, device, given, divisor, row_engine.Outputs())
+            row_engine.verified_gradient(plan, device, given, divisor, 0, promise)
+        else:
+            row_engine.apply(plan, device, given, divisor, 0, 0, call.reduction == "none", 0)
+
+    def _of_terms(self, call: RowCall, wanted: Collection[tuple[bool, bool]], promoted: str) -> None:
+        device = self._device
+        plan = row_plans.term_plan(call, device, promoted, call.out_dtype)
+        if not plan.rows:
+            return
+        given = row_term_engine.TermArguments(0, 0, 0, 0, call.scale, call.softcap, call.parameters)
+        divisor = _divisor(call) or row_term_engine.count(plan, device, given)
+        if call.reduction == "none":
+            row_term_engine.values(plan, device, given)
+        else:
+            row_term_engine.reduce(plan, device, given, divisor)
+        for choice in wanted:
+            if call.reduction == "none":
+                row_term_engine.gradients(plan, device, given, choice, 0)
+                continue
+            promise = None
+            if _writes_ahead(call):
+                _, promise = row_term_engine.reduce_with_gradients(plan, device, given, divisor, choice)
+            row_term_engine.verified_gradients(plan, device, given, divisor, choice, 0, promise)
+
+
+def _divisor(call: RowCall) -> engine.Divisor | None:
+    """What the sum of the rows is divided by; None if that is to be counted."""
+    if call.normalizer is not None and type(call.normalizer) is not float:
+        return engine.Divisor(1.0, call.normalizer, 0)
+    return None if call.divisor is None else engine.Divisor(call.divisor)
+
+
+def _writes_ahead(call: RowCall) -> bool:
+    """Whether the gradient is written while the value is computed."""
+    return call.reduction != "none" and not call.inplace and options.one_pass_enabled()

@@ -5,6 +5,7 @@ of a loss of rows, with which arguments. No array library is named here.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +74,7 @@ class RowPlan:
     #: Where labels are met, for messages: the losses and shapes of rows that plans were made for, each once.
     sites: ClassVar[list[tuple[RowLoss, tuple[int, ...]]]] = []
     _numbers: ClassVar[dict[tuple[RowLoss, tuple[int, ...]], int]] = {}
+    _numbering: ClassVar[Any] = threading.Lock()
 
     def __init__(
         self,
@@ -115,9 +117,10 @@ class RowPlan:
             chip or row_launch.Chip(),
         )
         self.slot = hash((loss.name, self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
-        self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
-        if self.site == len(self.sites):
-            self.sites.append((loss, self.shape))
+        with self._numbering:  # plans are made in a warm-up's thread, too
+            self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
+            if self.site == len(self.sites):
+                self.sites.append((loss, self.shape))
         self._launchers: dict[tuple[str, bool], Any] = {}
 
     @property

@@ -20,10 +20,12 @@ from devices import KERNELS
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses import ahead, compiler, nn, warmup
-from cupylosses.codegen import Variant, source
+from cupylosses import ahead, architectures, compiler, nn, options, row_engine, warmup
+from cupylosses.codegen import Compilable, Variant, source
 from cupylosses.definition import Loss, registry
 from cupylosses.launch import SHARED_BYTES
+from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.row_launch import Chip
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.host.execution import HostDevice
@@ -36,18 +38,19 @@ SHAPE = (33, 64)
 
 
 @contextmanager
-def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
-    """The kernels that plans and warm-ups load on the host, which does nothing else with them."""
-    loaded: list[Variant] = []
+def loading(monkeypatch: pytest.MonkeyPatch, chip: Chip | None = None) -> Iterator[list[Any]]:
+    """The kernels that plans and warm-ups load on the host, as if it were such a chip, and does nothing else with."""
+    loaded: list[Any] = []
 
     class Loading(Launcher):
         @classmethod
-        def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+        def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
             loaded.append(variant)
             return (lambda *_: None), None
 
-    with monkeypatch.context() as patch, host.execution():
+    with monkeypatch.context() as patch, host.execution() as device:
         patch.setattr(HostDevice, "launcher", Loading)
+        device.chip = chip or device.chip
         yield loaded
 
 
@@ -145,13 +148,180 @@ def test_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert set(loaded) == expected
 
 
+#: Losses of rows with each kind of target that they take. (A parameter named `loss` would be of the others.)
+KINDS = [(x, kind) for x in row_registry().values() for kind in x.targets]
+each_kind = pytest.mark.parametrize(("row_loss", "kind"), KINDS, ids=lambda x: getattr(x, "name", x))
+
+#: Shapes of logits, and their class dimension, that threads take in different ways on the host's small chip.
+ROW_SHAPES = {
+    "lanes": ((33, 64), -1), "block": ((5, 1031), -1), "cluster": ((3, 9001), -1), "long": ((2, 65545), -1),
+    "columns": ((3, 5, 4, 8), 1), "long columns": ((2, 399, 5, 3), 1),
+}  # fmt: skip
+
+
+def rows_of(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return tuple(n for d, n in enumerate(shape) if d != dim % len(shape))
+
+
+def row_operands(kind: str, shape: tuple[int, ...], dim: int, *dtypes: str) -> list[torch.Tensor]:
+    """Logits, and a target of a kind, of these dtypes."""
+    first, second = (getattr(torch, x) for x in (*dtypes, "int64")[:2])
+    x = torch.rand(shape).to(first)
+    return [x, torch.zeros(rows_of(shape, dim), dtype=second) if kind == "indices" else torch.rand(shape).to(second)]
+
+
+def train_rows(call: Callable[..., torch.Tensor], operands: list[torch.Tensor], wanted: tuple[bool, bool]) -> None:
+    """Forward without gradients; forward and backward."""
+    with torch.no_grad():
+        call(*operands)
+    leaves = [x.detach().clone().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
+    value = call(*leaves)
+    torch.autograd.grad(value, [x for x in leaves if x.requires_grad], torch.ones_like(value))
+
+
+@each_kind
+@pytest.mark.parametrize("layout", ROW_SHAPES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_what_is_warmed_up_is_what_calls_of_rows_load(
+    row_loss: RowLoss, kind: str, layout: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, dim = ROW_SHAPES[layout]
+    dtypes = ("bfloat16", "int64" if kind == "indices" else "bfloat16")
+    given = {"reduction": reduction, "class_dim": dim}
+    with loading(monkeypatch) as loaded:
+        done = warmup(row_loss.name, dtypes, shape, **given)
+        expected = set(loaded)
+        assert done.kernels == len(expected) == len(loaded) and done.by_loss == {row_loss.name: len(loaded)}
+        if kind == "indices" and row_loss.softmax:
+            kinds = {(x.layout, x.cluster > 1) for x in loaded if x.kind.startswith("value")}
+            assert kinds == {("block" if layout == "cluster" else layout, layout in ("cluster", "long"))}
+        loaded.clear()
+        function = getattr(F, row_loss.name)
+        train_rows(lambda *x: function(*x, **given), row_operands(kind, shape, dim, *dtypes), (True, False))
+    assert set(loaded) == expected
+
+
+#: Options of calls, the dtypes of whose operands are float32 and int64 if it is not said otherwise.
+ROW_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("cross_entropy", {"weight": True}),
+    ("cross_entropy", {"weight": True, "label_smoothing": 0.1, "reduction": "sum"}),
+    ("cross_entropy", {"mask": True, "softcap": 30.0, "return_lse": True, "return_accuracy": True}),
+    ("cross_entropy", {"mask": (33,), "normalizer": True, "z_loss": 1e-3}),
+    ("cross_entropy", {"normalizer": 7.0, "out_dtype": "float64"}),
+    ("cross_entropy", {"normalizer": True, "reduction": "batchmean"}),
+    ("cross_entropy", {"class_dim": 0}),
+    ("cross_entropy", {"inplace_backward": True}),
+    ("cross_entropy", {"one_pass": False}),
+    ("cross_entropy", {"backward": False}),
+    ("cross_entropy", {"dtypes": ("float16", "uint8")}),
+    ("cross_entropy", {"dtypes": ("float32", "int32"), "reduction": "none", "weight": True}),
+    ("cross_entropy", {"dtypes": ("bfloat16", "float32"), "weight": True, "mask": True}),
+    ("cross_entropy", {"dtypes": ("float32", "float32"), "argnums": (0, 1), "one_pass": False}),
+    ("cross_entropy", {"dtypes": ("float32", "float32"), "argnums": "target", "reduction": "none"}),
+    ("cross_entropy", {"dtypes": ("float32", "float32"), "inplace_backward": True}),
+    ("cross_entropy", {"dtypes": "bfloat16", "autocast": True, "weight": True}),
+    ("nll_loss", {"weight": True, "reduction": "none"}),
+    ("softmax_focal_loss", {"alpha": True}),
+    ("kl_div_with_logits", {"dtypes": "float16", "log_target": True, "temperature": 2.0, "mask": True}),
+    ("distillation_loss", {"dtypes": "float64", "argnums": ("student_logits", "teacher_logits"), "beta": 0.5}),
+    ("distillation_loss", {"dtypes": ("bfloat16", "float32"), "reduction": "mean", "mask": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), ROW_OPTIONS, ids=repr)
+def test_options_of_rows(name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    row_loss, given = row_registry()[name], dict(given)
+    dtypes, one_pass = given.pop("dtypes", "float32"), given.pop("one_pass", True)
+    dim = given.get("class_dim", -1)
+    first, *others = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    second = others[0] if others else "int64" if row_loss.row else first
+    kind = "indices" if "int" in second else "dense"
+    with loading(monkeypatch) as loaded, options.set_one_pass(one_pass):
+        warmup(name, dtypes, SHAPE, **given)
+        expected = set(loaded)
+        loaded.clear()
+        arrays = {
+            str(row_loss.weights): torch.rand(SHAPE[dim]).to(getattr(torch, first)),
+            "mask": torch.rand(rows_of(SHAPE, dim)) > 0.5,
+            "normalizer": torch.tensor(7.0),
+        }
+        autocast, backward = given.pop("autocast", False), given.pop("backward", True)
+        chosen = given.pop("argnums", 0)
+        names = [x.name for x in row_loss.operands]
+        places = [
+            names.index(x) if isinstance(x, str) else x for x in (chosen if isinstance(chosen, tuple) else [chosen])
+        ]
+        called = {n: arrays[n] if n in arrays and isinstance(x, (bool, tuple)) else x for n, x in given.items()}
+
+        def call(*operands: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found = getattr(F, name)(*operands, **called)
+            return getattr(found, "loss", found)
+
+        operands = row_operands(kind, SHAPE, dim, first, second)
+        if backward:
+            train_rows(call, operands, (0 in places, 1 in places))
+        else:
+            call(*operands)
+    assert set(loaded) == expected
+
+
+def test_modules_of_rows_bring_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.CrossEntropyLoss(weight=torch.rand(64), label_smoothing=0.1, reduction="none")
+    with loading(monkeypatch) as loaded:
+        warmup(module, "float32", SHAPE, backward=False)
+        (found,) = loaded
+    assert (found.kind, found.weight, found.smoothed) == ("values", "float32", True)
+
+
+def test_labels_and_probabilities_in_one_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loading(monkeypatch) as loaded:
+        dtypes = ["float32", ("float32", "float32")]
+        warmup(["cross_entropy", "mse_loss"], dtypes, SHAPE, backward=False)
+    assert {type(x).__name__ for x in loaded} == {"Variant", "RowVariant", "TermVariant"}
+
+
+def test_nothing_is_planned_for_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loading(monkeypatch) as loaded:
+        assert warmup(["cross_entropy", "kl_div_with_logits"], "float32", (0, 3)).kernels == 0 == len(loaded)
+
+
+def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label that is no class is reported for the loss and the shape of its own call."""
+
+    class Slow(list[Any]):
+        def __len__(self) -> int:
+            found = super().__len__()
+            time.sleep(1e-3)  # others go on meanwhile
+            return found
+
+    monkeypatch.setattr(row_engine.RowPlan, "sites", Slow())
+    monkeypatch.setattr(row_engine.RowPlan, "_numbers", {})
+    losses, found = [x for x in row_registry().values() if x.row], []
+
+    def plan(row_loss: RowLoss) -> None:
+        for n in range(5):
+            tensors = row_engine.RowTensor("float32", (n, 3), (3, 1)), row_engine.RowTensor("int64", (n,), (1,))
+            how = None, None, 1, "float32", None, False, False, 1
+            found.append((row_loss, row_engine.RowPlan(row_loss, *tensors, *how)))
+
+    threads = [threading.Thread(target=plan, args=[x]) for x in (*losses, *losses)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sites = list(row_engine.RowPlan.sites)
+    assert all(sites[x.site] == (row_loss, x.shape) for row_loss, x in found)
+    assert len(sites) == len(set(sites)) == 5 * len(losses)
+
+
 def test_losses_are_named_in_many_ways() -> None:
     own = cupylosses.define_loss("own_loss", "square(input - target)")
     given = ["mse_loss", F.l1_loss, own, nn.KLDivLoss, nn.HuberLoss(reduction="none", delta=2.0)]
     found = [list(ahead._functions(x)) for x in (*given, given, None)]
     functions = [F.mse_loss, F.l1_loss, own, F.kl_div, F.huber_loss]
     assert [x[0][0] for x in found[:5]] == functions and [f for f, _ in found[5]] == functions
-    assert [f.loss for f, _ in found[6]] == list(registry().values())
+    assert [f.loss for f, _ in found[6]] == [*registry().values(), *row_registry().values()]
     assert [x for _, x in found[5]][:4] == [{}] * 4
     assert found[4][0][1] == {"reduction": "none", "delta": 2.0}
 
@@ -213,6 +383,13 @@ def test_result_is_printed_and_pickled() -> None:
         (("huber_loss", "float32", SHAPE), {"delta": -1.0}, ValueError, "`delta` must be a number > 0"),
         (("mse_loss", "float32", SHAPE), {"argnums": 2}, ValueError, "within 0 to 1, got 2"),
         (("mse_loss", "float32", SHAPE), {"argnums": "weight"}, TypeError, "`weight` is no array in this call"),
+        (("cross_entropy", "int64", SHAPE), {}, TypeError, "cross_entropy: `input` must have one of the dtypes"),
+        (("cross_entropy", "float32", ()), {}, ValueError, "cross_entropy: `input` needs a class dimension"),
+        (("cross_entropy", "float32", (SHAPE, SHAPE)), {}, ValueError, "`target` must have the shape of `input` w"),
+        (("cross_entropy", "float32", SHAPE), {"weight": (3,)}, ValueError, "must have one number per class"),
+        (("cross_entropy", "float32", SHAPE), {"dim": 0}, TypeError, "`dim` is an argument of none of cross_entropy"),
+        (("cross_entropy", "float32", SHAPE), {"argnums": 1}, TypeError, "`target` of int64 has no gradient"),
+        (("nll_loss", "float32", SHAPE), {"weight": True, "argnums": "weight"}, ValueError, "`weight` has no gradient"),
         (("mse_loss", "float32", SHAPE), {"device": "meta"}, ValueError, "`device` must be a GPU, such as 'cuda:0'"),
         (("mse_loss", "float32", SHAPE), {"architecture": "90"}, ValueError, "one such as 'sm_90', got '90'"),
         (("mse_loss", "float32", SHAPE), {"architecture": "sm_90", "device": 0}, ValueError, "either `device` or"),
@@ -255,6 +432,46 @@ def test_calls_after_a_warm_up_load_nothing(loss: Loss) -> None:
     loaded = dict(compiler._kernels), host.counters.kernels
     train(by_position(loss), operands, [True] * count)
     assert (compiler._kernels, host.counters.kernels) == loaded and done.kernels >= 3
+
+
+@pytest.mark.kernels
+@each_kind
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_calls_of_rows_after_a_warm_up_load_nothing(row_loss: RowLoss, kind: str, reduction: str) -> None:
+    dtypes = ("float32", "int64" if kind == "indices" else "float32")
+    given: dict[str, Any] = {"class_dim": -1, "reduction": reduction}
+    if row_loss.weights:
+        given[row_loss.weights] = True
+    done = warmup(row_loss.name, dtypes, SHAPE, device=KERNELS, **given)
+    loaded = dict(compiler._kernels), host.counters.kernels
+    if row_loss.weights:
+        given[row_loss.weights] = torch.rand(SHAPE[-1]).to(KERNELS)
+    function = getattr(F, row_loss.name)
+    operands = [x.to(KERNELS) for x in row_operands(kind, SHAPE, -1, *dtypes)]
+    train_rows(lambda *x: function(*x, **given), operands, (True, False))
+    assert (compiler._kernels, host.counters.kernels) == loaded and done.kernels >= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_graph_capture_of_rows_after_a_warm_up(
+    reduction: str, kernel_cache: Path, fresh_plans: Callable[[], None]
+) -> None:
+    x = torch.randn(64, 32000, device="cuda", requires_grad=True)
+    y = torch.randint(32000, (64,), device="cuda")
+    torch.ones((), device="cuda", requires_grad=True).square().backward()
+    warmup("cross_entropy", "float32", (64, 32000), reduction=reduction)
+    kernels = dict(compiler._kernels)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = F.cross_entropy(x, y, reduction=reduction)
+        (found,) = torch.autograd.grad(value, x, torch.ones_like(value))
+    assert compiler._kernels == kernels
+    graph.replay()
+    torch.cuda.synchronize()
+    again = F.cross_entropy(x, y, reduction=reduction)
+    assert torch.equal(value, again) and torch.equal(found, torch.autograd.grad(again, x, torch.ones_like(again))[0])
 
 
 @pytest.mark.gpu
@@ -422,9 +639,51 @@ def test_cache_is_filled_without_a_gpu(no_gpu: Path, monkeypatch: pytest.MonkeyP
     assert sorted(loaded) == sorted(x[40:] for x in files.values())
 
 
+def test_the_cache_is_filled_with_kernels_of_rows(no_gpu: Path) -> None:
+    done = warmup("cross_entropy", "bfloat16", (8, 128256), backward=False, architecture="sm_90")
+    files = [x.read_bytes() for x in no_gpu.glob("*.cubin")]
+    assert (done.kernels, done.device) == (2, "sm_90") and len(files) == 2
+    assert all(x[40:44] == b"\x7fELF" for x in files)
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("shape", [(8, 128256), (300, 50257), (300, 1000)], ids=str)
+def test_rows_are_planned_for_the_architecture(
+    architecture: str, shape: tuple[int, int], gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled for GPUs elsewhere is what calls on a GPU with that much shared memory take."""
+    gpus(0)
+    filled: list[Any] = []
+
+    @contextmanager
+    def without_gpu() -> Iterator[Callable[..., None]]:
+        yield lambda variant, number: filled.append((variant, number))
+
+    monkeypatch.setattr(compiler, "without_gpu", without_gpu)
+    warmup("cross_entropy", "float32", shape, architecture=architecture)
+    chip = Chip(*{"sm_75": (64 << 10, False), "sm_80": (163 << 10, False), "sm_90": (227 << 10, True),
+                  "sm_120": (99 << 10, True)}[architecture])  # fmt: skip
+    with loading(monkeypatch, chip) as loaded:
+        train_rows(F.cross_entropy, row_operands("indices", shape, -1, "float32"), (True, False))
+    assert {x for x, _ in filled} == set(loaded) and {x for _, x in filled} == {architecture.removeprefix("sm_")}
+
+
+def test_an_architecture_of_which_too_little_is_known(gpus: Callable[[int], None]) -> None:
+    pytest.importorskip("cupy")
+    gpus(0)
+    with pytest.raises(ValueError, match=r"how much shared memory sm_20 has is not known here.* sm_90"):
+        warmup("cross_entropy", "float32", SHAPE, architecture="sm_20")
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_what_is_known_of_its_architecture() -> None:
+    major, minor = torch.cuda.get_device_capability()
+    assert cupylosses.interop.gpu(torch.cuda.current_device())[1] == architectures.chip(10 * major + minor)
+
+
 @pytest.mark.gpu
 def test_a_gpu_finds_what_was_compiled_without_one(python: Callable[..., str], kernel_cache: Path) -> None:
-    call = "cupylosses.warmup(['mse_loss', 'kl_div'], 'float32', (33, 64)"
+    call = "cupylosses.warmup(['mse_loss', 'kl_div', 'cross_entropy'], 'float32', (33, 64)"
     major, minor = torch.cuda.get_device_capability()
     cache = {"CUPY_CACHE_DIR": str(kernel_cache)}
     program = f"import cupylosses; print({call}, architecture='sm_{major}{minor}').kernels)"
@@ -451,11 +710,12 @@ def test_neither_torch_nor_cupy_is_imported_by_a_rehearsal(python: Callable[...,
 import sys
 from cupylosses import ahead
 from cupylosses.rehearsal import Rehearsal
+from cupylosses.row_call import RowCall
 calls = Rehearsal()
 for function, _ in ahead._functions(None):
     call = ahead._call(function, "float32", (33, 64), {"reduction": "mean"})
-    calls.call(call, [ahead._wanted(call, None)])
+    (calls.rows if isinstance(call, RowCall) else calls.call)(call, [ahead._wanted(call, None)])
 assert "torch" not in sys.modules and "cupy" not in sys.modules
 print(len(calls.kernels))
 """
-    assert int(python(program)) >= 3 * len(registry())
+    assert int(python(program)) >= 3 * (len(registry()) + len(row_registry()))
