@@ -107,7 +107,8 @@ def patch_torch() -> Report:
     already, then runs these kernels for CUDA tensors, and torch's own code for whatever they are not for: tensors on
     the CPU, subclasses, torch function modes, ``torch.func``, forward-mode differentiation, ``torch.compile``,
     ``torch.jit``, operands of different shapes, dtypes that torch and this library do not both take. Wrong arguments
-    get torch's errors. Results differ from torch's as docs/differences.md says; docs/in-place.md has the details.
+    get torch's errors. Results differ from torch's as docs/differences.md says; docs/in-place.md has the details. A
+    label that is no class does not end the CUDA context, as it does in torch: the next call that is served raises.
 
     What was taken out of the module before, as by ``from torch.nn.functional import mse_loss``, is torch's still, and
     so is ``torch.kl_div`` with its like.
