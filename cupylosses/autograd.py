@@ -6,9 +6,8 @@ which torch differentiates itself; what torch has wrapped or traces goes through
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -380,10 +379,11 @@ def _differentiating() -> Iterator[None]:
 
 def evaluate_rows(call: RowCall) -> Any:
     """A loss of rows of torch tensors."""
-    transformed = _is_compiling() or _transforms_active() or forward_ad._current_level >= 0
-    if _row_kernels is not None and not transformed and all([runs_kernels(x) for x in call.arrays.values()]):
-        return _row_kernels.evaluate(call)
-    return evaluate_rows_by_formula(call, readable=not transformed)
+    if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
+        return row_transforms.evaluate(call)
+    if all([runs_kernels(x) for x in call.arrays.values()]):
+        return row_autograd.evaluate(call)
+    return evaluate_rows_by_formula(call)
 
 
 def common_row_device(call: RowCall) -> None:
@@ -393,22 +393,26 @@ def common_row_device(call: RowCall) -> None:
         checks.devices(call.loss, [x.device for x in arrays.values()], list(arrays))
 
 
-def evaluate_rows_by_formula(call: RowCall, readable: bool = True) -> Any:
-    """The same by the formulas, which torch differentiates; labels are checked where they are ``readable``."""
-    arrays = call.arrays
-    for name, x in arrays.items():
+def check_rows(call: RowCall) -> str:
+    """Checks what no plan was made for; the dtype by name that the operands promote to, or that autocast has."""
+    for name, x in call.arrays.items():
         if x.layout is not _STRIDED:
             raise checks.not_dense(call.loss, name, x.layout)
     common_row_device(call)
     row_checks.arrays(call)
     promoted = row_checks.promoted(call)
-    first = call.operands[0]
+    return "float32" if _autocast(call.operands[0]) and promoted != "float64" else promoted
+
+
+def evaluate_rows_by_formula(call: RowCall, readable: bool = True) -> Any:
+    """The same by the formulas, which torch differentiates; labels are checked where they are ``readable``."""
+    promoted = check_rows(call)
     if call.normalizer is not None and type(call.normalizer) is not float:
         call = call._replace(normalizer=on_device(call, call.normalizer))
-    wide = "float32" if _autocast(first) and promoted != "float64" else promoted
     # Labels on a GPU are read only if somebody waits for them.
+    first = call.operands[0]
     near = first.is_cpu or (first.is_cuda and call.check == "sync")
-    return row_reference.evaluate(call, wide, readable and near)
+    return row_reference.evaluate(call, promoted, readable and near and not transforms.is_fake(call))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -503,8 +507,4 @@ class _Elements(Function):
 _apply_reduced = super(Function, _Reduced).apply
 _apply_elements = super(Function, _Elements).apply
 
-from cupylosses import transforms  # noqa: E402  (which needs what is above)
-
-_row_kernels: Any = None
-with suppress(ImportError):
-    _row_kernels = importlib.import_module("cupylosses.row_autograd")
+from cupylosses import row_autograd, row_transforms, transforms  # noqa: E402  (which need what is above)

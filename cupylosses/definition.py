@@ -275,6 +275,23 @@ class Definition:
         rest = [x for x in every if x not in first]
         return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
 
+    @property
+    def shipped(self) -> bool:
+        """Whether every process has the loss by its name alone."""
+        return False
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What makes it another loss than one of the same name."""
+        raise NotImplementedError
+
+    @cached_property
+    def key(self) -> str:
+        """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
+        if self.shipped:
+            return self.name
+        return f"{self.name}-{sha256(repr(self.identity).encode()).hexdigest()[:16]}"
+
     @cached_property
     def class_name(self) -> str:
         """The name of its Module: ``HingeLoss`` for ``hinge_loss``."""
@@ -333,16 +350,14 @@ class Loss(Definition):
             part = f"derivatives.{name}"
             check(expression, names, Part(self.name, part, self.places.get(part)))
 
-    @cached_property
-    def key(self) -> str:
-        """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
-        if _registry.get(self.name) is self:
-            return self.name
-        code = getattr(self.reference, "__code__", None)
-        formula = (code.co_code, code.co_names, code.co_varnames) if code else self.reference is None
+    @property
+    def shipped(self) -> bool:
+        return _registry.get(self.name) is self
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
         own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
-        parts = (*own, formula)
-        return f"{self.name}-{sha256(repr(parts).encode()).hexdigest()[:16]}"
+        return (*own, code_of(self.reference))
 
     @cached_property
     def forms(self) -> Mapping[Any, Loss]:
@@ -377,15 +392,21 @@ def define(**fields: Any) -> Loss:
 
 
 #: Losses with a function by their keys, those of users too.
-_named: dict[str, Loss] = {}
+_named: dict[str, Any] = {}
 
 
-def remember(loss: Loss) -> None:
+def remember(loss: Definition) -> None:
     """Makes a loss known by its key; the newest of that key."""
     _named[loss.key] = loss
 
 
-def named(key: str) -> Loss:
+def code_of(reference: Callable[..., Any] | None) -> Any:
+    """What of a formula is the same in every process."""
+    code = getattr(reference, "__code__", None)
+    return (code.co_code, code.co_names, code.co_varnames) if code else reference is None
+
+
+def named(key: str) -> Any:
     """The loss of a key."""
     found = _named.get(key)
     if found is None:

@@ -183,8 +183,9 @@ def row_function_of(loss: RowLoss, module: str = __name__) -> Callable[..., Any]
     ]
     function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate_rows, _loss=loss)
     function.__doc__ = docstring(loss)
+    remember(loss)
     # As in function_of.
-    _ = loss.dense, loss.only_of_indices, loss.expressions, loss.common
+    _ = loss.dense, loss.only_of_indices, loss.expressions, loss.common, loss.key
     function.loss = loss
     function.prepare = compiled(loss.name, loss.arguments, body, module, _then=prepare_rows, _loss=loss)
     return function

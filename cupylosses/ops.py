@@ -21,6 +21,7 @@ from cupylosses.definition import Loss, named
 from cupylosses.directional import Directional, directional
 from cupylosses.forms import Form, form
 from cupylosses.launch import dense_strides, result_strides
+from cupylosses.operators import EXACT, laid_out, library
 from cupylosses.reduction import Reduction, resolve
 
 
@@ -54,12 +55,9 @@ def decode(text: str) -> tuple[Loss, Reduction, tuple[int, ...]]:
     return loss, reduction, tuple([int(x) for x in choices.split(",") if x])
 
 
-_library = torch.library.Library("cupylosses", "DEF")
-# Sums are in the order of memory: with other strides than in eager mode a result would have other bits.
-_exact = [getattr(torch.Tag, x) for x in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, x)]
 _ARGUMENTS = "Tensor[] operands, str loss, float[] parameters, Tensor? normalizer, float? divisor"
-_library.define(f"value({_ARGUMENTS}) -> Tensor", tags=_exact)
-_library.define(f"gradients(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=_exact)
+library.define(f"value({_ARGUMENTS}) -> Tensor", tags=EXACT)
+library.define(f"gradients(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 
 value = torch.ops.cupylosses.value.default
 gradients = torch.ops.cupylosses.gradients.default
@@ -81,7 +79,8 @@ def _call(
 def _value(*arguments: Any) -> torch.Tensor:
     call = _call(*arguments)
     with torch.no_grad():
-        return _laid_out(autograd.evaluate(call, warn=False, plain=True), _result_layout(call)[1], call)
+        found = autograd.evaluate(call, warn=False, plain=True)
+        return laid_out(found, _result_layout(call)[1], _tensors(call))
 
 
 def _gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
@@ -89,19 +88,15 @@ def _gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: An
     with torch.no_grad():
         found = autograd.gradients(call, grad_output, tuple(wanted))
         return [
-            _laid_out(g, dense_strides(x.shape, x.stride()), call, grad_output)
+            laid_out(g, dense_strides(x.shape, x.stride()), _tensors(call, grad_output))
             for x, g in zip(call.operands, found, strict=True)
             if g is not None
         ]
 
 
-def _laid_out(x: torch.Tensor, strides: Sequence[int], call: Call, *given: torch.Tensor) -> torch.Tensor:
-    """``x`` with these strides and in memory of its own, as the dispatcher is promised; kernels make it so."""
-    tensors = [y for y in (*call.operands, call.normalizer, *given) if isinstance(y, torch.Tensor)]
-    own = x.numel() == 0 or all(x.data_ptr() != y.data_ptr() for y in tensors)
-    if own and x.stride() == tuple(strides):
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+def _tensors(call: Call, *others: torch.Tensor) -> list[torch.Tensor | None]:
+    normalizer = call.normalizer if isinstance(call.normalizer, torch.Tensor) else None
+    return [*call.operands, normalizer, *others]
 
 
 def _result_layout(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -113,22 +108,22 @@ def _result_layout(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return resolved.shape, dense_strides(resolved.shape, (0,) * len(resolved.shape))
 
 
-_library.impl("value", _value, "CompositeExplicitAutograd")
-_library.impl("gradients", _gradients, "CompositeExplicitAutograd")
+library.impl("value", _value, "CompositeExplicitAutograd")
+library.impl("gradients", _gradients, "CompositeExplicitAutograd")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Without memory: shapes, strides and dtypes of what they return
 
 
-@torch.library.register_fake(value, lib=_library)
+@torch.library.register_fake(value, lib=library)
 def _fake_value(*arguments: Any) -> torch.Tensor:
     call = _call(*arguments)
     shape, strides = _result_layout(call)
     return torch.empty_strided(shape, strides, dtype=autograd.result_dtype(call), device=call.operands[0].device)
 
 
-@torch.library.register_fake(gradients, lib=_library)
+@torch.library.register_fake(gradients, lib=library)
 def _fake_gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
     return [
         torch.empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=x.dtype, device=x.device)

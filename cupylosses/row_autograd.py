@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import autograd, options, row_arrays, row_engine, row_plans, row_term_autograd, row_torch
+from cupylosses import (
+    autograd,
+    options,
+    row_arrays,
+    row_engine,
+    row_plans,
+    row_term_autograd,
+    row_torch,
+    row_transforms,
+    transforms,
+)
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_engine import Arguments, Outputs, RowPlan
@@ -20,30 +30,38 @@ from cupylosses.row_engine import Arguments, Outputs, RowPlan
 _Launch = tuple[RowPlan, autograd.TorchDevice, Arguments, Divisor, RowCall]
 
 
-def evaluate(call: RowCall) -> Any:
-    """The loss of torch tensors on a device with kernels."""
+def evaluate(call: RowCall, slopes: int = 0) -> Any:
+    """The loss of torch tensors on a device with kernels. Without autograd, the slopes of class indices may be stored
+    too, at an address.
+    """
     weight = call.weight
     weighed = weight is not None and weight.requires_grad and torch.is_grad_enabled()
     if weighed or not row_torch.readable(call):
-        return autograd.evaluate_rows_by_formula(call)
+        return _evaluate_apart(call)
     if weight is not None and not weight.is_contiguous():
         call = call._replace(weight=weight.contiguous())
-    return (evaluate_indices if call.kind == "indices" else row_term_autograd.evaluate)(call)
+    return evaluate_indices(call, slopes) if call.kind == "indices" else row_term_autograd.evaluate(call)
 
 
-def evaluate_indices(call: RowCall) -> Any:
+def _evaluate_apart(call: RowCall) -> Any:
+    """The loss of tensors that no kernel can read: without memory, of another type."""
+    return (row_transforms.evaluate if transforms.is_fake(call) else autograd.evaluate_rows_by_formula)(call)
+
+
+def evaluate_indices(call: RowCall, slopes: int = 0) -> Any:
     """The loss of class indices."""
     plan, device = row_torch.find(call, row_plans.index_plan)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_gpu and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
-            return evaluate_indices(call)
+            return evaluate_indices(call, slopes)
     row_arrays.check_labels(device)
     given = row_arrays.index_arguments(call, device)
     divisor = row_arrays.divisor_of(call, device) or row_engine.count(plan, device, given)
     launched = plan, device, given, divisor, call
     outputs, lse, correct = row_arrays.outputs_of(call, plan, device)
+    outputs.slopes = slopes
     differentiable = torch.is_grad_enabled() and call.operands[0].requires_grad
     if differentiable:
         value = (_apply_values if call.reduction == "none" else _apply_reduced)(launched, outputs, *call.operands)
@@ -58,6 +76,26 @@ def evaluate_indices(call: RowCall) -> Any:
     if not (call.lse or call.accuracy):
         return value
     return RowResult(value, lse, row_arrays.accuracy_of(call, correct))
+
+
+def gradients(
+    call: RowCall, grad_output: torch.Tensor, slopes: torch.Tensor | None, wanted: tuple[bool, bool]
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of the operands that are wanted, of class indices from the slopes."""
+    if call.weight is not None and not call.weight.is_contiguous():
+        call = call._replace(weight=call.weight.contiguous())
+    if slopes is None:
+        return row_term_autograd.gradients(call, grad_output, wanted)
+    plan, device = row_torch.find(call, row_plans.index_plan)
+    if device.is_gpu and autograd._current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return gradients(call, grad_output, slopes, wanted)
+    given, per_row = row_arrays.index_arguments(call, device), call.reduction == "none"
+    divisor = row_arrays.divisor_of(call, device) or row_engine.count(plan, device, given)
+    upstream = grad_output.resolve_neg()
+    if per_row:
+        upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
+    return _applied(plan, device, given, divisor, call, slopes.contiguous(), upstream, per_row), None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -96,8 +134,10 @@ class _Reduced(Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         _, device, _, divisor, _ = ctx.launch
         plan, call, given = _moved(ctx)
-        if torch.is_grad_enabled() or not row_torch.has_memory(grad_output):
+        if not row_torch.has_memory(grad_output):
             return None, None, *row_torch.by_formula(call, grad_output, (True, False))
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, None, *row_transforms.gradients(call, grad_output, (True, False))
         if device.is_gpu and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Reduced.backward(ctx, grad_output)
@@ -129,8 +169,10 @@ class _Values(Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         device = ctx.launch[1]
         plan, call, given = _moved(ctx)
-        if torch.is_grad_enabled() or not row_torch.has_memory(grad_output):
+        if not row_torch.has_memory(grad_output):
             return None, None, *row_torch.by_formula(call, grad_output, (True, False))
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, None, *row_transforms.gradients(call, grad_output, (True, False))
         if device.is_gpu and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cupylosses.definition import LEGACY, Definition
+from cupylosses.definition import LEGACY, Definition, code_of
 from cupylosses.expressions import Part, check
 
 #: What a target can be: a class index per row, a probability per class, or logits of a teacher.
@@ -115,6 +115,16 @@ class RowLoss(Definition):
             return ()
         rest = " ".join([self.term, self.penalty or "", *self.constants.values()])
         return tuple(x.name for x in self.parameters if x.name not in re.findall(r"\w+", rest))
+
+    @property
+    def shipped(self) -> bool:
+        return _registry.get(self.name) is self
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
+        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags)
+        return (*own, self.softmax, self.weights, self.mean_of_weights, self.scale, formulas)
 
     @cached_property
     def common(self) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
     checked where they are ``readable``, which those that are traced are not.
     """
     xp = interop.namespace(call.operands[0])
-    rows = _rows(xp, call)
+    rows = rows_of(xp, call)
     if rows.bad is not None and call.check != "off" and readable:
         check_labels(xp, call, rows.bad)
     wide = xp.float32 if promoted != "float64" and interop.kind(call.operands[0]) != "numpy" else xp.float64
@@ -29,7 +29,7 @@ def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
     zero = xp.zeros_like(cost)
     cost = xp.where(rows.used, cost, zero)
     if call.reduction != "none":
-        cost = divide(xp, xp.sum(cost), _divisor(xp, call, rows, zero))
+        cost = divide(xp, xp.sum(cost), divisor(xp, call, rows))
     if rows.bad is not None:
         # Added to the value alone: other rows keep their gradients.
         bad = rows.bad if call.reduction == "none" else xp.any(rows.bad)
@@ -44,7 +44,7 @@ def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
     )
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Which rows count, ``used``; of class indices also the labels, 0 where they are not looked at, and which of the
     rows that count have a ``bad`` one.
     """
@@ -53,23 +53,29 @@ class _Rows(NamedTuple):
     labels: Any = None
     bad: Any = None
 
+    @property
+    def sound(self) -> Any:
+        """Those that count and have a label that is a class."""
+        return self.used if self.bad is None else self.used & ~self.bad
 
-def _rows(xp: Any, call: RowCall) -> _Rows:
+
+def rows_of(xp: Any, call: RowCall) -> Rows:
+    """Which rows of a call count."""
     target = call.operands[1]
     shape = call.row_shape
     like = xp.astype(target, xp.int64) if call.kind == "indices" else target
     everywhere = xp.ones(shape, dtype=xp.bool, **_device(like))
     used = everywhere if call.mask is None else everywhere & call.mask
     if call.kind != "indices":
-        return _Rows(used)
+        return Rows(used)
     used = used & (like != call.ignore_index)
     valid = (like >= 0) & (like < call.classes)
-    return _Rows(used, xp.where(used & valid, like, xp.zeros_like(like)), used & ~valid)
+    return Rows(used, xp.where(used & valid, like, xp.zeros_like(like)), used & ~valid)
 
 
-def _of_indices(xp: Any, call: RowCall, rows: _Rows, wide: Any) -> tuple[Any, Any, Any]:
+def _of_indices(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, Any]:
     """Cost and lse per row, and the accuracy, of class indices. The cost of a bad row is 0."""
-    sound = rows.used & ~rows.bad
+    sound = rows.sound
     x = _classes_last(xp, call, call.operands[0], sound, wide)
     label = _one_hot(xp, call.classes, rows.labels)
     weights = _weights(xp, call, x)
@@ -79,7 +85,7 @@ def _of_indices(xp: Any, call: RowCall, rows: _Rows, wide: Any) -> tuple[Any, An
         log_p = xp.sum(xp.where(label, x, xp.zeros_like(x)), axis=-1, dtype=xp.float64)
         cost = call.loss.references["row"](xp, nll=0 - log_p, weight=own, **values)
         return xp.where(sound, cost, xp.zeros_like(cost)), None, None
-    z = _logits(xp, call, x)
+    z = logits(xp, call, x)
     s, log_sum, total, lse = _softmax(xp, z)
     zero = xp.zeros_like(s)
     nll = log_sum - xp.sum(xp.where(label, s, zero), axis=-1, dtype=xp.float64)
@@ -99,17 +105,17 @@ def _of_indices(xp: Any, call: RowCall, rows: _Rows, wide: Any) -> tuple[Any, An
     return xp.where(sound, cost, void), lse, xp.astype(accuracy, xp.float32)
 
 
-def _of_terms(xp: Any, call: RowCall, rows: _Rows, wide: Any) -> tuple[Any, Any, Any]:
+def _of_terms(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, Any]:
     """The same of a target per class, which has no accuracy."""
     x, target = (_classes_last(xp, call, operand, rows.used, wide) for operand in call.operands)
-    z = _logits(xp, call, x)
+    z = logits(xp, call, x)
     s, log_sum, _, lse = _softmax(xp, z)
     log_p = s - xp.astype(log_sum, wide)[..., None]
     values = call.loss.bind(call.parameters, call.flags)
     given = {"target": target, "weight": _weights(xp, call, x)}
     operands = [z, target]
     if call.kind == "logits":
-        operands = [z, _logits(xp, call, target)]
+        operands = [z, logits(xp, call, target)]
         of_target, target_log_sum, _, _ = _softmax(xp, operands[1])
         given = {"log_q": of_target - xp.astype(target_log_sum, wide)[..., None]}
     terms = call.loss.references["term"](xp, log_p=log_p, classes=call.classes, **given, **values)
@@ -154,7 +160,8 @@ def _softmax(xp: Any, z: Any) -> tuple[Any, Any, Any, Any]:
     return s, log_sum, total, xp.where(sure, height, top) + log_sum
 
 
-def _logits(xp: Any, call: RowCall, x: Any) -> Any:
+def logits(xp: Any, call: RowCall, x: Any) -> Any:
+    """Scaled and capped."""
     z = x if call.scale == 1.0 else x * call.scale
     return call.softcap * xp.tanh(z / call.softcap) if call.softcap else z
 
@@ -179,18 +186,16 @@ def _weights(xp: Any, call: RowCall, like: Any) -> Any:
     return xp.astype(call.weight, like.dtype, copy=False)
 
 
-def _divisor(xp: Any, call: RowCall, rows: _Rows, like: Any) -> Any:
-    """What the sum of the rows is divided by. Bad rows do not count."""
+def divisor(xp: Any, call: RowCall, rows: Rows) -> Any:
+    """What the sum of the rows is divided by: a number, or an array without dimensions. Bad rows do not count."""
     if call.divisor is not None:
         return call.divisor
     if call.normalizer is not None:
         return call.normalizer
-    sound = rows.used if rows.bad is None else rows.used & ~rows.bad
-    counted = xp.astype(sound, xp.float64)
+    counted = xp.astype(rows.sound, xp.float64)
     if call.weighs_mean:
-        weights = xp.astype(call.weight, xp.float64)
-        label = _one_hot(xp, call.classes, rows.labels) & sound[..., None]
-        counted = xp.where(label, weights, xp.zeros_like(weights))
+        weights = xp.take(xp.astype(call.weight, xp.float64), xp.reshape(rows.labels, (-1,)), axis=0)
+        counted = xp.where(rows.sound, xp.reshape(weights, call.row_shape), xp.zeros_like(counted))
     return xp.sum(counted)
 
 

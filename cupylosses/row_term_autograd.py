@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import autograd, options, row_arrays, row_plans, row_term_engine, row_torch
+from cupylosses import autograd, options, row_arrays, row_plans, row_term_engine, row_torch, row_transforms
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_term_engine import TermArguments, TermPlan
@@ -36,6 +36,23 @@ def evaluate(call: RowCall) -> Any:
     else:
         value = row_term_engine.reduce(*launched[:5])
     return RowResult(value, lse) if call.lse else value
+
+
+def gradients(
+    call: RowCall, grad_output: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of the operands that are wanted."""
+    plan, device = row_torch.find(call, row_plans.term_plan)
+    if device.is_gpu and autograd._current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return gradients(call, grad_output, wanted)
+    given = row_arrays.term_arguments(call, device)
+    if call.reduction == "none":
+        upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
+        return row_term_engine.gradients(plan, device, given, wanted, upstream.data_ptr())
+    divisor = row_arrays.divisor_of(call, device) or row_term_engine.count(plan, device, given)
+    upstream = grad_output.resolve_neg().contiguous()
+    return row_term_engine.verified_gradients(plan, device, given, divisor, wanted, upstream.data_ptr(), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -74,8 +91,10 @@ class _Reduced(Function):
         device, divisor = ctx.launch[1:3]
         plan, call, given = _again(ctx)
         wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or not row_torch.has_memory(grad_output):
+        if not row_torch.has_memory(grad_output):
             return None, *row_torch.by_formula(call, grad_output, wanted)
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *row_transforms.gradients(call, grad_output, wanted)
         if device.is_gpu and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Reduced.backward(ctx, grad_output)
@@ -100,8 +119,10 @@ class _Values(Function):
         device = ctx.launch[1]
         plan, call, given = _again(ctx)
         wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or not row_torch.has_memory(grad_output):
+        if not row_torch.has_memory(grad_output):
             return None, *row_torch.by_formula(call, grad_output, wanted)
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *row_transforms.gradients(call, grad_output, wanted)
         if device.is_gpu and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)

@@ -22,6 +22,11 @@ def readable(call: RowCall) -> bool:
     return all([type(x) in plain and x.layout is strided and not x.is_neg() for x in call.arrays.values()])
 
 
+def has_kernels(call: RowCall) -> bool:
+    """Whether kernels run for all arrays, none of which a transform has wrapped."""
+    return readable(call) and all([autograd.runs_kernels(x) for x in call.arrays.values()])
+
+
 def find(call: RowCall, make: Callable[[RowCall, TorchDevice, str, str | None], _P]) -> tuple[_P, TorchDevice]:
     """The plan for a call, made where there is none yet, and the device of its arrays."""
     key: list[Any] = [*row_arrays.own_key(call), torch.is_autocast_enabled()]
@@ -95,10 +100,12 @@ def has_memory(x: torch.Tensor) -> bool:
     return True
 
 
-def by_formula(call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+def by_formula(
+    call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool], create_graph: bool = True
+) -> list[torch.Tensor | None]:
     """The gradients of the operands that are wanted, as functions that autograd can differentiate again."""
     with torch.enable_grad():
         value = autograd.evaluate_rows_by_formula(call._replace(check="off", lse=False, accuracy=False))
         inputs = [x for x, w in zip(call.operands, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
+        found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=create_graph))
     return [next(found) if w else None for w in wanted]

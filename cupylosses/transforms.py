@@ -26,12 +26,13 @@ from cupylosses.call import Call, split
 from cupylosses.definition import Loss
 from cupylosses.directional import Directional, directional
 from cupylosses.reduction import Reduction, resolve
+from cupylosses.row_call import RowCall
 
 #: Where the operands begin among the arguments of `_Value` and `_Traced`, and among those of `_Gradients`.
 _OF_VALUE, _OF_GRADIENTS = 4, 6
 
 
-def is_fake(call: Call) -> bool:
+def is_fake(call: Call | RowCall) -> bool:
     """Whether the operands are tensors without memory that stand for ones with."""
     return any(type(x).__name__ == "FakeTensor" for x in call.operands)
 

@@ -1,27 +1,47 @@
-"""Losses of rows under torch's transforms. What no kernel has goes by the formulas there."""
+"""Losses of rows under torch's transforms, through kernels but for second derivatives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from devices import KERNELS
+import torch._dynamo.testing
+from devices import GPU, HOST, KERNELS
 from torch import Tensor
 
 import cupylosses.functional as F
+from cupylosses import autograd, row_ops
+from cupylosses.row_call import RowCall
 from cupylosses.row_definition import RowLoss, row_registry
-from cupylosses.testing.transforms import TRANSFORMS, Subject, Transform
+from cupylosses.row_engine import RowPlan
+from cupylosses.testing.tolerance import same_bits
+from cupylosses.testing.transforms import TRANSFORMS, Subject, Transform, close
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-#: What asks for the bits of the kernels, for an operator in the graph, or for strides that only kernels promise: a
-#: graph has the formulas.
-OF_POINTWISE = ("`torch.compile`", "`torch.export`", "autocast", "`FakeTensor`", "copies of a Module")
+#: What is not tried: a Module takes labels too, which a subject has itself.
+OF_POINTWISE = ("copies of a Module",)
 
-
-#: What takes a gradient of a gradient that is constant: torch refuses that of its own ``nll_loss`` too.
+#: What takes a gradient of a gradient that is constant, which the truth has none of.
 OF_CURVED = ("`create_graph=True`", "third derivatives")
+
+#: What the formulas are for.
+BY_FORMULA = (
+    "`torch.autograd.gradgradcheck`",
+    "`create_graph=True`",
+    "`torch.autograd.functional.hvp`",
+    "third derivatives",
+    "`torch.func.hessian`",
+    "`jacfwd(jacfwd)`",
+    "`is_grads_batched=True`",
+)
+
+each_loss = pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
 
 
 class RowSubject(Subject):
@@ -34,7 +54,7 @@ class RowSubject(Subject):
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        count = 2 if self.rows.dense and self.rows.row is None else 1
+        count = floating(self.rows)
         drawn = [torch.randn(shapes[0], generator=generator, dtype=torch.float64) for _ in range(count)]
         if not self.rows.softmax:
             drawn[0] = torch.log_softmax(drawn[0], -1)
@@ -71,10 +91,15 @@ class _Mean:
     mean_of_rows = True
 
     def __init__(self, loss: RowLoss) -> None:
-        self.operands, self.class_name, self.name = loss.operands, loss.class_name, loss.name
+        self.operands, self.class_name, self.name = loss.operands[: floating(loss)], loss.class_name, loss.name
 
 
-@pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
+def floating(loss: RowLoss) -> int:
+    """How many operands are given to a subject: labels it has itself."""
+    return 1 if loss.row else 2
+
+
+@each_loss
 @pytest.mark.parametrize(
     "transform",
     [pytest.param(t, id=t.name) for t in TRANSFORMS.values() if not t.gpu and t.name not in OF_POINTWISE],
@@ -88,9 +113,23 @@ def test_works(row_loss: RowLoss, transform: Transform) -> None:
         raise error
 
 
-@pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
+@each_loss
+@pytest.mark.kernels
+def test_transforms_run_kernels(row_loss: RowLoss, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula is for second derivatives, and batches of grad_output."""
+
+    def never(*_: object, **__: object) -> Tensor:
+        raise AssertionError("the formula was taken")
+
+    monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
+    for transform in TRANSFORMS.values():
+        if not transform.gpu and transform.name not in (*OF_POINTWISE, *BY_FORMULA):
+            assert transform.outcome(RowSubject(row_loss, KERNELS)) is None, transform.name
+
+
+@each_loss
 def test_one_graph(row_loss: RowLoss) -> None:
-    """``torch.compile`` traces the formulas without a break, at the first call too, and its gradients are theirs."""
+    """``torch.compile`` has one graph for all sizes on the CPU too, where the operators take the formulas."""
     torch.compiler.reset()
     subject = RowSubject(row_loss, "cpu")
     compiled = torch.compile(subject.function, fullgraph=True, backend="aot_eager")
@@ -99,3 +138,349 @@ def test_one_graph(row_loss: RowLoss) -> None:
         value, expected = compiled(*operands), subject.truth(*operands)
         torch.testing.assert_close(value, expected)
         torch.testing.assert_close(torch.autograd.grad(value, operands), torch.autograd.grad(expected, operands))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options
+
+#: Calls by the name of the loss and options, of which True stands for an array that is drawn.
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("cross_entropy", {}),
+    ("cross_entropy", {"weight": True, "ignored": True}),
+    ("cross_entropy", {"mask": True, "label_smoothing": 0.2, "z_loss": 0.1, "softcap": 3.0, "reduction": "sum"}),
+    ("cross_entropy", {"gamma": 1.5, "poly": 0.5, "logit_scale": 0.5, "normalizer": 7.0, "mask": True}),
+    ("cross_entropy", {"normalizer": True, "reduction": "batchmean", "weight": True, "class_dim": 0}),
+    ("cross_entropy", {"reduction": "none", "weight": True, "mask": True, "ignored": True, "class_dim": 1}),
+    ("cross_entropy", {"probabilities": True, "weight": True, "label_smoothing": 0.1, "mask": True}),
+    ("cross_entropy", {"probabilities": True, "reduction": "none", "class_dim": 1}),
+    ("softmax_focal_loss", {"alpha": True, "gamma": 3.0, "mask": True}),
+    ("nll_loss", {"weight": True, "ignored": True}),
+    ("nll_loss", {"reduction": "none", "class_dim": 0}),
+    ("kl_div_with_logits", {"temperature": 2.0, "mask": True, "reduction": "mean"}),
+    ("distillation_loss", {"beta": 0.3, "temperature": 0.5, "mask": True}),
+    ("distillation_loss", {"reduction": "none", "class_dim": 1}),
+]
+each_call = pytest.mark.parametrize(("name", "options"), CALLS, ids=str)
+
+SHAPE = (4, 3, 5)
+
+
+def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(KERNELS, dtype)
+
+
+def called(
+    name: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
+) -> tuple[Callable[..., Any], list[Tensor], dict[str, Tensor]]:
+    """A loss with these options as a function of tensors and, by name, of labels and mask; the tensors, and these."""
+    given = {"class_dim": -1, **options}
+    dim = given["class_dim"]
+    x = drawn(*SHAPE, dtype=dtype, seed=0)
+    rows, classes = x.movedim(dim, -1).shape[:-1], x.shape[dim]
+    tensors, others = [x.log_softmax(dim) if name == "nll_loss" else x], {}
+    if given.pop("probabilities", False) or name in ("kl_div_with_logits", "distillation_loss"):
+        tensors.append(drawn(*SHAPE, dtype=dtype, seed=1))
+        if name != "distillation_loss":
+            tensors[1] = tensors[1].softmax(dim)
+    else:
+        labels = (torch.arange(rows.numel(), device=KERNELS) * 7 % classes).reshape(rows)
+        others["target"] = torch.where(labels == 2, -100, labels) if given.pop("ignored", False) else labels
+    if given.pop("mask", False):
+        others["mask"] = drawn(*rows, dtype=dtype, seed=2) > -0.5
+    for weight in ("weight", "alpha"):
+        if weight in given:
+            given[weight] = drawn(classes, dtype=dtype, seed=3).abs() + 0.5
+    if given.get("normalizer") is True:
+        given["normalizer"] = torch.tensor(2.5, dtype=torch.float64, device=KERNELS)
+
+    def function(*tensors: Tensor, **others: Tensor) -> Any:
+        operands = [*tensors, *([others["target"]] if "target" in others else [])]
+        more = {"mask": others["mask"]} if "mask" in others else {}
+        return getattr(F, name)(*operands, **given, **more)
+
+    return function, tensors, others
+
+
+def gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor], **others: Tensor) -> list[Tensor]:
+    """The value, and the gradients for a grad_output of 1.5."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    value = function(*leaves, **others)
+    return [value.detach(), *torch.autograd.grad(value, leaves, torch.full_like(value, 1.5))]
+
+
+@pytest.mark.kernels
+@each_call
+def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
+    """Value and gradients in a full graph have the bits of eager mode."""
+    torch.compiler.reset()
+    function, tensors, others = called(name, options, torch.float32)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for a, b in zip(gradients(compiled, tensors, **others), gradients(function, tensors, **others), strict=True):
+        assert same_bits(a, b)
+    with torch.no_grad():
+        assert same_bits(compiled(*tensors, **others), function(*tensors, **others))
+
+
+@pytest.mark.kernels
+@each_call
+def test_options_under_transforms(name: str, options: dict[str, Any]) -> None:
+    """Derivatives, forward mode too, and values and gradients per sample of every way to reduce."""
+    function, tensors, others = called(name, options)
+    fixed = partial(function, **others)
+    leaves = [x.requires_grad_() for x in tensors]
+    torch.autograd.gradcheck(fixed, leaves, fast_mode=True, check_forward_ad=True)
+    torch.autograd.gradgradcheck(fixed, leaves, fast_mode=True)
+    # Samples in different dimensions; every second tensor is the same for all.
+    plain = [x.detach() for x in leaves]
+    stacked = [torch.stack([x, x.flip(0), x * 0.5], dim=1 if i == 0 else 0) for i, x in enumerate(plain)]
+    moved = {k: torch.stack([x, x.flip(0), x.flip(1)], dim=-1) for k, x in others.items()}
+    if name == "nll_loss":
+        stacked[0] = stacked[0].log_softmax(options.get("class_dim", -1))
+    where = (1, *[0] * (len(stacked) - 1))
+
+    def summed(x: list[Tensor], y: dict[str, Tensor]) -> Tensor:
+        return function(*x, **y).sum()
+
+    def sample(i: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+        return [x.select(d, i) for x, d in zip(stacked, where, strict=True)], {k: x[..., i] for k, x in moved.items()}
+
+    every = [sample(i) for i in range(3)]
+    for f in (lambda x, y: function(*x, **y), torch.func.grad(summed)):
+        found = torch.func.vmap(f, in_dims=(list(where), -1))(stacked, moved)
+        close(_leaves(found), [torch.stack(x) for x in zip(*[_leaves(f(*x)) for x in every], strict=True)])
+        found = torch.func.vmap(f, in_dims=([1, *[None] * (len(plain) - 1)], None))([stacked[0], *plain[1:]], others)
+        rows = [_leaves(f([x, *plain[1:]], others)) for x in stacked[0].unbind(1)]
+        close(_leaves(found), [torch.stack(x) for x in zip(*rows, strict=True)])
+    if others:
+        found = torch.func.vmap(summed, in_dims=(None, -1))(plain, moved)
+        close(found, torch.stack([summed(plain, y) for _, y in every]))
+
+
+def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
+    return [x] if isinstance(x, Tensor) else list(x)
+
+
+@pytest.mark.kernels
+@each_call
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradients_are_those_of_autograd(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    """To the bit by ``torch.func.grad`` and with ``create_graph=True``: nothing is narrow on the way."""
+    function, tensors, others = called(name, options, dtype)
+    _, *expected = gradients(function, tensors, **others)
+
+    def weighted(*x: Tensor) -> Tensor:
+        value = function(*x, **others)
+        return (value.double() * 1.5).sum()
+
+    by_func = torch.func.grad(weighted, tuple(range(len(tensors))))(*tensors)
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    value = function(*leaves, **others)
+    twice = torch.autograd.grad(value, leaves, torch.full_like(value, 1.5), create_graph=True)
+    for a, b, c in zip(by_func, twice, expected, strict=True):
+        assert b.requires_grad
+        assert same_bits(a, c) and same_bits(b.detach(), c)
+
+
+@pytest.mark.kernels
+def test_samples_with_class_weights_of_their_own() -> None:
+    """Which kernels cannot have."""
+    function = partial(F.cross_entropy, target=torch.tensor([0, 1, 2, 0], device=KERNELS))
+    x, w = drawn(2, 4, 3, dtype=torch.float64, seed=0), drawn(2, 3, dtype=torch.float64, seed=1).abs()
+    for f in (lambda x, w: function(x, weight=w), torch.func.grad(lambda x, w: function(x, weight=w))):
+        close(torch.func.vmap(f)(x, w), torch.stack([f(*each) for each in zip(x, w, strict=True)]))
+
+
+@pytest.mark.kernels
+def test_what_is_asked_for_besides() -> None:
+    """lse per row and accuracy, in a graph and per sample."""
+    torch.compiler.reset()
+    x, y = drawn(3, 6, 5, dtype=torch.float32, seed=0), torch.randint(0, 5, (3, 6), device=KERNELS)
+    y[0, 0] = -100
+    y[1] = x[1].argmax(-1)
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return tuple(F.cross_entropy(x, y, softcap=2.0, return_lse=True, return_accuracy=True))
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    rows = [function(*each) for each in zip(x, y, strict=True)]
+    for each, expected in zip(zip(x, y, strict=True), rows, strict=True):
+        leaf = each[0].clone().requires_grad_()
+        found = compiled(leaf, each[1])
+        assert [a.requires_grad for a in found] == [True, False, False]
+        assert all(same_bits(a.detach(), b) for a, b in zip(found, expected, strict=True))
+    found = torch.func.vmap(function)(x, y)
+    close(found, tuple(torch.stack(a) for a in zip(*rows, strict=True)), 1e-6)
+    assert found[2][1] == 1.0
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("labels", ["int64", "int32", "int16", "int8", "uint8"])
+def test_one_graph_for_all_sizes(labels: str) -> None:
+    """Batches and vocabularies of any size take the graph that the second one was compiled for."""
+    torch.compiler.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(F.cross_entropy, fullgraph=True, backend=counter)
+    for rows, classes in ((4, 6), (7, 9), (5, 33), (33, 120), (2, 3)):
+        x = drawn(rows, classes, dtype=torch.float32, seed=rows)
+        y = (torch.arange(rows, device=KERNELS) % classes).to(getattr(torch, labels))
+        for a, b in zip(*[gradients(f, [x], target=y) for f in (compiled, F.cross_entropy)], strict=True):
+            assert same_bits(a, b)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.kernels
+def test_one_read_for_the_value_and_one_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph's backward knows of class indices what the forward found, and only counts again; so does ``vmap``."""
+    torch.compiler.reset()
+    ran: list[str] = []
+    run = RowPlan.run
+
+    def noted(plan: RowPlan, kind: str, *rest: Any, **more: Any) -> None:
+        ran.append(kind)
+        run(plan, kind, *rest, **more)
+
+    monkeypatch.setattr(RowPlan, "run", noted)
+    x, y = drawn(4, 5, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 3], device=KERNELS)
+    compiled = torch.compile(F.cross_entropy, fullgraph=True, backend="aot_eager")
+    gradients(compiled, [x], target=y)
+    assert ran == ["count", "value", "count", "apply"]
+    ran.clear()
+    torch.func.vmap(torch.func.grad(F.cross_entropy))(torch.stack([x] * 8), torch.stack([y] * 8))
+    assert ran == ["values", "apply"]
+
+
+@pytest.mark.parametrize("check", ["lazy", "sync", "off"])
+def test_a_label_that_is_no_class(check: str, device: str) -> None:
+    """Is reported by a graph as it is in eager mode."""
+    torch.compiler.reset()
+    x, y = drawn(4, 3, dtype=torch.float32, seed=0), torch.tensor([0, 1, 7, 2], device=KERNELS)
+    compiled = torch.compile(
+        lambda x, y: F.cross_entropy(x, y, check_targets=check), fullgraph=True, backend="aot_eager"
+    )
+    if check == "off":
+        assert compiled(x, y).isnan()
+        return
+    with pytest.raises(IndexError, match=r"^cross_entropy: `target\[2\]` must be a class index, 0 to 2"):
+        compiled(x, y)
+        torch.cuda.synchronize() if GPU else None
+        compiled(x, y)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("take", ["grad", "jacrev", "hessian", "vmap"])
+def test_transforms_inside_of_a_graph(take: str) -> None:
+    """Go by the formulas."""
+    torch.compiler.reset()
+    x, y = drawn(4, 3, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 0], device=KERNELS)
+    function = getattr(torch.func, take)(partial(F.cross_entropy, reduction="none" if take == "jacrev" else "mean"))
+    if take == "vmap":
+        x, y = x[:, None], y[:, None]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    close(compiled(x, y), function(x, y), 1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operators
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("where", ["kernels", "formula"])
+@each_call
+def test_operators_keep_their_promises(
+    name: str, options: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
+    if where == "formula":
+        monkeypatch.setattr(autograd, "_host", None)
+    function, tensors, others = called(name, options, torch.float32)
+    if where == "formula":
+        tensors, others = [x.cpu() for x in tensors], {k: x.cpu() for k, x in others.items()}
+        function, *_ = called(name, {k: x for k, x in options.items() if x is not True or k in others}, torch.float32)
+    arguments = {}
+
+    def noted(call: RowCall) -> Any:
+        arguments["call"] = call
+        return torch.zeros(())
+
+    with monkeypatch.context() as m:
+        m.setattr(autograd, "evaluate_rows", noted)
+        function(*tensors, **others)
+    call = arguments["call"]._replace(lse=name != "nll_loss", accuracy="target" in others and name != "nll_loss")
+    array, number = (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
+    indices = call.kind == "indices"
+    text = row_ops.encode(call, "float64", slopes=indices)
+    across = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in call.operands]
+    for operands in (call.operands, across):
+        given = (text, row_ops.numbers(call), array, number, call.weight, call.mask, *operands)
+        torch.library.opcheck(row_ops.values, given)
+        value, *more = row_ops.values(*given)
+        upstream = torch.randn_like(value).T.contiguous().T if value.ndim else torch.randn_like(value)
+        wanted = [True, not indices]
+        torch.library.opcheck(row_ops.gradients, (upstream, more[0] if indices else None, wanted, *given))
+
+
+def test_calls_are_found_by_text() -> None:
+    x, y = torch.zeros(2, 3), torch.tensor([0, 1])
+    for row_loss in row_registry().values():
+        function: Any = getattr(F, row_loss.name)
+        for second in ([y] if row_loss.row else []) + ([x] if row_loss.dense else []):
+            call = function.prepare(x, second, reduction="sum", class_dim=-1)
+            given = row_ops.encode(call, "float64", True), row_ops.numbers(call), None, None, None, None, x, second
+            assert row_ops.call_of(*given) == call._replace(out_dtype="float64")
+            assert row_ops.decode(given[0])[1]
+
+
+def test_a_loss_of_rows_of_ones_own_is_another() -> None:
+    """Of a name that the library has, or not."""
+    found = row_registry()["softmax_focal_loss"]
+    own, other = replace(found), replace(found, row="weight * nll * nll")
+    assert own.key != found.name and own.key.startswith(f"{found.name}-")
+    assert own.key != other.key and own.key == replace(found).key
+
+
+def test_the_first_call_of_a_process_may_be_compiled(python: Any) -> None:
+    """As that of the other losses."""
+    printed = python(
+        "import torch\n"
+        "import cupylosses.functional as F\n"
+        "x, y = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])\n"
+        "def f(x, y):\n"
+        "    return F.cross_entropy(x, y, weight=x[0].detach(), mask=y > 0)\n"
+        "value = torch.compile(f, fullgraph=True, backend='aot_eager')(x, y)\n"
+        "value.backward()\n"
+        "print(torch.equal(value, f(x, y)))"
+    )
+    assert printed == "True"
+
+
+def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(x, y, label_smoothing=0.1)
+
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(Model(), (x, y), dynamic_shapes=({0: rows}, {0: rows}))
+    torch.export.save(program, tmp_path / "loss.pt2")
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+    torch.save((x, y), tmp_path / "operands.pt")
+    printed = python(
+        "import torch, cupylosses.ops\n"
+        f"x, y = torch.load({str(tmp_path / 'operands.pt')!r})\n"
+        f"print(torch.export.load({str(tmp_path / 'loss.pt2')!r}).module()(x, y).item())"
+    )
+    assert float(printed) == F.cross_entropy(x, y, label_smoothing=0.1).item()
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_inductor() -> None:
+    """Code that it generates around the operators."""
+    torch.compiler.reset()
+    x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 4, 0])
+
+    def function(x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x * 2, target, z_loss=0.1)
+
+    found = gradients(torch.compile(function, fullgraph=True), [x], target=y)
+    for a, b in zip(found, gradients(function, [x], target=y), strict=True):
+        assert same_bits(a, b)

@@ -1,0 +1,363 @@
+"""Losses of rows under torch's transforms: ``torch.func``, forward mode, ``torch.compile``, second derivatives of any.
+
+In a graph stand the operators of ``row_ops.py``, with the reduction in the kernels as in eager mode. ``torch.func`` and
+forward mode take the rows apart: kernels compute a value per row, and from a grad_output per row the gradients, for
+which a batch is one more dimension of rows; torch adds up the values, which are few, and divides.
+
+A tangent of a row's value is the sum of its gradient times the tangents of its logits. Second derivatives are those of
+the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function, forward_ad
+
+from cupylosses import autograd, interop, row_ops, row_reference
+from cupylosses.reference import divide
+from cupylosses.row_call import RowCall, RowResult
+
+#: Where the first operand stands among the arguments of `_Traced`, of `_Values` and of `_Gradients`.
+_OF_TRACED, _OF_VALUES, _OF_GRADIENTS = 7, 4, 7
+
+
+def evaluate(call: RowCall) -> Any:
+    """The loss of tensors that a transform has wrapped, or a compiler traces."""
+    tracing = autograd._is_compiling()
+    # Transforms that a compiler traces know no Functions but those of torch.
+    within = tracing and (autograd._transforms_active() or forward_ad._current_level >= 0)
+    if within or not (tracing or all([autograd.runs_kernels(x) for x in call.arrays.values()])):
+        return autograd.evaluate_rows_by_formula(call, readable=False)
+    promoted = autograd.check_rows(call)
+    return (_traced if tracing else _apart)(_placed(call), call.out_dtype or promoted)
+
+
+def gradients(call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    """The gradients of an eager loss as functions that autograd can differentiate again."""
+    upstream = grad_output.double()
+    if call.reduction != "none":
+        below = _divisor(_placed(call))
+        # With nothing to divide by no row has a gradient. The reciprocal is what kernels multiply by.
+        if isinstance(below, float):
+            upstream = upstream * (1.0 / below if below else 0.0)
+        else:
+            upstream = torch.where(below == 0, 0.0, upstream * below.reciprocal())
+        upstream = upstream.expand(call.row_shape)
+    indices = call.kind == "indices"
+    text = _per_row(call._replace(lse=False, check="off"), indices)
+    arguments = text, row_ops.numbers(call), call.weight, call.mask, *call.operands
+    slopes = None
+    if indices:
+        with torch.no_grad():
+            _, slopes = _Values.forward(*arguments)
+    return _all_of(_Gradients.apply(upstream, slopes, tuple(wanted), *arguments), wanted)
+
+
+def _placed(call: RowCall) -> RowCall:
+    """The call with a normalizer that is an array as a double on the device."""
+    if call.normalizer is None or type(call.normalizer) is float:
+        return call
+    return call._replace(normalizer=autograd.on_device(call, call.normalizer))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Graphs
+
+
+def _traced(call: RowCall, result: str) -> Any:
+    slopes = call.kind == "indices" and torch.is_grad_enabled() and call.operands[0].requires_grad
+    text = row_ops.encode(call, result, slopes)
+    array, number = (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
+    # Dynamo takes no tensor twice.
+    different: list[Any] = []
+    x: Any
+    for x in (array, call.weight, call.mask, *call.operands):
+        twice = isinstance(x, torch.Tensor) and any([x is y for y in different])
+        different.append(x.view_as(x) if twice else x)
+    array, *others = different
+    value, *more = _Traced.apply(slopes, text, row_ops.numbers(call), array, number, *others)
+    if not (call.lse or call.accuracy):
+        return value
+    return RowResult(value, more[0] if call.lse else None, more[-1] if call.accuracy else None)
+
+
+class _Traced(Function):
+    """A loss in a graph of ``torch.compile``, which takes no Function that has more than these two methods."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        has_slopes: bool,
+        text: str,
+        numbers: tuple[float, ...],
+        normalizer: torch.Tensor | None,
+        divisor: float | None,
+        weight: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        first: torch.Tensor,
+        second: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        value, *more = row_ops.values(text, numbers, normalizer, divisor, weight, mask, first, second)
+        slopes = more.pop(0) if has_slopes else None
+        ctx.save_for_backward(slopes, normalizer, weight, mask, first, second)
+        ctx.mark_non_differentiable(*more)
+        ctx.rest = text, numbers, divisor
+        return value, *more
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:
+        slopes, normalizer, weight, mask, first, second = ctx.saved_tensors
+        text, numbers, divisor = ctx.rest
+        wanted = ctx.needs_input_grad[_OF_TRACED:]
+        found = row_ops.gradients(
+            grad_output, slopes, wanted, text, numbers, normalizer, divisor, weight, mask, first, second
+        )
+        return *(None,) * _OF_TRACED, *_all_of(found, wanted)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Row by row
+
+
+def _apart(call: RowCall, result: str) -> Any:
+    slopes = call.kind == "indices"
+    text = _per_row(call, slopes)
+    value, *more = _Values.apply(text, row_ops.numbers(call), call.weight, call.mask, *call.operands)
+    if call.reduction != "none":
+        value = divide(torch, value.sum(), _divisor(call))
+    value = value.to(autograd._DTYPES[result])
+    if not (call.lse or call.accuracy):
+        return value
+    return RowResult(value, more[-1] if call.lse else None, _accuracy(call) if call.accuracy else None)
+
+
+def _per_row(call: RowCall, slopes: bool) -> str:
+    """A value per row, in float64, which gradients per row are then asked for with."""
+    return row_ops.encode(call._replace(reduction="none", accuracy=False), "float64", slopes)
+
+
+def _divisor(call: RowCall) -> Any:
+    xp = interop.namespace(call.operands[0])
+    return row_reference.divisor(xp, call, row_reference.rows_of(xp, call))
+
+
+def _accuracy(call: RowCall) -> torch.Tensor:
+    """The share of the rows that count in which no logit is larger than the label's."""
+    xp = interop.namespace(call.operands[0])
+    rows, x, dim = row_reference.rows_of(xp, call), call.operands[0].detach(), call.class_dim
+    own = x.gather(dim, rows.labels.unsqueeze(dim)).squeeze(dim)
+    # Scaled and capped: logits that differ may be the same then.
+    own, largest = (row_reference.logits(xp, call, z.to(row_ops.compute_dtype(call))) for z in (own, x.amax(dim)))
+    right = rows.sound & (own == largest)
+    return (right.sum(dtype=torch.float64) / rows.used.sum()).to(torch.float32)
+
+
+class _Values(Function):
+    """A value per row, and slopes and lse as the text says."""
+
+    @staticmethod
+    def forward(
+        text: str,
+        numbers: tuple[float, ...],
+        weight: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        first: torch.Tensor,
+        second: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(row_ops.values(text, numbers, None, None, weight, mask, first, second))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        text, numbers, *tensors = inputs
+        _, *more = output
+        slopes = more[0] if row_ops.decode(text)[1] else None
+        ctx.save_for_backward(slopes, *tensors)
+        ctx.save_for_forward(slopes, *tensors)
+        ctx.mark_non_differentiable(*more)
+        ctx.set_materialize_grads(False)
+        ctx.rest = text, numbers, len(more)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor | None, *_: Any) -> Any:
+        slopes, *tensors = ctx.saved_tensors
+        text, numbers, _ = ctx.rest
+        nothing, wanted = (None,) * _OF_VALUES, ctx.needs_input_grad[_OF_VALUES:]
+        if grad_output is None:
+            return *nothing, None, None
+        return *nothing, *_all_of(_Gradients.apply(grad_output, slopes, wanted, text, numbers, *tensors), wanted)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
+        slopes, weight, mask, *operands = ctx.saved_tensors
+        text, numbers, others = ctx.rest
+        call = row_ops.call_of(text, numbers, None, None, weight, mask, *operands)
+        first, compute = call.operands[0], row_ops.compute_dtype(call)
+        ones = torch.ones(call.row_shape, dtype=torch.float64, device=first.device)
+        directions = tangents[_OF_VALUES:]
+        moving = tuple([v is not None for v in directions])
+        given = [v for v in directions if v is not None]
+        counts = row_reference.rows_of(interop.namespace(first), call).sound
+        # Off in here, also for the outer one of two transforms.
+        with forward_ad._set_fwd_grad_enabled(autograd._transforms_active()):
+            # The many small gradients of a row are nothing in 16 bits.
+            wide = [x.to(compute) if w else x for x, w in zip(operands, moving, strict=True)]
+            found = _Gradients.apply(ones, slopes, moving, text, numbers, weight, mask, *wide)
+            terms = [(g * v).sum(call.class_dim, dtype=torch.float64) for g, v in zip(found, given, strict=True)]
+            return torch.where(counts, sum(terms[1:], terms[0]), 0.0), *(None,) * others
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
+        text, numbers, *tensors = inputs
+        dims = in_dims[2:]
+        if dims[0] is not None:
+            found = torch.vmap(_formula(text, numbers), dims)(*tensors)
+        else:
+            found = _Values.apply(*_batched(info.batch_size, text, numbers, tensors, dims))
+        return found, (0,) * len(found)
+
+
+class _Gradients(Function):
+    """The gradients of the operands that are wanted, as a function of a grad_output per row and of the operands. The
+    slopes follow from these, and are no variables.
+    """
+
+    @staticmethod
+    def forward(
+        grad_output: torch.Tensor,
+        slopes: torch.Tensor | None,
+        wanted: tuple[bool, ...],
+        text: str,
+        numbers: tuple[float, ...],
+        weight: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        first: torch.Tensor,
+        second: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        found = row_ops.gradients(grad_output, slopes, wanted, text, numbers, None, None, weight, mask, first, second)
+        return tuple(found)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad_output, _, wanted, text, numbers, *tensors = inputs
+        ctx.save_for_backward(grad_output, *tensors)
+        ctx.save_for_forward(grad_output, *tensors)
+        ctx.set_materialize_grads(False)
+        ctx.rest = wanted, text, numbers
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        function, primals = _differentiable(ctx)
+        nothing = (None,) * (_OF_GRADIENTS - 1)
+        if not any(v is not None for v in cotangents):
+            return None, *nothing, None, None
+        values, pull = torch.func.vjp(function, *primals)
+        first, *others = pull(_directed(values, cotangents))
+        return first, *nothing, *others, *(None,) * (2 - len(others))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
+        function, primals = _differentiable(ctx)
+        # A dual number takes no operand that is expanded.
+        primals = tuple([x.contiguous() for x in primals])
+        moved = (tangents[0], *tangents[_OF_GRADIENTS:])[: len(primals)]
+        return torch.func.jvp(function, primals, _directed(primals, moved))[1]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
+        grad_output, slopes, wanted, text, numbers, *tensors = inputs
+        size, (of_grad_output, of_slopes, _, _, _, *dims) = info.batch_size, in_dims
+        if dims[0] is not None:
+
+            def gradients(grad_output: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
+                function, operands = _gradients_of_formula(text, numbers, wanted, *tensors)
+                return function(grad_output, *operands)
+
+            found = torch.vmap(gradients, (of_grad_output, *dims))(grad_output, *tensors)
+        else:
+            grad_output = _in_front(grad_output, of_grad_output, size)
+            slopes = slopes if slopes is None else _in_front(slopes, of_slopes, size)
+            found = _Gradients.apply(grad_output, slopes, wanted, *_batched(size, text, numbers, tensors, dims))
+        return found, (0,) * len(found)
+
+
+def _differentiable(ctx: Any) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+    """The gradients by the formula, and what they are a function of."""
+    grad_output, *tensors = ctx.saved_tensors
+    wanted, text, numbers = ctx.rest
+    function, operands = _gradients_of_formula(text, numbers, wanted, *tensors)
+    return function, (grad_output, *operands)
+
+
+def _gradients_of_formula(
+    text: str,
+    numbers: tuple[float, ...],
+    wanted: Sequence[bool],
+    weight: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    first: torch.Tensor,
+    second: torch.Tensor,
+) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+    """The gradients as a function of grad_output and the floating operands that torch can differentiate; and these."""
+    formula = _formula(text, numbers)
+
+    def found(grad_output: torch.Tensor, *floating: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        operands = (*floating, second)[:2]
+
+        def value(*moving: torch.Tensor) -> torch.Tensor:
+            rest = iter(moving)
+            return formula(weight, mask, *[next(rest) if w else x for x, w in zip(operands, wanted, strict=True)])[0]
+
+        values, pull = torch.func.vjp(value, *[x for x, w in zip(operands, wanted, strict=True) if w])
+        return pull(grad_output.to(values.dtype))
+
+    return found, (first,) if row_ops.decode(text)[0].kind == "indices" else (first, second)
+
+
+def _formula(text: str, numbers: tuple[float, ...]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """What `_Values` computes, by the formula; its slopes are zeros."""
+
+    def values(*tensors: Any) -> tuple[torch.Tensor, ...]:
+        call = row_ops.call_of(text, numbers, None, None, *tensors)
+        found = autograd.evaluate_rows_by_formula(call, readable=False)
+        value, lse, _ = found if isinstance(found, RowResult) else (found, None, None)
+        first = call.operands[0]
+        slopes = None
+        if row_ops.decode(text)[1]:
+            slopes = torch.zeros(row_ops.slopes_shape(call), dtype=row_ops.compute_dtype(call), device=first.device)
+        return tuple([x for x in (value, slopes, lse) if x is not None])
+
+    return values
+
+
+def _batched(
+    size: int, text: str, numbers: tuple[float, ...], tensors: Sequence[Any], dims: Sequence[int | None]
+) -> tuple[Any, ...]:
+    """The arguments from the text on for a whole batch, which is the first dimension of the rows. Class weights are the
+    same for all.
+    """
+    call, slopes = row_ops.decode(text)
+    weight, mask, first, second = tensors
+    first, second = (_in_front(x, d, size) for x, d in zip((first, second), dims[2:], strict=True))
+    if mask is not None and dims[1] is not None:
+        mask = mask.movedim(dims[1], 0)
+        mask = mask.reshape(size, *(1,) * (first.ndim - 1 - mask.ndim), *mask.shape[1:])
+    moved = row_ops.encode(call._replace(class_dim=call.class_dim + 1), str(call.out_dtype), slopes)
+    return moved, numbers, weight, mask, first, second
+
+
+def _in_front(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    """One entry per operand: None for those that are not wanted."""
+    rest = iter(found)
+    return [next(rest) if w else None for w in wanted]
+
+
+def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Tangents, of zeros where there is none."""
+    return tuple([torch.zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)])
