@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any
 
-from cupylosses import row_arrays, row_checks, row_engine, row_plans, row_reference, row_term_engine
-from cupylosses.cupy_arrays import CupyDevice, cupy
+from cupylosses import row_arrays, row_checks, row_engine, row_plans, row_term_engine
+from cupylosses.cupy_arrays import CupyDevice, cupy, dtype_of
 from cupylosses.engine import Divisor
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_engine import RowPlan
@@ -18,7 +19,7 @@ def value_and_gradients(call: RowCall, wanted: tuple[bool, bool], device: CupyDe
         call = call._replace(weight=cupy.ascontiguousarray(call.weight))
     plan = _plan(call, device)
     if plan.rows == 0:
-        return _of_nothing(call, plan.promoted, wanted, device)
+        return _of_nothing(call, plan, wanted, device)
     return (_of_indices if call.kind == "indices" else _of_terms)(call, plan, wanted, device)
 
 
@@ -35,12 +36,21 @@ def _plan(call: RowCall, device: CupyDevice) -> Any:
     return found[0]
 
 
-def _of_nothing(call: RowCall, promoted: str, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
-    """By the formulas, which have nothing to read."""
-    if call.normalizer is not None and type(call.normalizer) is not float:
-        call = call._replace(normalizer=device.double(call.normalizer))
+def _of_nothing(
+    call: RowCall, plan: RowPlan | TermPlan, wanted: tuple[bool, bool], device: CupyDevice
+) -> tuple[Any, Pair]:
+    """Without rows: a sum of 0, of which a mean is NaN."""
+    if call.reduction == "none":
+        value = device.empty(plan.shape, plan.result_strides, plan.result)
+    else:
+        divisor = row_arrays.divisor_of(call, device) or Divisor(0.0)
+        below = divisor.array if divisor.counted else cupy.full((), divisor.arguments[0])
+        value = (cupy.zeros(()) / below).astype(dtype_of(plan.result))
+    if call.lse or call.accuracy:
+        lse = row_arrays.new_lse(plan, device) if call.lse else None
+        value = RowResult(value, lse, cupy.full((), nan, cupy.float32) if call.accuracy else None)
     first, second = (cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(call.operands, wanted, strict=True))
-    return row_reference.evaluate(call, promoted, readable=False), (first, second)
+    return value, (first, second)
 
 
 def _of_indices(call: RowCall, plan: RowPlan, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:

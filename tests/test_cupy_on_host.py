@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy
 import pytest
 import torch
+from cupy_memory import array, tensor
 from devices import GPU, KERNELS
 
 import cupylosses
@@ -37,10 +37,6 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def tensor(x: Any) -> torch.Tensor:
-    return torch.from_dlpack(x) if GPU else torch.from_numpy(numpy.asarray(x))
-
-
 def draw(layout: str, way: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The arguments of a call, and which of them are differentiated."""
     shapes = LAYOUTS[layout].shapes((17, 33), len(LOSS.operands))
@@ -64,7 +60,7 @@ def draw(layout: str, way: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_results_are_those_of_tensors(cupy: Any, layout: str, way: str) -> None:
     given, wanted = draw(layout, way)
-    arrays = {n: cupy.from_dlpack(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    arrays = {n: array(cupy, x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     value, gradients = cupylosses.value_and_grad(LOSS.name, **arrays, argnums=wanted)
     exact, expected = cupylosses.value_and_grad(LOSS.name, **given, argnums=wanted)
     for a, b in zip((value, *gradients), (exact, *expected), strict=True):
@@ -89,7 +85,7 @@ def test_memory_of_a_capture_is_kept(cupy: Any, layout: str, way: str) -> None:
     from cupylosses import cupy_arrays
 
     given, wanted = draw(layout, way)
-    arrays = {n: cupy.from_dlpack(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    arrays = {n: array(cupy, x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     expected = cupylosses.value_and_grad(LOSS.name, **arrays, argnums=wanted)
     cupy.cuda.get_current_stream().capturing = True
     value, gradients = cupylosses.value_and_grad(LOSS.name, **arrays, argnums=wanted)

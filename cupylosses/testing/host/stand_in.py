@@ -131,6 +131,7 @@ def _module(stream: Stream) -> Any:
     return SimpleNamespace(
         ndarray=Array,
         dtype=numpy.dtype,
+        float32=numpy.float32,
         float64=numpy.float64,
         empty=Array,
         full=_full,

@@ -1,0 +1,32 @@
+"""Memory that tensors and CuPy's arrays (or those that stand for them) share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import GPU
+
+#: What one of the libraries does not hand over, or not in every version, and integers of the same size.
+_AS_INTEGERS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
+
+
+def array(cupy: Any, x: torch.Tensor) -> Any:
+    """A tensor's memory as an array."""
+    if x.dtype not in _AS_INTEGERS:
+        return cupy.from_dlpack(x)
+    dtype: Any = "bool"
+    if x.dtype == torch.bfloat16:
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+        if GPU and int(cupy.__version__.partition(".")[0]) < 14:
+            pytest.skip("CuPy knows bfloat16 from 14 on")
+    return cupy.from_dlpack(x.view(_AS_INTEGERS[x.dtype])).view(dtype)
+
+
+def tensor(x: Any) -> torch.Tensor:
+    """An array's memory as a tensor."""
+    if x.dtype.name == "bfloat16":
+        return tensor(x.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(x) if GPU else torch.from_numpy(numpy.asarray(x))
