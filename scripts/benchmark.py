@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
 """Measures the losses on this GPU, beside torch in its several ways and a plain copy, and keeps the rows.
 
-    python scripts/benchmark.py                   everything, in less than six minutes
-    python scripts/benchmark.py --quick           what the project's figures need, in less than three
+    python scripts/benchmark.py                   everything, in less than nine minutes
+    python scripts/benchmark.py --quick           what the project's figures need, in less than four
+    python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
     python scripts/benchmark.py --plot            draws the picture from the rows that are there; needs no GPU
 
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs of a call), graph (µs in a
-CUDA graph), accuracy (ulp at 2^30) and throughput (TB/s and speed-ups). Each appends to a CSV file, with the GPU, the
-versions and the commit. Exit code: 0; 1 if something of ours failed; 2 if nothing could be done.
+CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and what options cost) and
+throughput (the same of all others). Each appends to a CSV file, with the GPU, the versions and the commit.
+
+Beside ours are torch in its several ways and, where they are installed, Liger and QuACK; what one of them does not take
+is said, and recorded as its status. Compiling takes most of the time: --providers eager leaves all that compile out.
+
+Exit code: 0; 1 if something of ours failed; 2 if nothing could be done.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from rich.console import Console
 from benchmarking import figures, plot, records, report
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss, registry
+from cupylosses.row_definition import row_registry
 
 CANNOT = 2
 
@@ -37,7 +44,8 @@ SIZES = (10, 14, 17, 20, 22, 24, 26, 28, 30)
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--loss", nargs="+", choices=list(registry()), metavar="NAME", help="losses (default: all)")
+    every = [*registry(), *row_registry()]
+    result.add_argument("--loss", nargs="+", choices=every, metavar="NAME", help="losses (default: all)")
     result.add_argument(
         "--dtype",
         nargs="+",
@@ -56,10 +64,17 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--mode", nargs="+", choices=list(figures.MODES), default=list(figures.MODES), help="what throughput measures"
     )
+    result.add_argument(
+        "--providers",
+        nargs="+",
+        choices=figures.RIVALS,
+        metavar="NAME",
+        help=f"who is timed beside ours, of {', '.join(figures.RIVALS)} (default: all; those of figures with --quick)",
+    )
     result.add_argument("--sections", type=section_names, default=tuple(report.TABLES), help="comma-separated")
     result.add_argument("--quick", action="store_true", help="only what the project's figures are stated for")
     result.add_argument(
-        "--budget", type=positive, help="seconds after which nothing new is begun (default: 330; 160 with --quick)"
+        "--budget", type=positive, help="seconds after which nothing new is begun (default: 510; 220 with --quick)"
     )
     result.add_argument("--target", type=positive, default=0.04, help="seconds per measurement and provider (0.04)")
     result.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="directory of the CSV files")
@@ -127,7 +142,7 @@ def why_not() -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     options = parser().parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 190)
+    console = Console(width=None if sys.stdout.isatty() else 220)
     if options.plot:
         try:
             plot.draw(options.out, options.picture)
@@ -151,14 +166,16 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     # torch says at every call that its `mean` of kl_div is not the divergence; here it is one more workload.
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")
     where = records.environment()
-    budget = Budget(options.budget or (160 if options.quick else 330))
+    budget = Budget(options.budget or (220 if options.quick else 510))
     sizes = options.sizes or (figures.SIZES if options.quick else SIZES)
     run = Run(
         chosen_losses(options.loss),
+        [x for name, x in row_registry().items() if options.loss is None or name in options.loss],
         options.dtype,
         sizes,
         options.compile_sizes,
         options.mode,
+        options.providers or (figures.BAR_RIVALS if options.quick else figures.RIVALS),
         options.quick,
         options.target,
         budget,

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -25,12 +26,27 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import benchmark
-from benchmarking import figures, host_parts, plot, providers, records, report, startup, throughput, timing, workloads
+from benchmarking import (
+    figures,
+    host_parts,
+    plot,
+    providers,
+    records,
+    report,
+    row_workloads,
+    startup,
+    throughput,
+    timing,
+    workloads,
+)
 from benchmarking.figures import BARS, HINGE_COLUMNS, KL_PROBABILITIES, MODES, Bar, verdict
+from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Inputs, Workload, sweep
 from cupylosses import autograd, compiler, engine
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss, registry
+from cupylosses.row_definition import row_registry
+from cupylosses.testing.row_truth import NAMES, truth
 
 MSE = registry()["mse_loss"]
 WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}
@@ -153,6 +169,62 @@ def test_a_step_computes_the_gradients_of_its_mode_and_drops_them(on_cpu: None, 
     assert [x.grad for x in operands] == [None, None]
 
 
+def row_workloads_of_a_run() -> list[RowWorkload]:
+    return row_workloads.selection(list(row_registry().values()), figures.DTYPES, quick=False)
+
+
+def shrunk(workload: RowWorkload) -> RowWorkload:
+    """The same with few rows and classes."""
+    first, second, *weights = workload.shapes
+    small = tuple(min(n, most) for n, most in zip(first, (4, 7, 3, 2), strict=False))
+    shapes = [small, small if len(second) == len(first) else (*small[:1], *small[2:]), *[small[1:2] for _ in weights]]
+    return replace(workload, shapes=tuple(shapes), compiled=False, beside=None)
+
+
+def test_rows_of_logits_are_the_shapes_and_options_of_the_figures() -> None:
+    chosen = row_workloads_of_a_run()
+    described = [x.describe("forward", figures.KEY) for x in chosen]
+    shapes = {(x["shape"], x["dtype"]) for x in described if x["workload"] in figures.LOGITS}
+    assert shapes == {(figures.spell_shape(s), d) for x in figures.LOGITS.values() for s, d, _ in x}
+    assert len({tuple(x.values()) for x in described}) == len(chosen), "each is told from the others by its columns"
+    assert {x.loss.name for x in chosen} == set(row_registry())
+    assert all(x.beside and x.beside.bytes for x in chosen if x.title == figures.OPTIONS)
+    quick = row_workloads.selection(list(row_registry().values()), figures.DTYPES, quick=True)
+    assert {(x.loss.name, x.kind) for x in quick} == {("cross_entropy", "indices")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "mode", "expected"),
+    [
+        ("indices", {}, "forward", 6 * 5 * 2 + 6 * 8),
+        ("indices", {}, "forward+backward", 2 * 6 * 5 * 2 + 6 * 8),
+        ("indices", {"weight": True}, "forward", 6 * 5 * 2 + 6 * 8 + 5 * 2),
+        ("probabilities", {}, "forward+backward", 3 * 6 * 5 * 2),
+    ],
+)
+def test_traffic_of_rows(kind: str, case: dict[str, Any], mode: str, expected: int) -> None:
+    workload = row_workloads.rows(row_registry()["cross_entropy"], (6, 5), "bfloat16", "", case, kind=kind)
+    assert workload.traffic(mode) == expected
+    assert (workload.elements, workload.shape) == (30, (6, 5))
+
+
+@pytest.mark.parametrize("sets", [1, 3])
+def test_operands_of_rows_are_what_their_loss_takes(on_cpu: None, sets: int) -> None:
+    for workload in map(shrunk, row_workloads_of_a_run()):
+        first, second, *weights = Inputs(workload, sets)[sets - 1]
+        assert first.shape == workload.shape and str(first.dtype).endswith(workload.dtype)
+        if workload.kind == "indices":
+            kept = second[second != workload.case.get("ignore_index", -1)]
+            assert kept.min() >= 0 and kept.max() < workload.shape[1] and second.dim() == first.dim() - 1
+        elif workload.case.get("log_target") or workload.kind == "probabilities":
+            sums = second.float().exp().sum(1) if workload.case.get("log_target") else second.float().sum(1)
+            torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0.02, atol=0)
+        assert [x.shape for x in weights] == [workload.shape[1:2]] * ("weight" in workload.case)
+    image = row_workloads.rows(row_registry()["cross_entropy"], (4, 3, 16, 16), "float32", "", {"ignore_index": 255})
+    ignored = (Inputs(image)[0][1] == 255).float().mean()
+    assert 0.05 < ignored < 0.25
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Providers
 
@@ -185,10 +257,124 @@ def test_liger_takes_part_only_where_it_computes_the_same(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "liger_kernel", SimpleNamespace(transformers=module))
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
     kl = sweep(registry()["kl_div"], "float32", 6)
-    assert providers.liger(kl, "forward+backward") == "liger"
+    assert providers.peers(kl, "forward+backward") == {figures.LIGER: "liger"}
     assert made == [{"reduction": "mean", "log_target": False}]
-    assert providers.liger(kl, "all gradients") is None
-    assert providers.liger(sweep(MSE, "float32", 6), "forward") is None
+    assert providers.peers(kl, "all gradients") == {}
+    assert providers.peers(sweep(MSE, "float32", 6), "forward") == {}
+
+
+def test_rows_of_all_providers_are_the_same(on_cpu: None) -> None:
+    for workload in map(shrunk, row_workloads_of_a_run()):
+        workload = replace(workload, dtype="float64")
+        operands = Inputs(workload)[0]
+        arguments = dict(zip(workload.names, operands, strict=True)) | workload.options
+        exact = truth(workload.loss.name, {**arguments, "reduction": workload.reduction, "class_dim": 1}).value.exact
+        for name, call in providers.expressions(workload).items():
+            message = f"{workload} {name}"
+            torch.testing.assert_close(call(*operands), exact, msg=lambda m, x=message: f"{x}: {m}")
+        assert {*providers.expressions(workload)} == {figures.OURS, figures.EAGER}
+    assert {x.loss.name for x in row_workloads_of_a_run()} <= set(NAMES)
+
+
+def liger_cross_entropy(
+    input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0, softcap: float | None = None, return_z_loss: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Liger's arguments; its gradient is written over the logits."""
+    value = torch.nn.functional.cross_entropy(
+        input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+    input.detach().zero_()
+    return value + lse_square_scale
+
+
+def cross_entropy_fwd(
+    x: torch.Tensor, target: torch.Tensor, target_logit: Any = None, ignore_index: int = -100,
+    return_lse: bool = False, return_dx: bool = False, inplace_backward: bool = False,
+) -> Any:  # fmt: skip
+    """QuACK's arguments."""
+    assert not x.requires_grad and not torch.is_grad_enabled() and return_dx
+    return torch.nn.functional.cross_entropy(x, target, reduction="none", ignore_index=ignore_index), x
+
+
+def quack_cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, lse_partial: Any = None, ignore_index: int = -100, reduction: str = "mean",
+    inplace_backward: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """QuACK's arguments."""
+    return torch.nn.functional.cross_entropy(x, target, reduction=reduction, ignore_index=ignore_index)
+
+
+@pytest.fixture
+def peers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    liger = SimpleNamespace(liger_cross_entropy=liger_cross_entropy)
+    quack = SimpleNamespace(cross_entropy=quack_cross_entropy, cross_entropy_fwd=cross_entropy_fwd)
+    for name, module in {
+        "liger_kernel": SimpleNamespace(),
+        "liger_kernel.transformers": SimpleNamespace(functional=liger),
+        "liger_kernel.transformers.functional": liger,
+        "quack": SimpleNamespace(cross_entropy=quack),
+        "quack.cross_entropy": quack,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_peers_take_part_with_options_that_they_have(on_cpu: None, peers_of_rows: None) -> None:
+    loss = row_registry()["cross_entropy"]
+    every = {figures.LIGER, figures.QUACK, figures.QUACK_OP}
+
+    def found(case: dict[str, Any], mode: str = "forward+backward", **more: Any) -> set[str]:
+        return set(providers.peers(row_workloads.rows(loss, (4, 7), "float32", "", case, **more), mode))
+
+    assert found({}) == every
+    assert found({}, "forward") == every - {figures.QUACK_OP}
+    for case in ({"weight": True}, {"label_smoothing": 0.1}, {"z_loss": 0.1, "softcap": 3.0}):
+        assert found(case) == {figures.LIGER}
+    assert found({"gamma": 2.0}) == found({}, kind="probabilities") == set()
+
+    workload = row_workloads.rows(loss, (4, 7), "float32", "", {"z_loss": 0.25, "weight": True, "ignore_index": 2})
+    x, y, w = Inputs(workload)[0]
+    expected = torch.nn.functional.cross_entropy(x, y, w, ignore_index=2) + 0.25
+    assert providers.peers(workload, "forward")[figures.LIGER](x, y, w) == expected
+
+    image = row_workloads.rows(loss, (2, 3, 4, 5), "float32", "")
+    operands = Inputs(image)[0]
+    calls = providers.peers(image, "forward")
+    statuses = providers.attempts({name: lambda call=call: call(*operands) for name, call in calls.items()})
+    assert set(statuses.values()) == {"absent: takes logits of two dimensions"}
+
+
+def test_a_peer_that_cannot_be_imported_is_a_failure_and_one_that_is_not_there_is_named(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = row_workloads.rows(row_registry()["cross_entropy"], (4, 7), "float32", "")
+    assert providers.peers(workload, "forward") == {}
+    assert providers.not_installed([figures.EAGER, figures.QUACK]) == {figures.QUACK: "no package quack"}
+    # A package without the module, which another version may be.
+    monkeypatch.setitem(sys.modules, "quack", SimpleNamespace())
+    call = providers.peers(workload, "forward")[figures.QUACK]
+    status, _ = providers.attempt(lambda: call(*Inputs(workload)[0]))
+    assert status.startswith("failed: ModuleNotFoundError: No module named 'quack.cross_entropy'")
+
+
+def test_a_failure_does_not_reach_who_comes_next(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA tells of an error that it outlives again at the next launch."""
+    left: list[str] = []
+    ones = torch.ones
+
+    def launch(*arguments: Any, **options: Any) -> torch.Tensor:
+        if left:
+            raise RuntimeError(left.pop())
+        return ones(*arguments, **options)
+
+    def failing() -> None:
+        left.append("invalid argument")
+        raise RuntimeError("invalid argument")
+
+    monkeypatch.setattr(torch, "ones", launch)
+    assert providers.attempt(failing) == ("failed: RuntimeError: invalid argument", None)
+    assert providers.attempt(lambda: torch.ones(2).sum().item()) == ("ok", 2.0)
 
 
 def test_a_failed_attempt_says_why(on_cpu: None) -> None:
@@ -326,11 +512,15 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
         "dtype": set(FLOATING),
         "mode": set(MODES),
         "provider": set(figures.PROVIDERS),
-        "workload": {figures.SWEEP, KL_PROBABILITIES, HINGE_COLUMNS},
+        "workload": {figures.SWEEP, KL_PROBABILITIES, HINGE_COLUMNS, *figures.LOGITS, figures.OPTIONS},
         "cache": {"empty", "warm"},
         "what": set(importlib.import_module("benchmarking.host").CALLS),
         "elements": {1 << n for n in benchmark.SIZES},
     }
+    of_rows = [x.describe("forward", figures.KEY) for x in row_workloads_of_a_run()]
+    for column in ("loss", "shape", "case"):
+        known.setdefault(column, set()).update(x[column] for x in of_rows)
+    known["elements"].add(row_workloads.large(row_registry()["cross_entropy"]).elements)
     assert {bar.section for bar in BARS} == set(report.TABLES)
     for bar in BARS:
         columns = importlib.import_module(f"benchmarking.{bar.section}").COLUMNS
@@ -461,6 +651,7 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(timing, "_cycles_per_second", lambda: 1e9)
     monkeypatch.setattr(timing, "footprint", lambda: 1 << 12)
     monkeypatch.setattr(timing, "clean_cache", lambda: None)
+    monkeypatch.setattr(timing, "host", partial(timing.host, batches=2, batch=2))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1000 + (4 << 20))
@@ -477,6 +668,16 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     hinge = next(x for x in workloads.special() if x.title == HINGE_COLUMNS)
     small = [replace(hinge, shapes=((4, 8), (8,)), compiled=False)]
     monkeypatch.setattr(workloads, "special", lambda: tuple(small))
+
+    def little(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n % 7 + 2 for n in shape)
+
+    rows = {title: [(little(s), *more) for s, *more in found] for title, found in figures.LOGITS.items()}
+    monkeypatch.setattr(row_workloads, "LOGITS", rows)
+    monkeypatch.setattr(row_workloads, "ODD", little(figures.ODD))
+    for name in ("PLAIN_LOGITS", "LARGE_LOGITS"):
+        shape, dtype = getattr(figures, name)
+        monkeypatch.setattr(row_workloads, name, (little(shape), dtype))
 
 
 def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -> None:
@@ -507,8 +708,8 @@ def test_a_run_writes_every_section_and_ends_with_the_figures(
     stand_ins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["mse_loss", "hinge_loss"]
-    arguments = ["--loss", *names, "--dtype", "float32", "--sizes", "4,6", "--compile-sizes", "6", "--target", "0.001"]
-    assert benchmark.main([*arguments, "--out", str(tmp_path)]) == 0
+    arguments = ["--dtype", "float32", "--sizes", "4,6", "--compile-sizes", "6", "--target", "0.001"]
+    assert benchmark.main(["--loss", *names, "cross_entropy", *arguments, "--out", str(tmp_path)]) == 0
     rows = {name: records.read(tmp_path / f"{name}.csv") for name in report.TABLES}
     assert all(rows.values())
     for found in rows.values():
@@ -523,12 +724,81 @@ def test_a_run_writes_every_section_and_ends_with_the_figures(
     assert {r["cache"] for r in rows["startup"]} == {"empty", "warm"}
     assert {r["what"] for r in rows["host"] if r["kind"] == "part"} == {"forward: whole", "forward+backward: whole"}
     assert all(r["ulp"] <= 1 for r in rows["accuracy"] if r["provider"] == "ours")
-    outputs = {r["mode"]: r["outputs"] for r in rows["memory"] if r["provider"] == "ours"}
+    outputs = {r["mode"]: r["outputs"] for r in rows["memory"] if r["provider"] == "ours" and r["loss"] in names}
     assert outputs == {"forward": 4, "forward+backward": 4 + (4 << 8), "all gradients": 4 + 2 * (4 << 8)}
 
     printed = capsys.readouterr().out
     assert printed.index("Peak memory") < printed.index("GPU time") < printed.index("Figures")
     assert [bar.what for bar in BARS if bar.what not in printed] == []
+
+
+def test_a_run_of_rows_has_their_peers_options_memory_and_host_time(
+    stand_ins: None, peers_of_rows: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = ["cross_entropy", "distillation_loss", "nll_loss"]
+    arguments = ["--loss", *losses, "--sections", "rows,memory,host", "--target", "0.001", "--out", str(tmp_path)]
+    assert benchmark.main(arguments) == 0
+    rows = {name: records.read(tmp_path / f"{name}.csv") for name in ("rows", "memory", "host")}
+    assert all({r["loss"] for r in found} == set(losses) for found in rows.values())
+
+    of_shapes = [r for r in rows["rows"] if r["workload"] == figures.ROWS]
+    assert {r["provider"] for r in of_shapes} == {*figures.PROVIDERS} - {figures.NAIVE}
+    assert {r["mode"] for r in of_shapes if r["provider"] == figures.COMPILE} == {"forward+backward"}
+    assert {r["mode"] for r in of_shapes if r["provider"] == figures.OURS} == {"forward", "forward+backward"}
+    absent = {r["provider"]: r["status"] for r in rows["rows"] if r["status"] != "ok"}
+    reason = "absent: takes logits of two dimensions"
+    assert absent == dict.fromkeys((figures.LIGER, figures.QUACK, figures.QUACK_OP), reason)
+    assert {r["workload"] for r in rows["rows"] if r["status"] != "ok"} == {figures.IMAGES}
+    timed = [r for r in rows["rows"] if r["status"] == "ok"]
+    assert all(r["ms"] > 0 and r["copy_fraction"] > 0 and r["speedup_of_ours"] > 0 for r in timed)
+    options = [r for r in timed if r["workload"] == figures.OPTIONS]
+    assert all(r["plain_ratio"] > 0 for r in options)
+    assert {figures.spell_case(x) for x in figures.ROW_OPTIONS} | {"target=probabilities", "beta=0.5"} <= {
+        r["case"] for r in options
+    }
+    assert {r["provider"] for r in options if r["loss"] == "distillation_loss"} == {"ours", "eager", "plain", "copy"}
+    assert {(r["provider"], r["mode"]) for r in rows["memory"]} == {
+        (x, mode) for x in ("ours", "eager") for mode in ("forward", "forward+backward")
+    }
+    assert {r["elements"] for r in rows["host"]} == {640}
+
+    printed = capsys.readouterr().out
+    assert f"quack {reason}" in printed and "Rows of logits" in printed
+
+
+@pytest.mark.parametrize("wanted", [(figures.EAGER,), (figures.EAGER, figures.LIGER)])
+def test_providers_are_chosen_and_one_that_overwrites_has_operands_of_its_own(
+    stand_ins: None, peers_of_rows: None, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, ...]
+) -> None:
+    seen: dict[str, set[int]] = {name: set() for name in (figures.EAGER, figures.LIGER)}
+    expressions, peers = providers.expressions, providers.peers
+
+    def watched(calls: dict[str, Any]) -> dict[str, Any]:
+        def watch(name: str, call: Any) -> Any:
+            return lambda *operands: (seen[name].add(operands[0].data_ptr()), call(*operands))[1]
+
+        return {name: watch(name, call) if name in seen else call for name, call in calls.items()}
+
+    monkeypatch.setattr(providers, "expressions", lambda workload: watched(expressions(workload)))
+    monkeypatch.setattr(providers, "peers", lambda *given: watched(peers(*given)))
+    workload = row_workloads.rows(row_registry()["cross_entropy"], (4, 7), "float32", "")
+    run: Any = SimpleNamespace(providers=wanted, target=0.001, say=print)
+    found = {r["provider"]: r["status"] for r in throughput.timed(workload, run, ["forward+backward"], [])}
+    assert found == dict.fromkeys(("ours", *wanted, "copy"), "ok")
+    assert seen[figures.EAGER] and bool(seen[figures.LIGER]) == (figures.LIGER in wanted)
+    assert not seen[figures.EAGER] & seen[figures.LIGER]
+
+
+def test_time_beside_the_plain_case_is_per_byte() -> None:
+    plain = row_workloads.rows(row_registry()["cross_entropy"], (8, 16), "float32", "")
+    workload = replace(plain, shapes=((16, 16), (16,)), beside=plain)
+    times = {"ours": 3.0, "plain": 1.0, "copy": 1.0}
+    timings = {name: timing.Timing(ms, ms, ms, 9) for name, ms in times.items()}
+    rows = {r["provider"]: r for r in throughput.rows(workload, "forward", dict.fromkeys(times, "ok"), timings)}
+    assert rows["ours"]["plain_ratio"] == pytest.approx(1.5)
+    assert rows["plain"]["plain_ratio"] == pytest.approx(1.0)
+    assert rows["plain"]["copy_fraction"] == pytest.approx(0.5), "of the bytes that it moves itself"
+    assert rows["plain"]["bytes"] * 2 == rows["ours"]["bytes"]
 
 
 def test_a_quick_run_measures_the_figures_alone(stand_ins: None, tmp_path: Path) -> None:
@@ -628,7 +898,7 @@ def test_files_of_another_version_stop_a_run_before_it_measures(stand_ins: None,
 def test_tables_take_rows_of_failures(name: str) -> None:
     columns = importlib.import_module(f"benchmarking.{name}").COLUMNS
     row = dict.fromkeys(columns) | {"status": "out of memory", "provider": "ours", "elements": 8, "kind": "call"}
-    row |= {"workload": figures.SWEEP, "loss": "mse_loss", "what": "forward"}
+    row |= {"workload": figures.SWEEP, "loss": "mse_loss", "what": "forward", "shape": "8"}
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report.TABLES[name]([row]))
     assert "mse_loss" in console.export_text()

@@ -22,13 +22,58 @@ MODES: Mapping[str, int | None] = {"forward": 0, "forward+backward": 1, "all gra
 SWEEP, KL_PROBABILITIES, HINGE_COLUMNS = "sweep", "kl_div on probabilities", "hinge_loss, targets by column"
 MASKED, WEIGHTED, BY_ROW = "mse_loss, masked", "huber_loss, a weight per column", "mse_loss, a mean per row"
 
+#: ... of losses of rows of logits.
+ROWS, IMAGES, EXTREMES, OPTIONS = "rows", "images", "very short, few or long rows", "options of rows"
+
 #: Who computes a loss, and what it is held against.
-OURS, COMPILE, EAGER, NAIVE, LIGER, COPY = PROVIDERS = ("ours", "compile", "eager", "naive", "liger", "copy")
+OURS, COMPILE, EAGER, NAIVE, LIGER = "ours", "compile", "eager", "naive", "liger"
+QUACK, QUACK_OP, PLAIN, COPY = "quack", "quack one pass", "plain", "copy"
+RIVALS = (COMPILE, EAGER, NAIVE, LIGER, QUACK, QUACK_OP)
+PROVIDERS = (OURS, *RIVALS, PLAIN, COPY)
+#: Of the rivals, those that figures are stated against.
+BAR_RIVALS = (COMPILE, EAGER, NAIVE)
 
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 
 MIB = 1 << 20
+
+#: Logits of cross entropy by workload, with their dtype and what value and gradient are to take at most, in ms. The
+#: class dimension is the second; labels of images are in part ignored.
+LOGITS: Mapping[str, Sequence[tuple[tuple[int, ...], str, float | None]]] = {
+    ROWS: (
+        ((8192, 32000), "bfloat16", 0.272),
+        ((8192, 128256), "bfloat16", 1.15),
+        ((65536, 1024), "float32", 0.146),
+        ((32768, 4096), "float32", 0.278),
+        ((8192, 32000), "float32", 0.520),
+        ((4096, 262144), "bfloat16", 1.20),
+        ((8192, 50257), "bfloat16", None),
+    ),
+    IMAGES: (((8, 19, 1024, 2048), "float32", None), ((8, 19, 1024, 2048), "bfloat16", None)),
+    EXTREMES: (
+        ((1000000, 10), "float32", None),
+        ((16, 1048576), "float32", None),
+        ((1, 128256), "bfloat16", None),
+    ),
+}
+
+#: What options are measured on, and what others are held against.
+PLAIN_LOGITS = ((8192, 32000), "bfloat16")
+#: A number of classes that no vector divides.
+ODD = (8192, 50257)
+#: What peak memory is stated for, and host time.
+LARGE_LOGITS, TINY_LOGITS = ((8192, 128256), "bfloat16"), ((64, 10), "float32")
+
+#: Options of cross entropy; a `weight` that is True stands for class weights. The last has all of them.
+ROW_OPTIONS: tuple[Mapping[str, Any], ...] = (
+    {"weight": True},
+    {"label_smoothing": 0.1},
+    {"z_loss": 1e-4},
+    {"softcap": 30.0},
+    {"gamma": 2.0},
+    {"weight": True, "label_smoothing": 0.1, "z_loss": 1e-4, "softcap": 30.0, "gamma": 2.0},
+)
 
 
 @dataclass(frozen=True)
@@ -136,6 +181,45 @@ def _host(what: str, limit: float) -> Bar:
     return Bar(f"host time, tiny, {what}, of eager", "host", "eager_ratio", limit, where, unit=" x")
 
 
+def spell_shape(shape: Sequence[int]) -> str:
+    """A shape as a cell."""
+    return "x".join(str(n) for n in shape)
+
+
+def spell_case(case: Mapping[str, Any]) -> str:
+    """Options as a cell."""
+    return " ".join(f"{k}={v}" for k, v in case.items())
+
+
+def _rows(
+    what: str, column: str, limit: float, workload: str, mode: str = "forward+backward", provider: str = OURS,
+    at_least: bool = True, unit: str = " x", **where: tuple[Any, ...],
+) -> Bar:  # fmt: skip
+    where = {"workload": (workload,), "loss": ("cross_entropy",), "mode": (mode,), "provider": (provider,), **where}
+    return Bar(f"cross_entropy, {what}", "rows", column, limit, where, at_least, unit)
+
+
+def _shapes(workload: str, dtype: str | None = None) -> tuple[str, ...]:
+    found = [spell_shape(shape) for shape, kind, _ in LOGITS[workload] if dtype in (None, kind)]
+    return tuple(dict.fromkeys(found))
+
+
+def _times() -> list[Bar]:
+    return [
+        _rows(
+            f"{spell_shape(shape)} {dtype}, forward+backward", "ms", limit, ROWS, at_least=False, unit=" ms",
+            shape=(spell_shape(shape),), dtype=(dtype,),
+        )
+        for shape, dtype, limit in LOGITS[ROWS]
+        if limit
+    ]  # fmt: skip
+
+
+def _forward(dtype: str) -> Bar:
+    where = {"shape": _shapes(ROWS, dtype), "dtype": (dtype,)}
+    return _rows(f"{dtype}, forward, of copy bandwidth", "copy_fraction", 0.95, ROWS, "forward", **where)
+
+
 def _startup(cache: str, limit: float) -> Bar:
     what = f"first loss in a process, {cache} kernel cache"
     return Bar(what, "startup", "total_s", limit, {"cache": (cache,)}, unit=" s")
@@ -185,7 +269,36 @@ BARS = (
         unit=" MiB",
         scale=MIB,
     ),
-)
+    *_times(),
+    *(_forward(dtype) for dtype in DTYPES),
+    _rows(
+        "an odd number of classes, time per byte of that of an even one", "plain_ratio", 1.25, ROWS, at_least=False,
+        shape=(spell_shape(ODD),),
+    ),
+    _rows("images, forward+backward, of copy bandwidth", "copy_fraction", 0.85, IMAGES, dtype=DTYPES),
+    _rows("images, forward+backward, faster than eager", "speedup_of_ours", 4.0, IMAGES, provider=EAGER, dtype=DTYPES),
+    _rows(
+        "very short, few or long rows, faster than eager", "speedup_of_ours", 2.0, EXTREMES, provider=EAGER,
+        shape=_shapes(EXTREMES),
+    ),
+    _rows(
+        "very short, few or long rows, faster than torch.compile", "speedup_of_ours", 1.0, EXTREMES, provider=COMPILE,
+        shape=_shapes(EXTREMES),
+    ),
+    _rows(
+        "each option and all, time of the plain case", "plain_ratio", 1.1, OPTIONS, at_least=False,
+        case=tuple(map(spell_case, ROW_OPTIONS)),
+    ),
+    Bar(
+        f"cross_entropy, peak memory beyond the outputs, {spell_shape(LARGE_LOGITS[0])} {LARGE_LOGITS[1]}",
+        "memory",
+        "beyond_outputs",
+        16 * MIB,
+        {"loss": ("cross_entropy",), "elements": (prod(LARGE_LOGITS[0]),), "mode": tuple(MODES)[:2], **_OURS},
+        unit=" MiB",
+        scale=MIB,
+    ),
+)  # fmt: skip
 
 
 def verdict(bar: Bar, sections: Mapping[str, Sequence[Row]]) -> Verdict:

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from benchmarking import timing
+from benchmarking import row_workloads, timing
 from benchmarking.figures import EAGER, OURS
 from benchmarking.host_parts import parts
 from benchmarking.providers import OK, attempt, attempts, ours, rivals
@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses; the first of them also by its parts."""
+    """Rows of all losses, those of rows at logits of their own; the first of them also by its parts."""
     for number, loss in enumerate(run.section_losses):
         if not run.begin(f"{loss.name}: host time"):
             continue
@@ -39,6 +39,10 @@ def measure(run: Run) -> Iterator[Row]:
             inputs = Inputs(workload)
             for what in ("forward", "forward+backward"):
                 yield from _breakdown(workload, what, inputs)
+    for workload in map(row_workloads.tiny, run.section_row_losses):
+        if run.begin(f"{workload}: host time"):
+            for what, differentiated in CALLS.items():
+                yield from _measure(workload, what, differentiated)
 
 
 def _measure(workload: Workload, what: str, differentiated: int) -> Iterator[Row]:

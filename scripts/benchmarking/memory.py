@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarking.figures import MODES
+from benchmarking import row_workloads
 from benchmarking.providers import Call, attempt, expressions
 from benchmarking.records import Row
 from benchmarking.selection import Run
@@ -19,9 +19,11 @@ COLUMNS = ("loss", "elements", "dtype", "mode", "provider", "status", "outputs",
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses. The very first call is measured, so that what the library keeps for itself counts."""
-    for loss in run.section_losses:
-        workload = sweep(loss, "float32", EXPONENT)
+    """Rows of all losses, of those of rows at logits of a large vocabulary. The very first call is measured, so that
+    what the library keeps for itself counts.
+    """
+    workloads: list[Workload] = [sweep(loss, "float32", EXPONENT) for loss in run.section_losses]
+    for workload in [*workloads, *map(row_workloads.large, run.section_row_losses)]:
         if run.begin(f"{workload}: peak memory"):
             yield from _measure(workload)
             gc.collect()
@@ -30,7 +32,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 def _measure(workload: Workload) -> Iterator[Row]:
     made, inputs = attempt(lambda: Inputs(workload))
-    for mode in MODES:
+    for mode in workload.modes:
         if inputs:
             inputs.differentiate(workload.differentiated(mode))
         for name, call in expressions(workload).items():

@@ -1,20 +1,24 @@
-"""Who computes a loss: this library, torch in its several ways, and Liger where it is installed."""
+"""Who computes a loss: this library, torch in its several ways, and Liger and QuACK where they are installed."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
 
-import cupylosses.functional
-from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS
+from benchmarking import workloads
+from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS, QUACK, QUACK_OP, RIVALS
+from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Workload
 from cupylosses.forms import Form
-from cupylosses.testing.check import bind
-from cupylosses.testing.eager import Call, formula, twin
+from cupylosses.testing.eager import Call, formula
 
 OK = "ok"
 
@@ -37,8 +41,7 @@ FORMULAS: dict[str, Callable[..., torch.Tensor]] = {"hinge_loss": _hinge, "kl_di
 
 def ours(workload: Workload) -> Call:
     """This library's function."""
-    function = getattr(cupylosses.functional, workload.loss.name)
-    return bind(function, workload.loss, workload.loss.values(workload.case), workload.reduction, workload.dim)
+    return workload.ours()
 
 
 def naive(workload: Workload) -> Call | None:
@@ -46,15 +49,15 @@ def naive(workload: Workload) -> Call | None:
     for the workload to say.
     """
     loss = workload.loss
-    if isinstance(loss, Form) or workload.dim is not None:
+    if isinstance(workload, RowWorkload) or isinstance(loss, Form) or workload.dim is not None:
         return None
     written = replace(loss, reference=FORMULAS.get(loss.name, loss.reference))
     return formula(written, loss.values(workload.case), workload.reduction)
 
 
 def eager(workload: Workload) -> Call | None:
-    """What users of torch call: the twin, or the expression that the workload names; None where it is the naive one."""
-    return workload.eager or twin(workload.loss, workload.case, workload.reduction)
+    """What users of torch call; None where it is the naive one."""
+    return workload.torchs()
 
 
 def compiled(workload: Workload) -> Call:
@@ -69,7 +72,14 @@ def compiled(workload: Workload) -> Call:
     return torch.compile(call, dynamic=False, fullgraph=True)
 
 
-def _liger_kl(workload: Workload) -> Call:
+class Absent(Exception):
+    """Why a peer does not compute a workload."""
+
+
+def _liger_kl(workload: Workload, mode: str) -> Call | None:
+    # It wants operands of one shape and differentiates the first alone.
+    if workload.differentiated(mode) > 1 or len(set(workload.shapes)) > 1:
+        return None
     from liger_kernel.transformers import LigerKLDIVLoss
 
     values = workload.loss.values(workload.case)
@@ -77,19 +87,98 @@ def _liger_kl(workload: Workload) -> Call:
     return module if values["log_input"] else lambda input, target: module(torch.log(input), target)
 
 
-#: Liger's kernels by loss. They want operands of one shape and differentiate the first alone.
-LIGER_LOSSES: dict[str, Callable[[Workload], Call]] = {"kl_div": _liger_kl}
+def _liger_cross_entropy(workload: Workload, mode: str) -> Call | None:
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    return _with_options(liger_cross_entropy, workload, {"z_loss": "lse_square_scale"})
 
 
-def liger(workload: Workload, mode: str) -> Call | None:
-    """Liger's kernel, where it is installed and computes the same."""
-    make = LIGER_LOSSES.get(workload.loss.name)
-    if make is None or workload.differentiated(mode) > 1 or len(set(workload.shapes)) > 1:
+def _quack_cross_entropy(workload: Workload, mode: str) -> Call | None:
+    from quack.cross_entropy import cross_entropy
+
+    return _with_options(cross_entropy, workload, {})
+
+
+def _quack_one_pass(workload: Workload, mode: str) -> Call | None:
+    from quack.cross_entropy import cross_entropy_fwd
+
+    call = _with_options(cross_entropy_fwd, workload, {}, return_dx=True)
+    if call is None or mode != "forward+backward":
         return None
-    try:
-        return make(workload)
-    except ImportError:
+
+    def values(*operands: torch.Tensor) -> torch.Tensor:
+        # Below autograd: the gradient is there when it returns.
+        with torch.no_grad():
+            return call(*(x.detach() for x in operands))[0]
+
+    return values
+
+
+def _with_options(
+    function: Callable[..., Any], workload: Workload, theirs: Mapping[str, str], **more: Any
+) -> Call | None:
+    """A peer's function of rows of logits with the options of a workload; None if it lacks one.
+
+    ``theirs`` has its names of options where they are not ours.
+    """
+    if not isinstance(workload, RowWorkload) or workload.kind != "indices":
         return None
+    known = inspect.signature(function).parameters
+    options = {theirs.get(name, name): value for name, value in workload.options.items()}
+    if not {*options, *workload.names[2:]} <= known.keys():
+        return None
+    if len(workload.shape) != 2:
+        return _raising(Absent("takes logits of two dimensions"))
+    if "reduction" in known:
+        more["reduction"] = workload.reduction
+
+    def call(*operands: torch.Tensor) -> Any:
+        return function(*operands[:2], **dict(zip(workload.names[2:], operands[2:], strict=True)), **options, **more)
+
+    return call
+
+
+def _raising(error: Exception) -> Call:
+    def call(*_: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    return call
+
+
+#: Who else computes a loss: what makes the call for a workload and a mode, or None where it does not compute the same.
+PEERS: Mapping[str, Mapping[str, Callable[[Workload, str], Call | None]]] = {
+    LIGER: {"kl_div": _liger_kl, "cross_entropy": _liger_cross_entropy},
+    QUACK: {"cross_entropy": _quack_cross_entropy},
+    QUACK_OP: {"cross_entropy": _quack_one_pass},
+}
+
+#: Where to import them from.
+MODULES = {LIGER: "liger_kernel", QUACK: "quack", QUACK_OP: "quack"}
+
+#: Those that write the gradient over the operand.
+OVERWRITING = frozenset({(LIGER, "cross_entropy")})
+
+
+def peers(workload: Workload, mode: str) -> dict[str, Call]:
+    """Those that are installed and compute the same."""
+    found: dict[str, Call] = {}
+    for name, makers in PEERS.items():
+        make = makers.get(workload.loss.name)
+        try:
+            call = make(workload, mode) if make else None
+        except ImportError as error:
+            call = _raising(error) if name not in not_installed([name]) else None
+        except Exception as error:
+            call = _raising(error)
+        if call:
+            found[name] = call
+    return found
+
+
+def not_installed(names: Collection[str]) -> dict[str, str]:
+    """Which of these providers cannot be asked, and why."""
+    found = {name: module for name, module in MODULES.items() if name in names and sys.modules.get(module) is None}
+    return {name: f"no package {module}" for name, module in found.items() if find_spec(module) is None}
 
 
 def expressions(workload: Workload) -> dict[str, Call]:
@@ -104,15 +193,13 @@ def rivals(workload: Workload) -> dict[str, Call]:
     return {name: found[name] for name in (OURS, EAGER)}
 
 
-def providers(workload: Workload, mode: str, compile: bool) -> dict[str, Call]:
-    """Everyone who computes this workload, by name."""
+def providers(workload: Workload, mode: str, compile: bool, wanted: Sequence[str] = RIVALS) -> dict[str, Call]:
+    """Ours, and whoever else of those that are wanted computes this workload, by name."""
     found = expressions(workload)
-    if compile:
+    if compile and COMPILE in wanted:
         found[COMPILE] = compiled(workload)
-    other = liger(workload, mode)
-    if other:
-        found[LIGER] = other
-    return found
+    found |= peers(workload, mode)
+    return {name: call for name, call in found.items() if name == OURS or name in wanted}
 
 
 def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | None]:
@@ -128,10 +215,15 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
         return OK, result
     except torch.cuda.OutOfMemoryError:
         status = "out of memory"
+    except Absent as reason:
+        status = f"absent: {reason}"
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         status = f"failed: {type(error).__name__}: {first[:200]}"
     del result
+    # CUDA tells of an error that it outlives once more, to whoever launches next: not to the next provider.
+    with suppress(RuntimeError):
+        torch.ones(1, device=workloads.DEVICE).add_(1)
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()

@@ -8,11 +8,27 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from benchmarking.figures import BARS, COMPILE, COPY, EAGER, KEY, LIGER, MIB, NAIVE, OURS, SWEEP, power, verdict
+from benchmarking.figures import (
+    BARS,
+    COMPILE,
+    COPY,
+    EAGER,
+    KEY,
+    LIGER,
+    MIB,
+    NAIVE,
+    OURS,
+    QUACK,
+    QUACK_OP,
+    SWEEP,
+    power,
+    verdict,
+)
 from benchmarking.records import Row
 
-#: Providers in the order of their columns.
+#: Providers in the order of their columns: of element-wise losses, and of those of rows.
 RIVALS = (COMPILE, EAGER, NAIVE, LIGER)
+ROW_RIVALS = (COMPILE, EAGER, LIGER, QUACK, QUACK_OP)
 
 #: Columns that make one line of the throughput table out of the rows of all providers.
 LINE = KEY[:-1]
@@ -43,25 +59,53 @@ def grouped(rows: Sequence[Row], key: Sequence[str]) -> dict[tuple[Any, ...], di
 
 def throughput(rows: Sequence[Row]) -> Table:
     """One line per workload and mode: our time and bandwidth, and how many times faster than each rival."""
+
+    def name(row: Row) -> str:
+        title = row["loss"] if row["workload"] == SWEEP else row["workload"]
+        return f"{title}, {row['dtype']}, {power(row['elements'])}"
+
+    title = "GPU time, minimal traffic per second, and how many times faster than each rival"
+    return _speeds(rows, title, name, RIVALS)
+
+
+def of_rows(rows: Sequence[Row]) -> Table:
+    """The same of losses of rows, and of the time per byte of what stands beside."""
+
+    def name(row: Row) -> str:
+        case = f", {row['case']}" if row.get("case") else ""
+        return f"{row['loss']}, {row['shape']} {row['dtype']}{case}"
+
+    title = "Rows of logits: GPU time, minimal traffic per second, and how many times faster than each rival"
+    return _speeds(rows, title, name, ROW_RIVALS, {"of plain": lambda ours: fixed(ours.get("plain_ratio"), ".2f")})
+
+
+def _speeds(
+    rows: Sequence[Row],
+    title: str,
+    name: Callable[[Row], str],
+    rivals: Sequence[str],
+    more: Mapping[str, Callable[[Row], str]] | None = None,
+) -> Table:
+    more = more or {}
     lines = []
     for providers in grouped(rows, LINE).values():
         row = next(iter(providers.values()))
         ours, copy = providers.get(OURS, {}), providers.get(COPY, {})
-        name = row["loss"] if row["workload"] == SWEEP else row["workload"]
         lines.append(
             [
-                f"{name}, {row['dtype']}, {power(row['elements'])}, {row['mode']}",
+                f"{name(row)}, {row['mode']}",
                 fixed(ours.get("ms"), ".4f"),
                 f"{fixed(ours.get('ms_low'), '.4f')}…{fixed(ours.get('ms_high'), '.4f')}",
                 fixed(ours.get("tb_per_s"), ".2f"),
                 fixed(copy.get("tb_per_s"), ".2f"),
                 fixed(ours.get("copy_fraction"), ".3f"),
-                *(_speedup(providers.get(x)) for x in RIVALS),
+                *(cell(ours) for cell in more.values()),
+                *(_speedup(providers.get(x)) for x in rivals),
                 "" if ours.get("status") == "ok" else str(ours.get("status", "")),
             ]
         )
-    columns = ["workload", "ms", "20…80 %", "TB/s", "copy", "of copy", *(f"x {x}" for x in RIVALS), ""]
-    return table("GPU time, minimal traffic per second, and how many times faster than each rival", columns, lines)
+    columns = ["workload", "ms", "20…80 %", "TB/s", "copy", "of copy", *more, *(f"x {x}" for x in rivals), ""]
+    return table(title, columns, lines)
 
 
 def _speedup(row: Row | None) -> str:
@@ -137,6 +181,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
     "host": host,
     "graph": graph,
     "accuracy": accuracy,
+    "rows": of_rows,
     "throughput": throughput,
 }
 

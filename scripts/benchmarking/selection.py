@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from benchmarking import figures
 from benchmarking.timing import Budget
 from cupylosses.definition import Loss
+from cupylosses.row_definition import RowLoss
 
 
 @dataclass(frozen=True)
 class Run:
-    """The choices of a run. ``target`` is the time to spend on one measurement of one provider, in seconds."""
+    """The choices of a run. ``providers`` are those beside ours; ``target`` is the time to spend on one measurement of
+    one provider, in seconds.
+    """
 
     losses: Sequence[Loss]
+    row_losses: Sequence[RowLoss]
     dtypes: Sequence[str]
     sizes: Sequence[int]
     compile_sizes: Sequence[int]
     modes: Sequence[str]
+    providers: Sequence[str]
     quick: bool
     target: float
     budget: Budget
@@ -28,6 +33,11 @@ class Run:
     def section_losses(self) -> list[Loss]:
         """The losses that sections beside throughput measure: in a quick run, those that the figures name."""
         return [x for x in self.losses if not self.quick or x.name in figures.LOSSES]
+
+    @property
+    def section_row_losses(self) -> list[RowLoss]:
+        """The losses of rows that these sections measure."""
+        return [x for x in self.row_losses if not self.quick or x.name == "cross_entropy"]
 
     def begin(self, what: str) -> bool:
         """Whether ``what`` may begin, said aloud if so."""

@@ -20,7 +20,10 @@ COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "to
 
 def measure(run: Run) -> Iterator[Row]:
     """One row for the empty cache and one for the warm one, of the first loss of the run."""
-    loss = (run.section_losses or run.losses)[0].name
+    losses = run.section_losses or run.losses
+    if not losses:
+        return
+    loss = losses[0].name
     with tempfile.TemporaryDirectory() as directory:
         for cache in ("empty", "warm"):
             if run.begin(f"{loss}: first call in a new process, {cache} kernel cache"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
 
 from benchmarking import timing
-from benchmarking.figures import COPY, KEY, OURS
-from benchmarking.providers import OK, attempt, attempts, providers
+from benchmarking.figures import COPY, KEY, OURS, PLAIN
+from benchmarking.providers import OK, OVERWRITING, attempt, attempts, ours, providers
 from benchmarking.records import Row
 from benchmarking.selection import Run
 from benchmarking.timing import Timing
@@ -26,25 +26,34 @@ def measure(run: Run) -> Iterator[Row]:
     workloads = selection(run.losses, run.dtypes, run.sizes, run.compile_sizes)
     for workload in workloads:
         if (not run.quick or is_figure(workload)) and run.begin(str(workload)):
-            yield from _measure(workload, run)
+            compiled = [x for x in run.modes if workload.compiled and (not run.quick or x == "forward+backward")]
+            yield from timed(workload, run, run.modes, compiled)
             gc.collect()
             torch.cuda.empty_cache()
 
 
-def _measure(workload: Workload, run: Run) -> Iterator[Row]:
+def timed(workload: Workload, run: Run, modes: Sequence[str], compiled: Collection[str]) -> Iterator[Row]:
+    """Rows of a workload in these modes, with torch.compile in those that are ``compiled``."""
     footprint = timing.footprint()
     status, inputs = attempt(lambda: Inputs(workload, set_count(workload.bytes, footprint)))
     if inputs is None:
         yield from rows(workload, "forward", {OURS: f"inputs: {status}"}, {})
         return
-    for mode in run.modes:
+    for mode in modes:
         inputs.differentiate(workload.differentiated(mode))
-        compile = workload.compiled and (not run.quick or mode == "forward+backward")
         calls: dict[str, Callable[[int], object]] = {
-            name: partial(_step, call, inputs) for name, call in providers(workload, mode, compile).items()
+            name: Apart(call, workload, mode, footprint)
+            if (name, workload.loss.name) in OVERWRITING
+            else partial(_step, call, inputs)
+            for name, call in providers(workload, mode, mode in compiled, run.providers).items()
         }
+        if workload.beside:
+            calls[PLAIN] = Apart(ours(workload.beside), workload.beside, mode, footprint)
         calls[COPY] = Copies(workload.traffic(mode), footprint)
         statuses = attempts({name: partial(call, 0) for name, call in calls.items()})
+        for name, status in statuses.items():
+            if status != OK:
+                run.say(f"{workload}, {mode}: {name} {status}")
         working = {name: call for name, call in calls.items() if statuses[name] == OK}
         timings = timing.interleaved(working, run.target, cold=True)
         yield from rows(workload, mode, statuses, timings)
@@ -52,6 +61,21 @@ def _measure(workload: Workload, run: Run) -> Iterator[Row]:
 
 def _step(call: Callable[..., torch.Tensor], inputs: Inputs, number: int) -> None:
     step(call, inputs[number])
+
+
+class Apart:
+    """A provider with operands of its own: of another workload, or such as it overwrites."""
+
+    def __init__(self, call: Callable[..., torch.Tensor], workload: Workload, mode: str, footprint: int) -> None:
+        self._call, self._workload, self._mode, self._footprint = call, workload, mode, footprint
+        self._inputs: Inputs | None = None
+
+    def __call__(self, number: int) -> None:
+        if self._inputs is None:
+            # Here, not in the constructor, so that running out of memory is this provider's failure alone.
+            self._inputs = Inputs(self._workload, set_count(self._workload.bytes, self._footprint))
+            self._inputs.differentiate(self._workload.differentiated(self._mode))
+        _step(self._call, self._inputs, number)
 
 
 class Copies:
@@ -73,9 +97,12 @@ class Copies:
 
 
 def rows(workload: Workload, mode: str, statuses: Mapping[str, str], timings: Mapping[str, Timing]) -> Iterator[Row]:
-    """One row per provider: its time, bytes of minimal traffic per second, and how it compares."""
-    traffic = workload.traffic(mode)
+    """One row per provider: its time, bytes of minimal traffic per second, and how it compares: with a copy, with ours,
+    and by time per byte with what stands beside.
+    """
+    needed = workload.traffic(mode)
     for name, status in statuses.items():
+        traffic = workload.beside.traffic(mode) if workload.beside and name == PLAIN else needed
         row = {**workload.describe(mode, COLUMNS), "provider": name, "status": status, "bytes": traffic}
         if name in timings:
             time = timings[name]
@@ -85,7 +112,10 @@ def rows(workload: Workload, mode: str, statuses: Mapping[str, str], timings: Ma
                 "ms_high": time.high,
                 "repetitions": time.repetitions,
                 "tb_per_s": traffic / time.median / 1e9,
-                "copy_fraction": timings[COPY].median / time.median if COPY in timings else None,
+                "copy_fraction": timings[COPY].median / time.median * (traffic / needed) if COPY in timings else None,
                 "speedup_of_ours": time.median / timings[OURS].median if OURS in timings else None,
             }
+            if PLAIN in timings:
+                plain = timings[PLAIN].median / workload.beside.traffic(mode)
+                row["plain_ratio"] = time.median / traffic / plain
         yield row

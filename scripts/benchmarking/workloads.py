@@ -11,10 +11,24 @@ from typing import Any
 import torch
 
 from benchmarking import figures
-from benchmarking.figures import BY_ROW, HINGE_COLUMNS, KL_PROBABILITIES, MASKED, MODES, SWEEP, WEIGHTED
+from benchmarking.figures import (
+    BY_ROW,
+    HINGE_COLUMNS,
+    KL_PROBABILITIES,
+    MASKED,
+    MODES,
+    SWEEP,
+    WEIGHTED,
+    spell_case,
+    spell_shape,
+)
+from cupylosses import functional
+from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss, registry
 from cupylosses.forms import MASK, form
 from cupylosses.testing import samples
+from cupylosses.testing.check import bind
+from cupylosses.testing.eager import Call, twin
 
 DEVICE = "cuda"
 
@@ -29,7 +43,8 @@ _seeds = count()
 class Workload:
     """One loss with its options, on operands of one dtype.
 
-    ``eager`` is the expression that users of torch write where it is not the twin with these options.
+    ``eager`` is the expression that users of torch write where it is not the twin with these options; ``beside`` is
+    what it is timed beside, if anything.
     """
 
     loss: Loss
@@ -41,6 +56,7 @@ class Workload:
     eager: Callable[..., Any] | None = None
     compiled: bool = False
     dim: tuple[int, ...] | None = None
+    beside: Workload | None = None
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -48,9 +64,19 @@ class Workload:
         return tuple("bool" if x is MASK else self.dtype for x in self.loss.operands)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the loss before it is reduced."""
+        return tuple(torch.broadcast_shapes(*self.shapes))
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What there is to compute."""
+        return tuple(MODES)
+
+    @property
     def elements(self) -> int:
         """The number of elements of the loss."""
-        return prod(torch.broadcast_shapes(*self.shapes))
+        return prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -66,7 +92,7 @@ class Workload:
     def differentiated(self, mode: str) -> int:
         """How many operands, counted from the first, have a gradient in ``mode``."""
         count = MODES[mode]
-        floating = sum(x != "bool" for x in self.dtypes)
+        floating = sum(x in FLOATING for x in self.dtypes)
         return floating if count is None else count
 
     def traffic(self, mode: str) -> int:
@@ -76,15 +102,27 @@ class Workload:
         again = self.bytes if self.dim is not None and gradients else 0
         return self.bytes + gradients + again
 
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        """Random operands of these shapes."""
+        return samples.operands(self.loss, self.loss.values(self.case), self.dtypes, shapes, DEVICE, seed)
+
+    def ours(self) -> Call:
+        """This library's function."""
+        function = getattr(functional, self.loss.name)
+        return bind(function, self.loss, self.loss.values(self.case), self.reduction, self.dim)
+
+    def torchs(self) -> Call | None:
+        """What users of torch call: its own function, or the expression that the workload names."""
+        return self.eager or twin(self.loss, self.case, self.reduction)
+
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         """What names a measurement, as far as there are columns for it."""
-        shape = torch.broadcast_shapes(*self.shapes)
         everything = {
             "workload": self.title,
             "loss": self.loss.name,
-            "case": " ".join(f"{k}={v}" for k, v in self.case.items()),
+            "case": spell_case(self.case),
             "reduction": self.reduction,
-            "shape": "x".join(str(n) for n in shape),
+            "shape": spell_shape(self.shape),
             "elements": self.elements,
             "dtype": self.dtype,
             "mode": mode,
@@ -179,8 +217,7 @@ class Inputs:
     def __init__(self, workload: Workload, sets: int = 1) -> None:
         # Drawn together: many small tensors would be drawn one by one on the CPU.
         shapes = workload.shapes if sets == 1 else [(sets, *shape) for shape in workload.shapes]
-        values = workload.loss.values(workload.case)
-        drawn = samples.operands(workload.loss, values, workload.dtypes, shapes, DEVICE, next(_seeds))
+        drawn = workload.draw(shapes, next(_seeds))
         stacks = [[x] if sets == 1 else x.unbind() for x in drawn]
         self.sets = [tuple(x.detach() for x in operands) for operands in zip(*stacks, strict=True)]
 

@@ -1,0 +1,135 @@
+"""What torch itself makes of a loss of rows: its own function where that knows every option, and otherwise what people
+write around it, one operation at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cupylosses.row_definition import RowLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Of the first operand, the target and, where there are any, class weights.
+Call = Callable[..., "Tensor"]
+
+
+def eager(loss: RowLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
+    """Torch's way to compute a loss with these parameters, flags and further arguments; None where there is none."""
+    expression = EXPRESSIONS.get(loss.name)
+    values = {**loss.common, **loss.values(), **options, "reduction": reduction}
+    if expression is None or values["mask"] is not None or values["normalizer"] is not None:
+        return None
+    values.pop(str(loss.weights), None)
+
+    def call(first: Tensor, second: Tensor, weight: Tensor | None = None) -> Tensor:
+        dim = class_dim if class_dim is not None else min(1, first.dim() - 1)
+        if first.dim() > 1 and dim % first.dim() != 1:
+            # The dimension in which torch's functions have the classes.
+            first = first.movedim(dim, 1)
+            second = second.movedim(dim, 1) if second.dim() == first.dim() else second
+        return expression(first, second, weight, **values)
+
+    return call
+
+
+def _cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None,
+    reduction: str, softcap: float | None, logit_scale: float, label_smoothing: float, z_loss: float, gamma: float,
+    poly: float, ignore_index: int, **_: Any,
+) -> Tensor:  # fmt: skip
+    from torch.nn.functional import cross_entropy
+
+    dim = min(1, input.dim() - 1)
+    z = input if logit_scale == 1 else input * logit_scale
+    z = z if softcap is None else softcap * (z / softcap).tanh()
+    if gamma == poly == z_loss == 0 and reduction != "batchmean":
+        known = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        return cross_entropy(z, target, weight, **known)
+    hard = not target.is_floating_point()
+    own = weight[target.clamp(0, len(weight) - 1)] if hard and weight is not None else 1.0
+    rows = {"ignore_index": ignore_index, "reduction": "none"}
+    if gamma == poly == 0:
+        cost = cross_entropy(z, target, weight, label_smoothing=label_smoothing, **rows)
+    else:
+        nll = cross_entropy(z, target, **rows)
+        rest = 1 - (-nll).exp()
+        cost = (1 - label_smoothing) * own * (rest**gamma * nll + poly * rest)
+        if label_smoothing:
+            cost = cost + label_smoothing * cross_entropy(z, target, weight, label_smoothing=1.0, **rows)
+    if z_loss:
+        penalty = z_loss * z.logsumexp(dim) ** 2
+        cost = cost + (penalty.where(target != ignore_index, 0) if hard else penalty)
+    if not hard or reduction != "mean":
+        return _reduced(cost, reduction)
+    return cost.sum() / ((target != ignore_index) * own).sum()
+
+
+def _softmax_focal_loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, **values: Any) -> Tensor:
+    cost = _cross_entropy(input, target, weight, "none", **values)
+    return cost.sum() / (target != values["ignore_index"]).sum() if reduction == "mean" else _reduced(cost, reduction)
+
+
+def _nll_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, ignore_index: int, **_: Any
+) -> Tensor:
+    from torch.nn.functional import nll_loss
+
+    known = reduction if reduction != "batchmean" else "none"
+    value = nll_loss(input, target, weight, ignore_index=ignore_index, reduction=known)
+    return value if known == reduction else _reduced(value, reduction)
+
+
+def _kl_div_with_logits(
+    input: Tensor, target: Tensor, _: None, reduction: str, temperature: float, log_target: bool, **__: Any
+) -> Tensor:
+    dim = min(1, input.dim() - 1)
+    return _divergence(_log_softmax(input, temperature, dim), target, log_target, reduction, dim)
+
+
+def _distillation_loss(
+    student: Tensor, teacher: Tensor, _: None, reduction: str, temperature: float, beta: float, **__: Any
+) -> Tensor:
+    import torch
+
+    dim = min(1, student.dim() - 1)
+    log_p, log_q = (_log_softmax(x, temperature, dim) for x in (student, teacher))
+    if beta == 0:
+        return _divergence(log_p, log_q, True, reduction, dim)
+    if beta == 1:
+        return _divergence(log_q, log_p, True, reduction, dim)
+    log_m = torch.log(beta * log_q.exp() + (1 - beta) * log_p.exp())
+    of_q, of_p = (_divergence(log_m, x, True, reduction, dim) for x in (log_q, log_p))
+    return beta * of_q + (1 - beta) * of_p
+
+
+def _log_softmax(logits: Tensor, temperature: float, dim: int) -> Tensor:
+    return (logits if temperature == 1 else logits / temperature).log_softmax(dim)
+
+
+def _divergence(log_p: Tensor, target: Tensor, log_target: bool, reduction: str, dim: int) -> Tensor:
+    from torch.nn.functional import kl_div
+
+    if reduction in ("sum", "batchmean") and log_p.dim() > 1:
+        return kl_div(log_p, target, reduction=reduction, log_target=log_target)
+    return _reduced(kl_div(log_p, target, reduction="none", log_target=log_target).sum(dim), reduction)
+
+
+def _reduced(rows: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return rows
+    if reduction == "batchmean":
+        return rows.sum() / (len(rows) if rows.dim() else 1)
+    return rows.mean() if reduction == "mean" else rows.sum()
+
+
+#: By the names of losses.
+EXPRESSIONS: Mapping[str, Call] = {
+    "cross_entropy": _cross_entropy,
+    "softmax_focal_loss": _softmax_focal_loss,
+    "nll_loss": _nll_loss,
+    "kl_div_with_logits": _kl_div_with_logits,
+    "distillation_loss": _distillation_loss,
+}

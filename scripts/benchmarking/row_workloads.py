@@ -1,0 +1,182 @@
+"""Losses of rows of logits as workloads: the shapes that the figures name, options, and the operands for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarking import figures, workloads
+from benchmarking.figures import (
+    EXTREMES,
+    IMAGES,
+    LARGE_LOGITS,
+    LOGITS,
+    MODES,
+    ODD,
+    OPTIONS,
+    PLAIN_LOGITS,
+    ROW_OPTIONS,
+    ROWS,
+    TINY_LOGITS,
+)
+from benchmarking.workloads import Workload
+from cupylosses import functional
+from cupylosses.definition import Operand
+from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.testing.eager import Call
+from cupylosses.testing.row_eager import eager
+
+#: Of so many labels one is ignored, where any are.
+IGNORED_OF = 8
+
+#: What images have where there is no label.
+VOID = 255
+
+
+@dataclass(frozen=True)
+class RowWorkload(Workload):
+    """A loss of rows. ``shapes`` are those of the logits, whose classes are in the second dimension, of the target and,
+    with a ``weight`` in ``case``, of the class weights.
+
+    ``kind`` says what the target is, as in :class:`cupylosses.row_definition.RowLoss`; ``beside`` is what it is timed
+    beside, of the plain case.
+    """
+
+    loss: RowLoss
+    kind: str = "indices"
+    beside: RowWorkload | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The arguments that are operands."""
+        found = [x.name for x in self.loss.operands]
+        return found if len(self.shapes) == 2 else [*found, str(self.loss.weights)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that are none."""
+        return {k: v for k, v in self.case.items() if k != self.loss.weights}
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        target = "int64" if self.kind == "indices" else self.dtype
+        return (self.dtype, target, self.dtype)[: len(self.shapes)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(MODES)[:2]
+
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
+        # Counted from the last: sets of operands have a dimension more.
+        classes = 1 - len(self.shape)
+        drawn = [self._scores(self.loss.operands[0], shapes[0], classes, generator)]
+        if self.kind == "indices":
+            drawn.append(self._labels(shapes[1], generator))
+        else:
+            drawn.append(self._scores(self.loss.operands[1], shapes[1], classes, generator))
+        if len(shapes) > 2:
+            weights = torch.rand(tuple(shapes[2]), generator=generator, device=workloads.DEVICE)
+            drawn.append((weights + 0.25).to(getattr(torch, self.dtype)))
+        return drawn
+
+    def _scores(self, operand: Operand, shape: Sequence[int], classes: int, generator: torch.Generator) -> torch.Tensor:
+        """Logits, or what an operand has instead."""
+        kind, domain = getattr(torch, self.dtype), operand.domain_for(self.loss.values(self.options))
+        x = torch.randn(tuple(shape), generator=generator, device=workloads.DEVICE, dtype=kind).mul_(3)
+        if domain == "log_probability":
+            return x.log_softmax(classes)
+        target = operand is self.loss.operands[1]
+        return x.softmax(classes) if target and self.kind == "probabilities" else x
+
+    def _labels(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+        given = {"generator": generator, "device": workloads.DEVICE}
+        labels = torch.randint(self.shape[1], tuple(shape), **given)
+        if "ignore_index" not in self.case:
+            return labels
+        return labels.masked_fill_(torch.randint(IGNORED_OF, tuple(shape), **given) == 0, self.case["ignore_index"])
+
+    def ours(self) -> Call:
+        function, names = getattr(functional, self.loss.name), self.names
+        # Losses differ in the class dimension that they take by default.
+        options = {**self.options, "reduction": self.reduction, "class_dim": 1}
+        return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
+
+    def torchs(self) -> Call | None:
+        return eager(self.loss, self.options, self.reduction)
+
+    def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
+        found = super().describe(mode, columns)
+        if "case" in found and self.kind != self.loss.targets[0]:
+            found["case"] = " ".join(filter(None, [f"target={self.kind}", found["case"]]))
+        return found
+
+    def __str__(self) -> str:
+        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
+        words += [self.kind] if self.kind != "indices" else []
+        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
+
+
+def rows(
+    loss: RowLoss, shape: Sequence[int], dtype: str, title: str, case: Mapping[str, Any] | None = None, **fields: Any
+) -> RowWorkload:
+    """A workload of logits of some shape. ``case`` has parameters, flags and other arguments; a ``weight`` of True
+    stands for class weights.
+    """
+    case, kind = case or {}, fields.pop("kind", loss.targets[0])
+    of_rows = (*shape[:1], *shape[2:])
+    shapes = [tuple(shape), of_rows if kind == "indices" else tuple(shape)]
+    if loss.weights in case:
+        shapes.append(tuple(shape[1:2]))
+    return RowWorkload(loss, tuple(shapes), dtype, title, case, loss.reduction, kind=kind, **fields)
+
+
+def tiny(loss: RowLoss) -> RowWorkload:
+    """What host time is stated for."""
+    return rows(loss, *TINY_LOGITS, ROWS)
+
+
+def large(loss: RowLoss) -> RowWorkload:
+    """What peak memory is stated for."""
+    return rows(loss, *LARGE_LOGITS, ROWS)
+
+
+def plain() -> RowWorkload:
+    """Cross entropy without options."""
+    return rows(row_registry()["cross_entropy"], *PLAIN_LOGITS, OPTIONS)
+
+
+def shapes(loss: RowLoss) -> list[RowWorkload]:
+    """The shapes that the figures name, beginning with those that most is known of."""
+    found = []
+    for title in (ROWS, IMAGES, EXTREMES):
+        for shape, dtype, _ in LOGITS[title]:
+            case = {"ignore_index": VOID} if title == IMAGES else {}
+            beside = plain() if shape == ODD else None
+            found.append(rows(loss, shape, dtype, title, case, compiled=True, beside=beside))
+    return found
+
+
+def options() -> list[RowWorkload]:
+    """Cross entropy with options, with probabilities, and the other losses, beside cross entropy without."""
+    losses, beside = row_registry(), plain()
+    found = [rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, case, beside=beside) for case in ROW_OPTIONS]
+    found.append(rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, kind="probabilities", beside=beside))
+    for loss in losses.values():
+        if loss.name != "cross_entropy":
+            found += [rows(loss, *PLAIN_LOGITS, OPTIONS, case, beside=beside) for case in loss.cases]
+    return found
+
+
+def selection(losses: Sequence[RowLoss], dtypes: Sequence[str], quick: bool) -> list[RowWorkload]:
+    """The workloads of a run, those that the figures name first."""
+    every = [*shapes(row_registry()["cross_entropy"]), *options()]
+    chosen = [x for x in every if x.loss in losses and x.dtype in dtypes]
+    return [x for x in chosen if x.loss.name == "cross_entropy" and x.kind == "indices"] if quick else chosen
