@@ -7,7 +7,9 @@
     python scripts/compare.py --accuracy --loss kl_div                 the whole domain, in digits; see below
 
 Without arguments, the losses that stand for all in their structure have every row; the others have enough for each
-dtype, set of parameters, reduction and layout to be met. Whatever is asked for has every row.
+dtype, set of parameters, reduction and layout to be met. Whatever is asked for has every row. Losses of rows of logits
+have rows of each kind of target; their layouts are the ways in which threads take rows: lanes, block, cluster, long,
+columns, long_columns, gather.
 
 The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
 executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
@@ -31,7 +33,6 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -45,8 +46,8 @@ try:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from comparing import accuracy, ahead, bits, hosted, matrix, report
-    from comparing.rows import Row, accuracy_and_time, guarded, rehearse
+    from comparing import accuracy, ahead, bits, hosted, matrix, report, row_matrix
+    from comparing.rows import AnyCheck, Row, accuracy_and_time, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
           "from a checkout `pip install numpy array-api-compat torch rich mpmath`.", file=sys.stderr)  # fmt: skip
@@ -54,9 +55,14 @@ except ModuleNotFoundError as error:
 
 from cupylosses import checks, interop
 from cupylosses.definition import REDUCTIONS, registry
+from cupylosses.row_definition import row_registry
 from cupylosses.testing import host
-from cupylosses.testing.check import EDGES, Check
+from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
+from cupylosses.testing.row_check import ROW_LAYOUTS
+
+#: The title of the rows of losses of rows.
+OF_ROWS = "rows of logits"
 
 #: The CPU executes a launch of so many elements in 0.2 s and more, and a row takes several.
 HOST_ELEMENTS = 1 << 20
@@ -66,9 +72,9 @@ class Section(NamedTuple):
     """Checks, what makes a row of one, and where that runs kernels, what makes the same calls."""
 
     title: str
-    checks: list[Check]
-    measure: Callable[[Check], Row]
-    calls: Callable[[Check], object] | None = None
+    checks: Sequence[AnyCheck]
+    measure: Callable[[AnyCheck], Row]
+    calls: Callable[[AnyCheck], object] | None = None
 
 
 def main() -> int:
@@ -121,12 +127,12 @@ def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argpar
     return 0 if accuracy.run(arguments, place, where, console) else 1
 
 
-def warm_up(check: Check) -> None:
+def warm_up(check: AnyCheck) -> None:
     """Lets torch import what it imports when it is first used, and keeps the garbage collector from looking at it.
 
     Each timing begins with a collection, which would otherwise take longer than the check.
     """
-    guarded("", replace(check, shape=SHAPE), partial(accuracy_and_time, compile=False))
+    guarded("", check.small(), partial(accuracy_and_time, compile=False))
     gc.collect()
     gc.freeze()
 
@@ -178,8 +184,10 @@ def few(arguments: argparse.Namespace, place: str) -> bool:
 def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     """The sections of the run: errors and times, same bits, other array libraries."""
     selection = matrix.Selection(
-        losses=[registry()[name] for name in arguments.loss or registry()],
+        losses=[loss for name, loss in registry().items() if wanted(name, arguments)],
+        row_losses=[loss for name, loss in row_registry().items() if wanted(name, arguments)],
         shape=arguments.shape or SHAPE,
+        shape_given=bool(arguments.shape),
         device="cuda" if place == "cuda" else "cpu",
         dtypes=arguments.dtype,
         reductions=arguments.reduction,
@@ -190,9 +198,12 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         covered=few(arguments, place) or (place == "cuda" and not asked(arguments)),
     )
     measure = partial(accuracy_and_time, compile=arguments.compile)
-    sections = [Section("losses", matrix.checks(selection), measure, rehearse)]
+    sections = [
+        Section("losses", matrix.checks(selection), measure, rehearse),
+        Section(OF_ROWS, row_matrix.checks(selection), partial(measure, section=OF_ROWS), rehearse),
+    ]
     if not arguments.layout:
-        repeated = list(bits.repeated_checks(selection, bool(arguments.shape)))
+        repeated = [*bits.repeated_checks(selection, bool(arguments.shape)), *row_matrix.repeated_checks(selection)]
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
     if place == "host":
         sections = [x._replace(measure=hosted.executed(x.measure)) for x in sections]
@@ -200,6 +211,11 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         # NumPy arrays take the formulas everywhere.
         sections.append(Section(bits.section(selection.device), list(bits.array_checks(selection)), bits.arrays))
     return sections
+
+
+def wanted(name: str, arguments: argparse.Namespace) -> bool:
+    """Whether a loss is to be compared."""
+    return not arguments.loss or name in arguments.loss
 
 
 def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tuple[str, str]:
@@ -238,15 +254,15 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = list(dict.fromkeys(r for loss in registry().values() for r in (*REDUCTIONS, *loss.reductions)))
-    parser.add_argument("--loss", nargs="+", choices=list(registry()), metavar="NAME", help="losses (default: all)")
+    losses = [*registry(), *row_registry()]
+    parser.add_argument("--loss", nargs="+", choices=losses, metavar="NAME", help="losses (default: all)")
     parser.add_argument(
         "--dtype", nargs="+", type=dtypes, metavar="DTYPE", help="float32, or one per operand: bfloat16+float32"
     )
     parser.add_argument("--shape", type=shape, metavar="NxM", help=f"default {'x'.join(map(str, SHAPE))}")
     parser.add_argument("--reduction", nargs="+", choices=every, help="default: all that a loss has")
-    parser.add_argument(
-        "--layout", nargs="+", choices=[*LAYOUTS, EDGES], metavar="NAME", help=f"of {', '.join([*LAYOUTS, EDGES])}"
-    )
+    layouts = [*LAYOUTS, EDGES, *ROW_LAYOUTS]
+    parser.add_argument("--layout", nargs="+", choices=layouts, metavar="NAME", help=f"of {', '.join(layouts)}")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
     parser.add_argument("--accuracy", action="store_true", help="the accuracy over the whole domain instead; see above")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too; seconds per row")

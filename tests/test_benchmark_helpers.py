@@ -358,6 +358,18 @@ def test_a_peer_that_cannot_be_imported_is_a_failure_and_one_that_is_not_there_i
     assert status.startswith("failed: ModuleNotFoundError: No module named 'quack.cross_entropy'")
 
 
+def test_who_left_the_gpu_unusable_is_named(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def peer() -> None:
+        monkeypatch.setattr(torch.cuda, "synchronize", lost)
+        lost()
+
+    with pytest.raises(RuntimeError, match="the GPU does not outlive quack; see --providers"):
+        providers.attempts({"ours": lambda: None, "quack": peer})
+
+
 def test_a_failure_does_not_reach_who_comes_next(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA tells of an error that it outlives again at the next launch."""
     left: list[str] = []

@@ -17,7 +17,8 @@ import torch
 
 from cupylosses import checks
 from cupylosses.definition import registry
-from cupylosses.testing import host
+from cupylosses.row_definition import row_registry
+from cupylosses.testing import host, row_check
 from cupylosses.testing.representatives import representatives
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -92,6 +93,49 @@ def test_a_wrong_loss_fails_the_run(wrong: str, words: str) -> None:
         f"right = F.mse_loss\nF.mse_loss = lambda *a, **k: {wrong}\nF.mse_loss.loss = right.loss\n"
     )
     done = compare(*FEW, "--reduction", "mean", before=spoil)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAIL" in done.stdout and words in done.stdout and "failed" in done.stdout.splitlines()[-1]
+
+
+#: Of a loss of rows, one case of each kind.
+OF_ROWS = ("--loss", "cross_entropy", "--dtype", "float32", "--reduction", "mean", "--device", "cpu")
+
+
+def test_losses_of_rows_are_right_and_beside_torch(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    chosen = ("--loss", "nll_loss", "distillation_loss", "--dtype", "float32", "bfloat16", "--device", "cpu")
+    done = compare(*chosen, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert {(r["section"], r["loss"], r["dtype"]) for r in rows} >= {
+        ("rows of logits", loss, dtype)
+        for loss in ("nll_loss", "distillation_loss")
+        for dtype in ("float32", "bfloat16")
+    }
+    assert {r["layout"] for r in rows} == {"gather", "lanes", "block", "cluster", "long", "columns", "long_columns"}
+    assert {r["reduction"] for r in rows} == {"none", "mean", "sum", "batchmean"}
+    measured = [r for r in rows if r["section"] == "rows of logits"]
+    assert all(r["gradient_ulp"] is not None for r in measured)
+    assert all((r["torch_value_ulp"] is None) == ("mask" in r["case"]) for r in measured)
+    assert {r["gradients"] for r in measured} == {"input", "all"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("right(**k) * (1 + 1e-4)", "value:"),
+        ("right(**k) + 1e-3 * (k['input'] - k['input'].detach()).sum()", "gradient of input:"),
+        ("right(**k) + next(noise)", "other bits again"),
+        ("right(**{**k, 'ignore_index': 2})", "value:"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_wrong_loss_of_rows_fails_the_run(wrong: str, words: str) -> None:
+    spoil = (
+        "import itertools, cupylosses.functional as F\nnoise = (1e-5 * n for n in itertools.count())\n"
+        f"right = F.cross_entropy\nF.cross_entropy = lambda **k: {wrong}\n"
+    )
+    done = compare(*OF_ROWS, before=spoil)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAIL" in done.stdout and words in done.stdout and "failed" in done.stdout.splitlines()[-1]
 
@@ -210,6 +254,67 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
     assert len(planned("--dtype", "float64")) == sum(x.dtypes == ("float64",) for x, _ in every)
 
 
+@needs_compiler
+def test_a_wrong_kernel_of_rows_fails_the_run() -> None:
+    spoil = (
+        "from cupylosses import codegen, row_term_codegen\nsource = codegen.source\n"
+        "codegen.source = lambda variant: source(variant).replace('weighted(weight, nll)', '(nll)')\n"
+    )
+    chosen = ("--loss", "nll_loss", "--dtype", "float32", "--reduction", "mean", "--layout", "gather")
+    done = compare(*chosen, "--device", "host", before=spoil)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("nll_loss")]
+    assert {line.split()[1]: line.split()[-1] for line in lines[:2]} == {"defaults": "ok", "weight": "FAIL"}
+
+
+def test_the_short_run_of_rows_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every loss and kind of target; of cross entropy each layout, dtype, reduction and option."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def planned(*arguments: str) -> list:
+        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+        sections = script.planned(script.parse()[0], "host")
+        return [check for x in sections if x.title == script.OF_ROWS for check in x.checks]
+
+    few, every = planned(), planned("--device", "host")
+    assert {x.id for x in few} < {x.id for x in every} and len(every) == len({x.id for x in every})
+    for loss in row_registry().values():
+        of_loss = [x for x in few if x.loss is loss]
+        assert {x.kind for x in of_loss} == set(loss.targets)
+        assert {"mean", "none"} <= {x.reduction for x in of_loss} and {("bfloat16",)} <= {x.dtypes for x in of_loss}
+        named = {name for x in of_loss for name in x.case}
+        assert {name for case in loss.cases for name in case} <= named
+        assert loss.weights is None or loss.weights in named
+        assert loss.scale is None or {"softcap", "temperature"} & named
+    first = [x for x in few if x.loss.name == "cross_entropy" and x.kind == "indices"]
+    assert {x.layout for x in first} == {"lanes", "block", "cluster", "long", "columns", "long_columns"}
+    assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}
+    assert {x.dtypes for x in first} == {(x,) for x in checks.FLOATING}
+    every_layout = {x.layout for x in every if x.loss.name in ("cross_entropy", "nll_loss")}
+    assert every_layout == set(row_check.ROW_LAYOUTS)
+    assert {x.dtypes for x in every if x.kind == "logits"} == {
+        *((x,) for x in checks.FLOATING),
+        ("bfloat16", "float32"),
+    }
+    assert {x.id for x in planned("--layout", "cluster")} <= {x.id for x in planned("--full")}
+    assert {x.layout for x in planned("--layout", "cluster", "row")} == {"cluster"}
+    assert planned("--layout", "row") == []
+    assert {x.layout for x in planned("--shape", "9x16")} == {row_check.GIVEN}
+
+
+def test_layouts_of_rows_are_what_the_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that are launched say so."""
+    loss = row_registry()["cross_entropy"]
+    for layout, (shape, dim) in row_check.layouts(loss, "indices", ("float32",), row_check.chip_of("cpu")).items():
+        check = row_check.RowCheck(loss, "indices", layout=layout)
+        assert check.laid == (shape, dim)
+        with host.noting() as kernels:
+            check.ours()(*check.operands())
+        found = {(x.layout.replace(" ", "_"), x.cluster > 1) for x in kernels if x.kind == "value"}
+        kind = "block" if layout == "cluster" else layout
+        assert found == {(kind, layout in ("cluster", "long"))}
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The command line
 
@@ -223,6 +328,8 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
         (("--device", "cpu", "--compile"), "--compile times torch.compile on a GPU"),
         pytest.param(("--device", "host", "--compile"), "--compile times torch.compile on a GPU", marks=needs_compiler),
         (("--device", "cpu", "--loss", "kl_div", "--dtype", "float32+int64"), "nothing to do"),
+        (("--device", "cpu", "--loss", "nll_loss", "--layout", "cluster"), "nothing to do"),
+        (("--device", "cpu", "--loss", "nll_loss", "--accuracy"), "--accuracy has no losses of rows"),
     ],
 )
 def test_bad_arguments_are_named(

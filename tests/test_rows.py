@@ -20,6 +20,7 @@ from cupylosses.row_call import RowResult
 from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing import host
 from cupylosses.testing.pairwise import covering_settings
+from cupylosses.testing.row_eager import eager
 from cupylosses.testing.row_truth import NAMES, exact_row, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
@@ -299,6 +300,25 @@ def test_truths_agree(name: str, target: Any, options: dict[str, Any], softcap: 
     found = truth(name, given)
     torch.testing.assert_close(found.value.exact.item(), value, rtol=1e-14, atol=1e-15)
     torch.testing.assert_close(found.gradients[first].exact.tolist(), gradient, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(("what", "setting"), cases(2))
+def test_torchs_way_is_the_same(what: str, setting: Mapping[str, Any]) -> None:
+    """What scripts hold and time the losses beside."""
+    wide = {k: "float64" for k in ("dtype", "weight", "target_dtype") if setting.get(k)}
+    setting = {**setting, **wide, "mask": None, "normalizer": None, "out_dtype": None}
+    setting |= {"labels": "int64"} if "labels" in setting else {}
+    name, arguments = build(what, setting)
+    operands = [arguments.pop(n) for n in NAMES[name] if n in arguments]
+    reduction, dim = arguments.pop("reduction"), arguments.pop("class_dim", None)
+    call = eager(LOSSES[name], arguments, reduction, dim)
+    assert call is not None and eager(LOSSES[name], {"mask": torch.ones(())}, reduction) is None
+    given = dict(zip(NAMES[name], operands, strict=False)) | arguments | {"reduction": reduction, "class_dim": dim}
+    if dim is None:
+        del given["class_dim"]
+    exact = truth(name, given).value.exact
+    if operands[0].numel():
+        torch.testing.assert_close(call(*operands), exact, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize(

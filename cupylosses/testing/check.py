@@ -6,7 +6,7 @@ It is a value of few fields (:class:`Check`), so that tests, comparisons and mes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,9 @@ from cupylosses.testing.tolerance import SUMMED_BY_TORCH, TABLE, Comparison, com
 from cupylosses.testing.truth import OVERFLOWING, Truth, common_shape, flushes, runs_kernels, truth
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
+
+    from cupylosses.testing.row_check import RowCheck
 
 #: Instead of a layout: all edges of the domains, contiguous.
 EDGES = "edges"
@@ -133,6 +135,20 @@ class Check:
         drawn = samples.operands(self.loss, self.values, self.operand_dtypes, shapes, self.device, self.seed)
         return layout.place(drawn)
 
+    @property
+    def names(self) -> list[str]:
+        """What the operands are called."""
+        return [x.name for x in self.loss.operands]
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether the operands are such as some of torch's losses stop at."""
+        return self.layout == EDGES
+
+    def small(self) -> Check:
+        """The same on a small shape."""
+        return replace(self, shape=SHAPE)
+
     def ours(self) -> Callable[..., Tensor]:
         """The library's function with these parameters and this reduction."""
         return bind(function_for(self.loss), self.loss, self.values, self.reduction, self.dim)
@@ -149,20 +165,44 @@ class Check:
 
     def upstream(self, operands: Sequence[Tensor]) -> list[Any]:
         """The upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
-        import torch
-
         resolved = self.resolved(operands)
         if resolved.dims is None:
             return list(GRAD_OUTPUTS)
-        shape = resolved.shape
-        # Of the result's dtype, and no smaller than 1/4: a gradient times 0 says nothing.
-        generator = torch.Generator(self.device).manual_seed(self.seed + 1)
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device=self.device) * 2 + 0.25
-        return [drawn.to(eager.promoted(operands))]
+        return [drawn_upstream(resolved.shape, eager.promoted(operands), self.device, self.seed)]
 
     def resolved(self, operands: Sequence[Tensor]) -> Resolved:
         """What the reduction means for these operands."""
         return resolve(self.loss, Reduction(self.reduction, self.dim), common_shape(operands))
+
+    def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
+        """The shape and the dtype of the value."""
+        return self.resolved(operands).shape, eager.promoted(operands)
+
+    def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
+        """Value and gradients in float64, computed on the device ``where``."""
+        moved = [x.detach().to(where) for x in operands]
+        return truth(
+            self.loss,
+            moved,
+            self.values,
+            self.reduction,
+            grad_output,
+            self.gradients_of,
+            flush=flushes(operands),
+            dim=self.dim,
+        )
+
+    def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
+        """What gradients may be off by beyond the table."""
+        return biases(operands)
+
+
+def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) -> Tensor:
+    """A random gradient of a value, of its dtype, and no smaller than 1/4: a gradient times 0 says nothing."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    return (torch.rand(shape, generator=generator, dtype=torch.float32, device=device) * 2 + 0.25).to(kind)
 
 
 def function_for(loss: Loss) -> Callable[..., Any]:
@@ -215,7 +255,7 @@ def run(
 
 
 def run_torch(
-    check: Check, operands: Sequence[Tensor], grad_output: Any
+    check: Check | RowCheck, operands: Sequence[Tensor], grad_output: Any
 ) -> tuple[Callable[..., Tensor] | None, Result | None]:
     """Torch's first way to compute the same that does not fail, and its result.
 
@@ -229,14 +269,15 @@ def run_torch(
     return None, None
 
 
-def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
+def perform(check: Check | RowCheck, operands: Sequence[Tensor] | None = None) -> Outcome:
     """Runs a check: the library against the truth and torch, for every upstream gradient."""
     import torch
 
     operands = check.operands() if operands is None else operands
     where = "cpu" if max(x.numel() for x in operands) < TRUTH_ON_CPU else check.device
     upstream = check.upstream(operands)
-    exact = _truth(check, operands, upstream[0], where)
+    first = upstream[0]
+    exact = check.truth(operands, first if isinstance(first, float) else first.to(where), where)
     values: list[Comparison] = []
     gradients: list[Comparison] = []
     problems: list[str] = []
@@ -244,7 +285,7 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
         # Gradients are linear in the upstream gradient.
         factor = 1.0 if grad_output is upstream[0] else grad_output / upstream[0]
         # Not on a GPU with what some of torch's losses stop at: an assertion there ends all work on the device.
-        safe = [x.cpu() for x in operands] if check.layout == EDGES else operands
+        safe = [x.cpu() for x in operands] if check.has_edges else operands
         upstream_of = grad_output.to(safe[0].device) if isinstance(grad_output, torch.Tensor) else grad_output
         eager_call, theirs = run_torch(check, safe, upstream_of)
         memory.poison(_output_bytes(check, operands), check.device)
@@ -253,12 +294,12 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
         problems += wrong
         if wrong:
             continue
-        value, found = judge(ours.to(where), exact, theirs and theirs.to(where), biases(operands), factor)
+        value, found = judge(ours.to(where), exact, theirs and theirs.to(where), check.biases(operands), factor)
         values.append(value)
         gradients += found
         if not value.ok:
             problems.append(f"value: {value}")
-        names = [x.name for x, w in zip(check.loss.operands, check.gradients_of, strict=True) if w]
+        names = [x for x, w in zip(check.names, check.gradients_of, strict=True) if w]
         problems += [f"gradient of {name}: {c}" for name, c in zip(names, found, strict=True) if not c.ok]
     return Outcome(values[0] if values else None, tuple(gradients), tuple(problems), eager_call)
 
@@ -279,21 +320,6 @@ def judge(
     return value, gradients
 
 
-def _truth(check: Check, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
-    moved = [x.detach().to(where) for x in operands]
-    upstream = grad_output if isinstance(grad_output, float) else grad_output.to(where)
-    return truth(
-        check.loss,
-        moved,
-        check.values,
-        check.reduction,
-        upstream,
-        check.gradients_of,
-        flush=flushes(operands),
-        dim=check.dim,
-    )
-
-
 def biases(operands: Sequence[Tensor]) -> list[float | None]:
     """Where a gradient may be off by more than the table says: that of a broadcast operand. The terms of its sum share
     what depends on that operand alone, with as much of an error as one element may have; and on the CPU torch adds up.
@@ -304,16 +330,12 @@ def biases(operands: Sequence[Tensor]) -> list[float | None]:
     return [bias if x.numel() < elements else None for x, bias in zip(operands, shared, strict=True)]
 
 
-def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
+def _form(check: Check | RowCheck, operands: Sequence[Tensor], result: Result) -> list[str]:
     """What is wrong with shapes, dtypes and devices."""
-
-    shape = check.resolved(operands).shape
-    problems = _differences("value", result.value, shape, eager.promoted(operands), operands[0])
-    for operand, x, w, gradient in zip(
-        check.loss.operands, operands, check.gradients_of, result.gradients, strict=True
-    ):
+    problems = _differences("value", result.value, *check.result(operands), operands[0])
+    for name, x, w, gradient in zip(check.names, operands, check.gradients_of, result.gradients, strict=True):
         if w and gradient is not None:
-            problems += _differences(f"gradient of {operand.name}", gradient, x.shape, x.dtype, x)
+            problems += _differences(f"gradient of {name}", gradient, x.shape, x.dtype, x)
     return problems
 
 
@@ -328,8 +350,8 @@ def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Te
     return problems
 
 
-def _output_bytes(check: Check, operands: Sequence[Tensor]) -> list[int]:
+def _output_bytes(check: Check | RowCheck, operands: Sequence[Tensor]) -> list[int]:
     """Sizes of what a call allocates: the value and the gradients."""
-
-    value = prod(check.resolved(operands).shape) * eager.promoted(operands).itemsize
+    shape, kind = check.result(operands)
+    value = prod(shape) * kind.itemsize
     return [value, *(x.numel() * x.element_size() for x, w in zip(operands, check.gradients_of, strict=True) if w)]

@@ -4,6 +4,7 @@ write around it, one operation at a time.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,20 @@ Call = Callable[..., "Tensor"]
 
 def eager(loss: RowLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
     """Torch's way to compute a loss with these parameters, flags and further arguments; None where there is none."""
+    from torch.nn import functional
+
     expression = EXPRESSIONS.get(loss.name)
     values = {**loss.common, **loss.values(), **options, "reduction": reduction}
     if expression is None or values["mask"] is not None or values["normalizer"] is not None:
         return None
     values.pop(str(loss.weights), None)
+    if class_dim is None and loss.torch is not None:
+        # As it is, where it is all: what stands around it takes time, too.
+        function = getattr(functional, loss.torch)
+        default = {**loss.common, **loss.values()}
+        given = {name: value for name, value in options.items() if value != default[name]}
+        if given.keys() <= inspect.signature(function).parameters.keys() and reduction != "batchmean":
+            return lambda first, second, weight=None: function(first, second, weight, reduction=reduction, **given)
 
     def call(first: Tensor, second: Tensor, weight: Tensor | None = None) -> Tensor:
         dim = class_dim if class_dim is not None else min(1, first.dim() - 1)

@@ -55,27 +55,28 @@ class RowTruth:
     accuracy: float | None = None
 
 
-def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float = 1.0) -> RowTruth:
-    """Of a call by name; every label has to be a class or ignored."""
+def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float = 1.0, device: str = "cpu") -> RowTruth:
+    """Of a call by name, computed on a device; every label has to be a class or ignored."""
     import torch
 
     first, second, weights = NAMES[name]
     given = {**_COMMON, **DEFAULTS[name], **arguments}
-    x, target = (given[n].detach().cpu() for n in (first, second))
+    x, target = (given[n].detach().to(device) for n in (first, second))
     dim = given["class_dim"] if given["class_dim"] is not None else min(1, x.dim() - 1)
     hard = not target.is_floating_point()
     rows_shape = x.movedim(dim, -1).shape[:-1]
     classes = x.shape[dim]
     logits = x.double().movedim(dim, -1).reshape(-1, classes)
     labels = target.long().reshape(-1) if hard else target.double().movedim(dim, -1).reshape(-1, classes)
-    used = torch.ones(rows_shape, dtype=torch.bool)
+    used = torch.ones(rows_shape, dtype=torch.bool, device=device)
     if given["mask"] is not None:
-        used = used & given["mask"].cpu()
+        used = used & given["mask"].to(device)
     used = used.reshape(-1)
     if hard:
         used = used & (labels != given["ignore_index"])
     w = given.get(weights) if weights else None
-    w = torch.ones(classes, dtype=torch.float64) if w is None else w.detach().cpu().double()
+    wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    w = torch.ones(classes, **wide) if w is None else w.detach().to(**wide)
 
     z, t = logits[used].requires_grad_(), labels[used]
     if not hard:
@@ -94,7 +95,7 @@ def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float =
     if given["normalizer"] is not None and reduction in ("mean", "batchmean"):
         divisor = float(given["normalizer"])
 
-    upstream = torch.as_tensor(grad_output, dtype=torch.float64).cpu()
+    upstream = torch.as_tensor(grad_output, **wide)
     per_row = upstream.expand(rows_shape).reshape(-1)[used] if reduction == "none" else upstream / (divisor or inf)
     per_row = per_row.expand(len(z))
     leaves = [z] if hard else [z, t]
@@ -108,13 +109,13 @@ def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float =
 
     cost = cost.detach()
     if reduction == "none":
-        value, total = torch.zeros(len(logits), dtype=torch.float64), torch.zeros(len(logits), dtype=torch.float64)
+        value, total = torch.zeros(len(logits), **wide), torch.zeros(len(logits), **wide)
         value[used], total[used] = cost, size
         expected = Expected(*(a.reshape(rows_shape) for a in (value, total, total)))
     else:
         sums = cost.sum(), (size**2).sum().sqrt(), size.sum()
         expected = Expected(*(a / divisor for a in sums))
-    full_lse = torch.zeros(len(logits), dtype=torch.float64)
+    full_lse = torch.zeros(len(logits), **wide)
     full_lse[used] = lse.detach()
     right = (z.detach().argmax(-1) == t).double().sum().item() if hard and len(z) else 0.0
     accuracy = right / float(used.sum()) if bool(used.any()) else float("nan")

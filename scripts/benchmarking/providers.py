@@ -231,5 +231,15 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
 
 
 def attempts(calls: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """Warms each call up and says how it went."""
-    return {name: attempt(call, times=2)[0] for name, call in calls.items()}
+    """Warms each call up and says how it went.
+
+    Raises:
+        RuntimeError: one of them left the GPU unusable.
+    """
+    found = {}
+    for name, call in calls.items():
+        try:
+            found[name], _ = attempt(call, times=2)
+        except RuntimeError as error:
+            raise RuntimeError(f"the GPU does not outlive {name}; see --providers") from error
+    return found

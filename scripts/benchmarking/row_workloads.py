@@ -153,10 +153,10 @@ def plain() -> RowWorkload:
     return rows(row_registry()["cross_entropy"], *PLAIN_LOGITS, OPTIONS)
 
 
-def shapes(loss: RowLoss) -> list[RowWorkload]:
-    """The shapes that the figures name, beginning with those that most is known of."""
+def shapes(loss: RowLoss, *titles: str) -> list[RowWorkload]:
+    """The shapes that the figures name under these titles."""
     found = []
-    for title in (ROWS, IMAGES, EXTREMES):
+    for title in titles:
         for shape, dtype, _ in LOGITS[title]:
             case = {"ignore_index": VOID} if title == IMAGES else {}
             beside = plain() if shape == ODD else None
@@ -176,7 +176,8 @@ def options() -> list[RowWorkload]:
 
 
 def selection(losses: Sequence[RowLoss], dtypes: Sequence[str], quick: bool) -> list[RowWorkload]:
-    """The workloads of a run, those that the figures name first."""
-    every = [*shapes(row_registry()["cross_entropy"]), *options()]
+    """The workloads of a run, those last that others may not outlive."""
+    first = row_registry()["cross_entropy"]
+    every = [*shapes(first, ROWS, IMAGES), *options(), *shapes(first, EXTREMES)]
     chosen = [x for x in every if x.loss in losses and x.dtype in dtypes]
     return [x for x in chosen if x.loss.name == "cross_entropy" and x.kind == "indices"] if quick else chosen

@@ -17,6 +17,7 @@ from comparing import hosted, report
 from comparing.report import Column, number
 from cupylosses import checks, functional
 from cupylosses.definition import registry
+from cupylosses.row_definition import row_registry
 from cupylosses.testing.accuracy import BAR, Accuracy, Sweep, measure
 
 #: What of the command line means nothing here.
@@ -61,6 +62,8 @@ def obstacle(arguments: Namespace) -> str | None:
     for name in OTHERS:
         if getattr(arguments, name):
             return f"--accuracy has no --{name}: it takes every point by itself"
+    if any(name in row_registry() for name in arguments.loss or ()):
+        return "--accuracy has no losses of rows: a row has no domain of points; leave it out"
     if any(name not in checks.FLOATING for dtypes in arguments.dtype or () for name in dtypes):
         return f"--accuracy takes the dtypes {', '.join(checks.FLOATING)}"
     return None

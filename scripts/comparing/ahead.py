@@ -8,14 +8,14 @@ from contextlib import suppress
 from rich.console import Console
 from rich.progress import Progress
 
+from comparing.rows import AnyCheck
 from cupylosses import KernelError, compiler
 from cupylosses.ahead import in_threads
 from cupylosses.codegen import Variant
 from cupylosses.testing import host
-from cupylosses.testing.check import Check
 
 
-def needed(rehearsals: Iterable[tuple[Check, Callable[[Check], object]]], gpu: bool = False) -> Sequence[Variant]:
+def needed(rehearsals: Iterable[tuple[AnyCheck, Callable[[AnyCheck], object]]], gpu: bool = False) -> Sequence[Variant]:
     """The kernels that checks run, each with what makes its calls."""
     with host.noting(gpu) as kernels:
         for check, rehearse in rehearsals:

@@ -13,7 +13,7 @@ import torch
 
 import cupylosses
 from comparing.matrix import Selection, set_of
-from comparing.rows import Row, row
+from comparing.rows import AnyCheck, Row, row
 from cupylosses.testing import host, memory
 from cupylosses.testing.check import Check, Result, by_position, run
 from cupylosses.testing.tolerance import compare, same_bits
@@ -47,7 +47,7 @@ def repeated_checks(selection: Selection, shape_given: bool) -> Iterator[Check]:
                     yield check
 
 
-def repeated(check: Check) -> Row:
+def repeated(check: AnyCheck) -> Row:
     """Value and gradients twice, without one pass, and the value without gradients: all the same bits."""
     operands = check.operands()
     upstream = check.upstream(operands)[-1]

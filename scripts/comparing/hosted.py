@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from comparing.rows import Row
+from comparing.rows import AnyCheck, Row
 from cupylosses.testing import host
-from cupylosses.testing.check import Check
 
 #: Half the time of the compiler goes into finding undefined behaviour, which is a matter of tests. Races are found.
 CHECKED_FOR = "thread"
@@ -18,10 +17,10 @@ def choose_sanitizers() -> None:
     os.environ.setdefault("CUPYLOSSES_HOST_SANITIZE", CHECKED_FOR)
 
 
-def executed(measure: Callable[[Check], Row]) -> Callable[[Check], Row]:
+def executed(measure: Callable[[AnyCheck], Row]) -> Callable[[AnyCheck], Row]:
     """``measure`` with kernels: for each row anew, so that one that ends amid a launch leaves nothing to the next."""
 
-    def on_host(check: Check) -> Row:
+    def on_host(check: AnyCheck) -> Row:
         with host.execution():
             return measure(check)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from cupylosses.definition import Loss
+from cupylosses.row_definition import RowLoss
 from cupylosses.testing import covering
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.layouts import LAYOUTS, Shape
@@ -39,6 +40,8 @@ class Selection:
     losses: Sequence[Loss]
     shape: Shape
     device: str
+    row_losses: Sequence[RowLoss] = ()
+    shape_given: bool = False
     dtypes: Sequence[Dtypes] | None = None
     reductions: Sequence[str] | None = None
     layouts: Sequence[str] | None = None
@@ -52,7 +55,7 @@ class Selection:
         """The dtypes to try."""
         return self.dtypes or (DTYPES + MORE_DTYPES if self.full else DTYPES)
 
-    def reductions_of(self, loss: Loss) -> list[str]:
+    def reductions_of(self, loss: Loss | RowLoss) -> list[str]:
         """The reductions to try that the loss has."""
         return [x for x in loss.reductions if self.reductions is None or x in self.reductions]
 
@@ -75,7 +78,8 @@ def checks(selection: Selection) -> list[Check]:
 
 
 def _everything(selection: Selection, loss: Loss) -> Iterator[Check]:
-    layouts = selection.layouts or (*LAYOUTS, EDGES)
+    # Of those that are asked for, some are of rows.
+    layouts = [x for x in (*LAYOUTS, EDGES) if selection.layouts is None or x in selection.layouts]
     for case, dtypes, layout in product(loss.cases, selection.chosen_dtypes, layouts):
         for reduction in selection.reductions_of(loss):
             for wanted in combinations(loss) if layout == "contiguous" else [None]:

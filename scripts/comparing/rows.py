@@ -10,12 +10,16 @@ import torch
 
 from benchmarking import timing
 from cupylosses.testing.check import Check, Outcome, perform, run
+from cupylosses.testing.row_check import RowCheck
 from cupylosses.testing.tolerance import Comparison
 
 #: Seconds of GPU time that the timing of one function may fill.
 TARGET = 0.005
 
 COMPILE = "compile"
+
+#: A check of an element-wise loss, or of one of rows.
+AnyCheck = Check | RowCheck
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,13 @@ class Row:
         return {**asdict(self), "speed_up": self.speed_up, "ok": self.ok}
 
 
-def row(section: str, check: Check, **fields: Any) -> Row:
+def row(section: str, check: AnyCheck, **fields: Any) -> Row:
     """A row that names a check."""
     case, dtype, reduction, layout, gradients = check.words
     return Row(section, check.loss.name, case, dtype, reduction, layout, gradients, **fields)
 
 
-def guarded(section: str, check: Check, measure: Callable[[Check], Row]) -> Row:
+def guarded(section: str, check: AnyCheck, measure: Callable[[AnyCheck], Row]) -> Row:
     """A row of ``measure``; an exception is a failed row, unless the GPU does not survive it.
 
     Raises:
@@ -83,7 +87,7 @@ def _still_alive(error: Exception) -> None:
         raise RuntimeError(f"the GPU does not answer any more: {dead}") from error
 
 
-def accuracy_and_time(check: Check, compile: bool) -> Row:
+def accuracy_and_time(check: AnyCheck, compile: bool, section: str = "losses") -> Row:
     """The row of a check: the library against the truth and torch, and on a GPU the time of forward and backward."""
     operands = check.operands()
     outcome = perform(check, operands)
@@ -91,7 +95,7 @@ def accuracy_and_time(check: Check, compile: bool) -> Row:
     timed = outcome.ok and check.device != "cpu"
     times = measured(check, operands, functions(check, outcome, compile)) if timed else {}
     return row(
-        "losses",
+        section,
         check,
         value_ulp=outcome.value and outcome.value.ulps,
         torch_value_ulp=outcome.value and outcome.value.other_ulps,
@@ -104,7 +108,7 @@ def accuracy_and_time(check: Check, compile: bool) -> Row:
     )
 
 
-def rehearse(check: Check) -> None:
+def rehearse(check: AnyCheck) -> None:
     """The calls of the library that `perform` makes, and nothing else."""
     operands = check.operands()
     for grad_output in check.upstream(operands):
@@ -116,7 +120,7 @@ def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | 
     return max((x for x in map(of, comparisons) if x is not None), default=None)
 
 
-def functions(check: Check, outcome: Outcome, compile: bool) -> dict[str, Callable[..., torch.Tensor]]:
+def functions(check: AnyCheck, outcome: Outcome, compile: bool) -> dict[str, Callable[..., torch.Tensor]]:
     """What is timed, by name."""
     found = {"ours": check.ours()}
     if outcome.torch:
@@ -129,7 +133,7 @@ def functions(check: Check, outcome: Outcome, compile: bool) -> dict[str, Callab
 
 
 def measured(
-    check: Check, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
+    check: AnyCheck, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
 ) -> dict[str, float]:
     """Median milliseconds of forward and backward (forward alone, where nothing requires grad), taken in turn."""
     upstream = check.upstream(operands)[0]
