@@ -16,20 +16,18 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import autograd, interop, row_ops, row_reference
+from cupylosses import autograd, interop, row_ops, row_reference, transforms
 from cupylosses.reference import divide
 from cupylosses.row_call import RowCall, RowResult
 
 #: Where the first operand stands among the arguments of `_Traced`, of `_Values` and of `_Gradients`.
-_OF_TRACED, _OF_VALUES, _OF_GRADIENTS = 7, 4, 7
+_OF_TRACED, _OF_VALUES, _OF_GRADIENTS = 7, 4, 8
 
 
 def evaluate(call: RowCall) -> Any:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
     tracing = autograd._is_compiling()
-    # Transforms that a compiler traces know no Functions but those of torch.
-    within = tracing and (autograd._transforms_active() or forward_ad._current_level >= 0)
-    if within or not (tracing or all([autograd.runs_kernels(x) for x in call.arrays.values()])):
+    if transforms.is_traced() or not (tracing or all([autograd.runs_kernels(x) for x in call.arrays.values()])):
         return autograd.evaluate_rows_by_formula(call, readable=False)
     promoted = autograd.check_rows(call)
     return (_traced if tracing else _apart)(_placed(call), call.out_dtype or promoted)
@@ -53,7 +51,7 @@ def gradients(call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool]) 
     if indices:
         with torch.no_grad():
             _, slopes = _Values.forward(*arguments)
-    return _all_of(_Gradients.apply(upstream, slopes, tuple(wanted), *arguments), wanted)
+    return _all_of(_Gradients.apply(upstream, slopes, tuple(wanted), False, *arguments), wanted)
 
 
 def _placed(call: RowCall) -> RowCall:
@@ -187,24 +185,24 @@ class _Values(Function):
         nothing, wanted = (None,) * _OF_VALUES, ctx.needs_input_grad[_OF_VALUES:]
         if grad_output is None:
             return *nothing, None, None
-        return *nothing, *_all_of(_Gradients.apply(grad_output, slopes, wanted, text, numbers, *tensors), wanted)
+        found = _Gradients.apply(grad_output, slopes, wanted, False, text, numbers, *tensors)
+        return *nothing, *_all_of(found, wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
-        slopes, weight, mask, *operands = ctx.saved_tensors
+        slopes, *tensors = ctx.saved_tensors
         text, numbers, others = ctx.rest
-        call = row_ops.call_of(text, numbers, None, None, weight, mask, *operands)
-        first, compute = call.operands[0], row_ops.compute_dtype(call)
+        call = row_ops.call_of(text, numbers, None, None, *tensors)
+        first = call.operands[0]
         ones = torch.ones(call.row_shape, dtype=torch.float64, device=first.device)
         directions = tangents[_OF_VALUES:]
         moving = tuple([v is not None for v in directions])
         given = [v for v in directions if v is not None]
+        # The many small gradients of a row would be nothing in 16 bits.
+        found = _Gradients.apply(ones, slopes, moving, True, text, numbers, *tensors)
         counts = row_reference.rows_of(interop.namespace(first), call).sound
         # Off in here, also for the outer one of two transforms.
         with forward_ad._set_fwd_grad_enabled(autograd._transforms_active()):
-            # The many small gradients of a row are nothing in 16 bits.
-            wide = [x.to(compute) if w else x for x, w in zip(operands, moving, strict=True)]
-            found = _Gradients.apply(ones, slopes, moving, text, numbers, weight, mask, *wide)
             terms = [(g * v).sum(call.class_dim, dtype=torch.float64) for g, v in zip(found, given, strict=True)]
             return torch.where(counts, sum(terms[1:], terms[0]), 0.0), *(None,) * others
 
@@ -220,8 +218,8 @@ class _Values(Function):
 
 
 class _Gradients(Function):
-    """The gradients of the operands that are wanted, as a function of a grad_output per row and of the operands. The
-    slopes follow from these, and are no variables.
+    """The gradients of the operands that are wanted, ``wide`` in the type of the arithmetic, as a function of a
+    grad_output per row and of the operands. The slopes follow from these, and are no variables.
     """
 
     @staticmethod
@@ -229,6 +227,7 @@ class _Gradients(Function):
         grad_output: torch.Tensor,
         slopes: torch.Tensor | None,
         wanted: tuple[bool, ...],
+        wide: bool,
         text: str,
         numbers: tuple[float, ...],
         weight: torch.Tensor | None,
@@ -236,16 +235,17 @@ class _Gradients(Function):
         first: torch.Tensor,
         second: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
+        first, second = _widened((first, second), wanted if wide else (False, False))
         found = row_ops.gradients(grad_output, slopes, wanted, text, numbers, None, None, weight, mask, first, second)
         return tuple(found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad_output, _, wanted, text, numbers, *tensors = inputs
-        ctx.save_for_backward(grad_output, *tensors)
-        ctx.save_for_forward(grad_output, *tensors)
+        grad_output, _, *rest, weight, mask, first, second = inputs
+        ctx.save_for_backward(grad_output, weight, mask, first, second)
+        ctx.save_for_forward(grad_output, weight, mask, first, second)
         ctx.set_materialize_grads(False)
-        ctx.rest = wanted, text, numbers
+        ctx.rest = rest
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -267,34 +267,35 @@ class _Gradients(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        grad_output, slopes, wanted, text, numbers, *tensors = inputs
-        size, (of_grad_output, of_slopes, _, _, _, *dims) = info.batch_size, in_dims
+        grad_output, slopes, wanted, wide, text, numbers, *tensors = inputs
+        size, (of_grad_output, of_slopes, _, _, _, _, *dims) = info.batch_size, in_dims
         if dims[0] is not None:
 
             def gradients(grad_output: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
-                function, operands = _gradients_of_formula(text, numbers, wanted, *tensors)
+                function, operands = _gradients_of_formula(wanted, wide, text, numbers, *tensors)
                 return function(grad_output, *operands)
 
             found = torch.vmap(gradients, (of_grad_output, *dims))(grad_output, *tensors)
         else:
             grad_output = _in_front(grad_output, of_grad_output, size)
             slopes = slopes if slopes is None else _in_front(slopes, of_slopes, size)
-            found = _Gradients.apply(grad_output, slopes, wanted, *_batched(size, text, numbers, tensors, dims))
+            arguments = _batched(size, text, numbers, tensors, dims)
+            found = _Gradients.apply(grad_output, slopes, wanted, wide, *arguments)
         return found, (0,) * len(found)
 
 
 def _differentiable(ctx: Any) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
     """The gradients by the formula, and what they are a function of."""
     grad_output, *tensors = ctx.saved_tensors
-    wanted, text, numbers = ctx.rest
-    function, operands = _gradients_of_formula(text, numbers, wanted, *tensors)
+    function, operands = _gradients_of_formula(*ctx.rest, *tensors)
     return function, (grad_output, *operands)
 
 
 def _gradients_of_formula(
+    wanted: Sequence[bool],
+    wide: bool,
     text: str,
     numbers: tuple[float, ...],
-    wanted: Sequence[bool],
     weight: torch.Tensor | None,
     mask: torch.Tensor | None,
     first: torch.Tensor,
@@ -304,7 +305,7 @@ def _gradients_of_formula(
     formula = _formula(text, numbers)
 
     def found(grad_output: torch.Tensor, *floating: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        operands = (*floating, second)[:2]
+        operands = _widened((*floating, second)[:2], wanted if wide else (False, False))
 
         def value(*moving: torch.Tensor) -> torch.Tensor:
             rest = iter(moving)
@@ -314,6 +315,12 @@ def _gradients_of_formula(
         return pull(grad_output.to(values.dtype))
 
     return found, (first,) if row_ops.decode(text)[0].kind == "indices" else (first, second)
+
+
+def _widened(operands: Sequence[torch.Tensor], which: Sequence[bool]) -> list[torch.Tensor]:
+    """The operands, some of them in a type of 32 bits at least."""
+    wide = [torch.promote_types(x.dtype, torch.float32) for x in operands]
+    return [x.to(dtype) if w else x for x, dtype, w in zip(operands, wide, which, strict=True)]
 
 
 def _formula(text: str, numbers: tuple[float, ...]) -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from cupylosses import autograd, checks, ops
 from cupylosses.call import Call, split
@@ -37,9 +37,16 @@ def is_fake(call: Call | RowCall) -> bool:
     return any(type(x).__name__ == "FakeTensor" for x in call.operands)
 
 
+def is_traced() -> bool:
+    """Whether a compiler traces a transform, in which it takes the derivatives of torch's own operators only."""
+    return autograd._is_compiling() and (autograd._transforms_active() or forward_ad._current_level >= 0)
+
+
 def evaluate(call: Call, warn: bool) -> torch.Tensor:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
     tracing = autograd._is_compiling()
+    if is_traced():
+        return autograd.evaluate_reference(call, warn)
     if not tracing and not all(autograd.runs_kernels(x) for x in call.operands):
         return autograd.evaluate_reference(call, warn)
     result = autograd.check(call, warn)

@@ -282,6 +282,18 @@ def test_gradients_are_those_of_autograd(name: str, options: dict[str, Any], dty
 
 
 @pytest.mark.kernels
+def test_tangents_of_narrow_logits() -> None:
+    """A row of many classes has gradients that 16 bits hold few digits of; their sum has all of its digits."""
+    classes = 70_000
+    x = torch.zeros(1, classes, dtype=torch.float16, device=KERNELS)
+    y = torch.zeros(1, dtype=torch.int64, device=KERNELS)
+    along = torch.ones_like(x)
+    along[0, 0] = 0.0
+    _, tangent = torch.func.jvp(lambda x: F.cross_entropy(x, y, out_dtype="float32"), (x,), (along,))
+    assert tangent.item() == pytest.approx(1 - 1 / classes, rel=1e-6)
+
+
+@pytest.mark.kernels
 def test_samples_with_class_weights_of_their_own() -> None:
     """Which kernels cannot have."""
     function = partial(F.cross_entropy, target=torch.tensor([0, 1, 2, 0], device=KERNELS))

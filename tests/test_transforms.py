@@ -168,6 +168,16 @@ def test_options_in_a_graph(options: dict[str, Any]) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize("take", ["grad", "vmap", "jacrev", "hessian"])
+def test_transforms_inside_of_a_graph(take: str) -> None:
+    """Go by the formula."""
+    torch.compiler.reset()
+    operands = [drawn(5, 4), drawn(5, 4, seed=1)]
+    function = getattr(torch.func, take)(F.log_cosh_loss)
+    close(torch.compile(function, fullgraph=True, backend="aot_eager")(*operands), function(*operands))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Operators
 
