@@ -37,6 +37,8 @@ _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+#: Whether a compiler traces what is called.
+is_tracing = _is_compiling
 
 
 if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
@@ -381,9 +383,7 @@ def evaluate_rows(call: RowCall) -> Any:
     """A loss of rows of torch tensors."""
     if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
         return row_transforms.evaluate(call)
-    if all([runs_kernels(x) for x in call.arrays.values()]):
-        return row_autograd.evaluate(call)
-    return evaluate_rows_by_formula(call)
+    return row_autograd.evaluate(call)
 
 
 def common_row_device(call: RowCall) -> None:

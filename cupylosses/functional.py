@@ -135,7 +135,7 @@ def backend(library: str) -> Any:
         if library == "torch":
             from cupylosses import autograd as found
 
-            _SHORTCUTS[found.torch.Tensor] = found
+            _SHORTCUTS.update(dict.fromkeys((found.torch.Tensor, found.torch.nn.Parameter), found))
         elif library == "cupy":
             from cupylosses import cupy_arrays as found
         else:
@@ -174,13 +174,9 @@ def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
 
 def row_function_of(loss: RowLoss, module: str = __name__) -> Callable[..., Any]:
     """The public function of a loss of rows; ``function.prepare`` checks the same arguments and returns the call."""
-    first, second = (x.name for x in loss.operands)
-    options = "".join(f"{x.name}, " for x in loss.options)
-    common = ", ".join(f"{x!r}: {x}" for x in loss.common)
-    body = [
-        f"return _then(_loss, {first}, {second}, ({options}), {{{common}}}"
-        f"{', size_average, reduce' if loss.legacy else ''})"
-    ]
+    arrays = [x.name for x in loss.operands] + [loss.weights or "None", "mask", "normalizer"]
+    settings = "".join(f"{x}, " for x in _settings_of(loss))
+    body = [f"return _then(_loss, {', '.join(arrays)}, ({settings}){', size_average, reduce' if loss.legacy else ''})"]
     function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate_rows, _loss=loss)
     function.__doc__ = docstring(loss)
     remember(loss)
@@ -191,21 +187,30 @@ def row_function_of(loss: RowLoss, module: str = __name__) -> Callable[..., Any]
     return function
 
 
+def _settings_of(loss: RowLoss) -> list[str]:
+    """The names of the arguments that are no arrays: the options, and what losses of rows have in common."""
+    arrays = {loss.weights, "mask", "normalizer"}
+    return [*(x.name for x in loss.options), *(x for x in loss.common if x not in arrays)]
+
+
 def prepare_rows(
     loss: RowLoss,
     first: Any,
     second: Any,
-    options: tuple[Any, ...],
-    common: dict[str, Any],
+    weight: Any,
+    mask: Any,
+    normalizer: Any,
+    settings: tuple[Any, ...],
     size_average: bool | None = None,
     reduce: bool | None = None,
 ) -> RowCall:
     """Checks what is no array of a call of a loss of rows; dtypes and shapes are left to the backends."""
+    count = len(loss.options)
+    options, common = settings[:count], dict(zip(_settings_of(loss)[count:], settings[count:], strict=True))
     reduction = common["reduction"]
     if size_average is not None or reduce is not None:
         reduction = checks.legacy_reduction(loss, size_average, reduce)
     checks.reduction(loss, reduction)
-    weight, mask = common.get(str(loss.weights)), common["mask"]
     given = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
     given |= {} if weight is None else {str(loss.weights): weight}
     given |= {} if mask is None else {"mask": mask}
@@ -220,18 +225,18 @@ def prepare_rows(
     parameters = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options[:count], strict=True)])
     accuracy = row_checks.switch(loss, "return_accuracy", common.get("return_accuracy", False))
     row_checks.without_probabilities(loss, kind, parameters, accuracy)
-    normalizer, out_dtype = common["normalizer"], common["out_dtype"]
+    out_dtype = common["out_dtype"]
     scale = row_checks.scale(loss, loss.scale, common[loss.scale]) if loss.scale else 1.0
     return RowCall(
-        loss=loss,
-        kind=kind,
         operands=(first, second),
         weight=weight,
         mask=mask,
+        normalizer=None if normalizer is None else checks.normalizer(loss, normalizer, reduction),
+        loss=loss,
+        kind=kind,
         class_dim=row_checks.class_dimension(loss, common["class_dim"], first.shape),
         ignore_index=row_checks.ignore_index(loss, common.get("ignore_index", IGNORED), kind),
         reduction=reduction,
-        normalizer=None if normalizer is None else checks.normalizer(loss, normalizer, reduction),
         out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
         parameters=parameters,
         flags=tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, options[count:], strict=True)]),
@@ -244,13 +249,49 @@ def prepare_rows(
     )
 
 
+#: Settings that have been checked, by the identities of what was given: the call but its arrays, and what was given,
+#: which keeps the identities its own.
+_ROW_SETTINGS: dict[tuple[Any, ...], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+_MAX_SETTINGS = 1024
+
+#: Of these types nothing changes unnoticed.
+_CONSTANT = frozenset({int, float, bool, str, type(None)})
+
+
+def _evaluate_rows(
+    loss: RowLoss,
+    first: Any,
+    second: Any,
+    weight: Any,
+    mask: Any,
+    normalizer: Any,
+    settings: tuple[Any, ...],
+    *legacy: bool | None,
+) -> Any:
+    """A loss of rows of these arguments. What has been checked is not checked again: where the tensors are torch's, a
+    call is found by its settings.
+    """
+    known = interop.known_kinds
+    library = _SHORTCUTS.get(type(first))
+    alike = library and all([x is None or known.get(type(x)) == "torch" for x in (first, second, weight, mask)])
+    if not alike or library.is_tracing() or normalizer is not None or any([x is not None for x in legacy]):
+        return evaluate_rows(prepare_rows(loss, first, second, weight, mask, normalizer, settings, *legacy))
+    key = (loss, second.dtype, first.dim(), *map(id, settings))
+    found = _ROW_SETTINGS.get(key)
+    if found is None:
+        call = prepare_rows(loss, first, second, weight, mask, None, settings)
+        if all([type(x) in _CONSTANT for x in settings]):
+            if len(_ROW_SETTINGS) >= _MAX_SETTINGS:
+                _ROW_SETTINGS.clear()
+            _ROW_SETTINGS[key] = call[4:], settings
+    else:
+        call = RowCall((first, second), weight, mask, None, *found[0])
+    return library.evaluate_rows(call)
+
+
 def evaluate_rows(call: RowCall) -> Any:
     """Hands a call over to the library that owns its arrays."""
     return backend(interop.kind(call.operands[0])).evaluate_rows(call)
-
-
-def _evaluate_rows(*arguments: Any) -> Any:
-    return evaluate_rows(prepare_rows(*arguments))
 
 
 __all__ = [*registry(), *row_registry()]

@@ -31,31 +31,33 @@ _Launch = tuple[RowPlan, autograd.TorchDevice, Arguments, Divisor, RowCall]
 
 
 def evaluate(call: RowCall, slopes: int = 0) -> Any:
-    """The loss of torch tensors on a device with kernels. Without autograd, the slopes of class indices may be stored
-    too, at an address.
-    """
+    """The loss of torch tensors. Without autograd, the slopes of class indices may be stored too, at an address."""
     weight = call.weight
-    weighed = weight is not None and weight.requires_grad and torch.is_grad_enabled()
-    if weighed or not row_torch.readable(call):
+    weighed = False
+    if weight is not None:
+        weighed = weight.requires_grad and torch.is_grad_enabled()
+        if not weight.is_contiguous():
+            call = call._replace(weight=weight.contiguous())
+    found = None if weighed else row_torch.find(call)
+    if found is None:
         return _evaluate_apart(call)
-    if weight is not None and not weight.is_contiguous():
-        call = call._replace(weight=weight.contiguous())
-    return evaluate_indices(call, slopes) if call.kind == "indices" else row_term_autograd.evaluate(call)
-
-
-def _evaluate_apart(call: RowCall) -> Any:
-    """The loss of tensors that no kernel can read: without memory, of another type."""
-    return (row_transforms.evaluate if transforms.is_fake(call) else autograd.evaluate_rows_by_formula)(call)
-
-
-def evaluate_indices(call: RowCall, slopes: int = 0) -> Any:
-    """The loss of class indices."""
-    plan, device = row_torch.find(call, row_plans.index_plan)
+    plan, device = found
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_gpu and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
-            return evaluate_indices(call, slopes)
+            return evaluate(call, slopes)
+    if call.kind == "indices":
+        return _evaluate_indices(call, plan, device, slopes)
+    return row_term_autograd.evaluate(call, plan, device)
+
+
+def _evaluate_apart(call: RowCall) -> Any:
+    """The loss of tensors that no kernel can read: without memory, of another type, on another device."""
+    return (row_transforms.evaluate if transforms.is_fake(call) else autograd.evaluate_rows_by_formula)(call)
+
+
+def _evaluate_indices(call: RowCall, plan: RowPlan, device: autograd.TorchDevice, slopes: int) -> Any:
     row_arrays.check_labels(device)
     given = row_arrays.index_arguments(call, device)
     divisor = row_arrays.divisor_of(call, device) or row_engine.count(plan, device, given)
@@ -80,16 +82,21 @@ def evaluate_indices(call: RowCall, slopes: int = 0) -> Any:
 
 def gradients(
     call: RowCall, grad_output: torch.Tensor, slopes: torch.Tensor | None, wanted: tuple[bool, bool]
-) -> Sequence[torch.Tensor | None]:
-    """The gradients of the operands that are wanted, of class indices from the slopes."""
+) -> Sequence[torch.Tensor | None] | None:
+    """The gradients of the operands that are wanted, of class indices from the slopes; None where no kernel can read
+    the arrays.
+    """
     if call.weight is not None and not call.weight.is_contiguous():
         call = call._replace(weight=call.weight.contiguous())
-    if slopes is None:
-        return row_term_autograd.gradients(call, grad_output, wanted)
-    plan, device = row_torch.find(call, row_plans.index_plan)
+    found = row_torch.find(call)
+    if found is None:
+        return None
+    plan, device = found
     if device.is_gpu and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, slopes, wanted)
+    if slopes is None:
+        return row_term_autograd.gradients(call, plan, device, grad_output, wanted)
     given, per_row = row_arrays.index_arguments(call, device), call.reduction == "none"
     divisor = row_arrays.divisor_of(call, device) or row_engine.count(plan, device, given)
     upstream = grad_output.resolve_neg()

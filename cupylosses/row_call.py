@@ -21,7 +21,7 @@ class RowResult(NamedTuple):
 
 
 class RowCall(NamedTuple):
-    """A loss, its arrays, and everything else.
+    """The arrays, the loss, and everything else.
 
     ``kind`` is what the target is, one of :data:`cupylosses.row_definition.TARGETS`. ``operands`` are the first
     operand and the target; ``weight`` the class weights and ``mask`` an array that broadcasts to the shape of the rows,
@@ -31,15 +31,15 @@ class RowCall(NamedTuple):
     written over the first operand.
     """
 
-    loss: RowLoss
-    kind: str
     operands: tuple[Any, Any]
     weight: Any
     mask: Any
+    normalizer: Any
+    loss: RowLoss
+    kind: str
     class_dim: int
     ignore_index: int
     reduction: str
-    normalizer: Any
     out_dtype: str | None
     parameters: tuple[float, ...]
     flags: tuple[int, ...]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cupylosses import compiler, launch, row_launch
 from cupylosses.engine import EXPECTATIONS, Device, Divisor
@@ -42,8 +42,7 @@ class Status(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """What of a call is not in its plan: addresses, of which some are 0, and numbers."""
 
     input: int
@@ -123,7 +122,7 @@ class RowPlan:
                 self.sites.append((loss, self.shape))
         self._launchers: dict[tuple[str, bool], Any] = {}
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         return row_launch.blocks(self.layout, self.layout.groups, self.processors)
 
@@ -181,7 +180,7 @@ class RowPlan:
         )  # fmt: skip
         return self.launcher(variant, blocks, threads, (groups, width, x.words), shared)
 
-    @property
+    @cached_property
     def count_groups(self) -> int:
         """The partial sums of the count."""
         return max(1, min(-(-self.rows // (4 * launch.WARP)), row_launch.MAX_GROUPS))

@@ -86,7 +86,7 @@ def _values(loss: str, *arguments: Any) -> list[torch.Tensor]:
     if decode(loss)[1]:
         slopes = torch.empty(slopes_shape(call), dtype=compute_dtype(call), device=call.operands[0].device)
     with torch.no_grad():
-        if row_torch.has_kernels(call):
+        if row_torch.find(call):
             found = row_autograd.evaluate(_uncaptured(call), 0 if slopes is None else slopes.data_ptr())
         else:
             found = autograd.evaluate_rows_by_formula(call)
@@ -104,9 +104,10 @@ def _gradients(
 ) -> list[torch.Tensor]:
     call = call_of(*arguments)
     with torch.no_grad():
-        if row_torch.has_kernels(call) and grad_output.numel():
+        found = None
+        if grad_output.numel():
             found = row_autograd.gradients(call, grad_output, slopes, (wanted[0], wanted[1]))
-        else:
+        if found is None:
             found = _gradients_of_formula(call, grad_output, wanted)
     return [
         laid_out(g, dense_strides(x.shape, x.stride()), [*_tensors(call), grad_output])

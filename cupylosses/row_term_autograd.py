@@ -16,14 +16,8 @@ from cupylosses.row_term_engine import TermArguments, TermPlan
 _Launch = tuple[TermPlan, autograd.TorchDevice, TermArguments, Divisor, int, RowCall]
 
 
-def evaluate(call: RowCall) -> Any:
-    """The loss of torch tensors that kernels can read."""
-    plan, device = row_torch.find(call, row_plans.term_plan)
-    if plan.rows == 0 or plan.classes == 0:
-        return autograd.evaluate_rows_by_formula(call)
-    if device.is_gpu and autograd._current_device() != device.index:
-        with torch.cuda.device(device.index):
-            return evaluate(call)
+def evaluate(call: RowCall, plan: TermPlan, device: autograd.TorchDevice) -> Any:
+    """The loss of torch tensors that kernels can read, on the current device."""
     lse = row_arrays.new_lse(plan, device) if call.lse else None
     given = row_arrays.term_arguments(call, device)
     divisor = row_arrays.divisor_of(call, device) or row_term_engine.count(plan, device, given)
@@ -39,13 +33,13 @@ def evaluate(call: RowCall) -> Any:
 
 
 def gradients(
-    call: RowCall, grad_output: torch.Tensor, wanted: tuple[bool, bool]
+    call: RowCall,
+    plan: TermPlan,
+    device: autograd.TorchDevice,
+    grad_output: torch.Tensor,
+    wanted: tuple[bool, bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of the operands that are wanted."""
-    plan, device = row_torch.find(call, row_plans.term_plan)
-    if device.is_gpu and autograd._current_device() != device.index:
-        with torch.cuda.device(device.index):
-            return gradients(call, grad_output, wanted)
     given = row_arrays.term_arguments(call, device)
     if call.reduction == "none":
         upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)

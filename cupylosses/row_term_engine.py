@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupylosses import compiler, launch, row_launch
 from cupylosses.engine import EXPECTATIONS, Device, Divisor
@@ -19,8 +18,7 @@ from cupylosses.row_term_codegen import TermVariant
 Pair = tuple[Any, Any]
 
 
-@dataclass(frozen=True)
-class TermArguments:
+class TermArguments(NamedTuple):
     """What of a call is not in its plan: addresses, of which some are 0, and numbers."""
 
     input: int
@@ -77,12 +75,12 @@ class TermPlan:
         """Those of every launch but the count's."""
         return row_launch.blocks(self.layout, self.layout.groups, self.processors)
 
-    @property
+    @cached_property
     def teams(self) -> int:
         """How many notes are left of the grad_output that was expected: one by each team of a block."""
         return self.blocks * self.layout.per_block
 
-    @property
+    @cached_property
     def count_groups(self) -> int:
         """The partial sums of the count."""
         return max(1, min(-(-self.rows // (4 * launch.WARP)), row_launch.MAX_GROUPS))

@@ -4,38 +4,40 @@ for backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from cupylosses import autograd, row_arrays, row_checks
+from cupylosses import autograd, row_arrays, row_checks, row_plans
 from cupylosses.autograd import TorchDevice
 from cupylosses.row_call import RowCall
 
-_P = TypeVar("_P")
 
-
-def readable(call: RowCall) -> bool:
-    """Whether kernels can read all arrays."""
-    plain, strided = autograd._PLAIN, torch.strided
-    return all([type(x) in plain and x.layout is strided and not x.is_neg() for x in call.arrays.values()])
-
-
-def has_kernels(call: RowCall) -> bool:
-    """Whether kernels run for all arrays, none of which a transform has wrapped."""
-    return readable(call) and all([autograd.runs_kernels(x) for x in call.arrays.values()])
-
-
-def find(call: RowCall, make: Callable[[RowCall, TorchDevice, str, str | None], _P]) -> tuple[_P, TorchDevice]:
-    """The plan for a call, made where there is none yet, and the device of its arrays."""
+def find(call: RowCall) -> tuple[Any, TorchDevice] | None:
+    """The plan for a call, made where there is none yet, and the device of its arrays; None where no kernel can read
+    one of them.
+    """
+    first, second = call.operands
+    host = autograd._host
+    if host is None and not first.is_cuda:
+        return None
     key: list[Any] = [*row_arrays.own_key(call), torch.is_autocast_enabled()]
-    key.append(autograd._host and autograd._is_autocast_cpu_enabled())
-    for name, x in call.arrays.items():
-        key += (name, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
+    key.append(host and autograd._is_autocast_cpu_enabled())
+    plain, strided = autograd._PLAIN, torch.strided
+    for x in (first, second, call.weight, call.mask):
+        if x is None:
+            key.append(None)
+            continue
+        if type(x) not in plain or x.layout is not strided or x.is_neg():
+            return None
+        key += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
     found = row_arrays.plans.get(tuple(key))
     if found is None:
+        if not all([autograd.runs_kernels(x) for x in call.arrays.values()]):
+            return None
         device = _device_of(call)
+        make = row_plans.index_plan if call.kind == "indices" else row_plans.term_plan
         found = row_arrays.remember(tuple(key), make(call, device, _promoted(call), call.out_dtype), device)
     return found
 

@@ -341,3 +341,57 @@ def test_a_name_is_defined_once() -> None:
 def test_the_message_of_a_label_is_also_that_of_kernels() -> None:
     found = row_checks.bad_label(LOSSES["cross_entropy"], (12, 7), 255, 19, alike=True)
     assert isinstance(found, IndexError) and "`target[12, 7]`" in str(found) and "ignore_index=255?" in str(found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What has been checked is not checked again
+
+
+def test_settings_that_are_equal_are_not_the_same() -> None:
+    """True is equal to 1.0, which is a share of a label that is smoothed."""
+    x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+    for _ in range(3):
+        F.cross_entropy(x, y, label_smoothing=1.0)
+        with pytest.raises(TypeError, match="label_smoothing"):
+            F.cross_entropy(x, y, label_smoothing=True)
+        with pytest.raises(ValueError, match="label_smoothing"):
+            F.cross_entropy(x, y, label_smoothing=1.5)
+
+
+def test_settings_of_operands_of_other_kinds() -> None:
+    """The same settings mean another class dimension, or another kind of target, for other operands."""
+    x = torch.randn(6, 5)
+    for _ in range(2):
+        alone = [F.cross_entropy(row, y) for row, y in zip(x, torch.arange(5), strict=False)]
+        together = F.cross_entropy(x[:5], torch.arange(5), reduction="none")
+        torch.testing.assert_close(torch.stack(alone), together)
+        dense = F.cross_entropy(x, x.softmax(-1), reduction="none")
+        torch.testing.assert_close(dense, torch.distributions.Categorical(logits=x).entropy())
+        image = F.cross_entropy(x[:5].T[None], torch.arange(5)[None], reduction="none")
+        torch.testing.assert_close(image[0], together)
+
+
+def test_settings_that_change_are_looked_at_each_time() -> None:
+    x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+    share = numpy.full((), 0.5)
+    first = F.cross_entropy(x, y, label_smoothing=share[()])
+    share[()] = 0.0
+    assert F.cross_entropy(x, y, label_smoothing=share[()]) != first
+    normalizer = torch.tensor(2.0)
+    values = []
+    for n in (2.0, 4.0):
+        normalizer.fill_(n)
+        values.append(F.cross_entropy(x, y, normalizer=normalizer))
+    torch.testing.assert_close(values[0], 2 * values[1])
+
+
+def test_settings_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "_MAX_SETTINGS", 5)
+    monkeypatch.setattr(F, "_ROW_SETTINGS", {})
+    x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+    for n in range(12):
+        value = F.cross_entropy(x, y, z_loss=0.1 * n)
+        torch.testing.assert_close(
+            value, torch.nn.functional.cross_entropy(x, y) + 0.1 * n * x.logsumexp(-1).square().mean()
+        )
+        assert 1 <= len(F._ROW_SETTINGS) <= 5
