@@ -105,7 +105,7 @@ def _gradients(
     call = call_of(*arguments)
     with torch.no_grad():
         found = None
-        if grad_output.numel():
+        if call.operands[0].numel():
             found = row_autograd.gradients(call, grad_output, slopes, (wanted[0], wanted[1]))
         if found is None:
             found = _gradients_of_formula(call, grad_output, wanted)

@@ -341,6 +341,22 @@ def test_one_graph_for_all_sizes(labels: str) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dense", [False, True], ids=["labels", "probabilities"])
+def test_no_rows(reduction: str, dense: bool) -> None:
+    """In a graph and under transforms, as in eager mode."""
+    torch.compiler.reset()
+    x = torch.zeros(0, 3, device=KERNELS)
+    y = torch.zeros(0, 3, device=KERNELS) if dense else torch.zeros(0, dtype=torch.int64, device=KERNELS)
+    function = partial(F.cross_entropy, reduction=reduction)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for a, b in zip(*[gradients(f, [x], target=y) for f in (compiled, function)], strict=True):
+        assert same_bits(a, b)
+    assert torch.func.grad(lambda x: function(x, y).sum())(x).shape == x.shape
+    assert same_bits(torch.func.vmap(function)(x[None], y[None])[0], function(x, y))
+
+
+@pytest.mark.kernels
 def test_one_read_for_the_value_and_one_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph's backward knows of class indices what the forward found, and only counts again; so does ``vmap``."""
     torch.compiler.reset()
