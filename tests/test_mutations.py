@@ -101,7 +101,7 @@ def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[]
     """A property of ``row_term_properties`` of one loss in one layout."""
 
     def run() -> None:
-        with host.execution(seed=1):
+        with term_properties.term_chip(), host.execution(seed=1):
             check(term_properties.draw_terms(row_loss, term_properties.TERM_LAYOUTS[layout]))
 
     return run
@@ -111,7 +111,7 @@ def of_shape(check: Callable[..., None], layout: str) -> Callable[[], None]:
     """A property of ``row_term_properties`` that takes a shape."""
 
     def run() -> None:
-        with host.execution(seed=1):
+        with term_properties.term_chip(), host.execution(seed=1):
             check(term_properties.TERM_LAYOUTS[layout])
 
     return run

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import cupylosses.functional as F
 from cupylosses import options, row_launch
+from cupylosses.launch import DECLARED_BYTES
 from cupylosses.row_definition import row_registry
+from cupylosses.row_launch import Chip
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_properties import placed, upstream
 from cupylosses.testing.row_truth import NAMES, truth
@@ -28,15 +31,27 @@ TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "distillation_loss, mixed": ("distillation_loss", {"beta": 0.3, "temperature": 2.0}),
 }
 
-#: Operands that are taken in each way by ``row_properties.SMALL``, in float32: their shape, the classes in dimension 1.
+#: A GPU of which a block gets so little shared memory that rows need not be long to be long: threads that take turns at
+#: each access of memory take their time.
+TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True)
+
+#: Operands that are taken in each way by such a GPU, in float32: their shape, the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "lanes": (37, 43),
-    "block": (5, 1031),
-    "block, cluster": (3, 5003),
-    "long": (2, 16391),
+    "block": (3, 301),
+    "block, cluster": (3, 803),
+    "long": (2, 4103),
     "columns": (3, 5, 4, 8),
     "long columns": (2, 199, 5, 3),
 }
+
+
+@contextmanager
+def term_chip() -> Iterator[None]:
+    """Within it executions on the host have such a GPU."""
+    # By name: the package has a function of that name.
+    with mock.patch.object(import_module("cupylosses.testing.host.execution"), "SMALL", TERM_CHIP):
+        yield
 
 
 class TermCall(NamedTuple):
