@@ -36,6 +36,8 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
+_address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 #: Whether a compiler traces what is called.
 is_tracing = _is_compiling
@@ -63,9 +65,13 @@ _empty_strided: Any = getattr(
 class TorchDevice(engine.Device):
     """One CUDA device through torch: its allocator, its current stream."""
 
+    #: Whether another device may be the current one.
+    is_one_of_several = False
+
     def __init__(self, index: int) -> None:
         super().__init__(index, *interop.gpu(index))
         self.device = torch.device("cuda", index)
+        self.is_one_of_several = torch.cuda.device_count() > 1
         self.stream = partial(_current_stream, index)
 
     def synchronize(self) -> None:
@@ -108,8 +114,9 @@ class TorchDevice(engine.Device):
     capturing = staticmethod(_is_capturing)
 
 
-#: A loss about to be computed, as the engine takes it: plan, device, addresses of the operands, parameters, divisor.
-_Launch = tuple[engine.Plan, TorchDevice, list[int], tuple[float, ...], engine.Divisor]
+#: A loss about to be computed, as the engine takes it: plan, device, addresses of the operands, parameters, divisor,
+#: and which operands require grad.
+_Launch = tuple[engine.Plan, TorchDevice, list[int], tuple[float, ...], engine.Divisor, tuple[bool, ...]]
 
 _devices: dict[int, TorchDevice] = {}
 _plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
@@ -143,10 +150,10 @@ def evaluate(call: Parts, warn: bool = True, plain: bool = False) -> torch.Tenso
     plan, device, pointers, wanted = found
     if plan.warning and warn:
         checks.warn(plan.warning)
-    if device.is_gpu and _current_device() != device.index:
+    if device.is_one_of_several and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(call, False, plain)
-    differentiable = True in wanted and torch.is_grad_enabled()
+    differentiable = True in wanted and _is_grad_enabled()
     divisor = plan.divisor
     if normalizer is not None or plan.found:
         call = Call(*call)
@@ -157,8 +164,8 @@ def evaluate(call: Parts, warn: bool = True, plain: bool = False) -> torch.Tenso
             return divided(call, plan.resolved, plan.shape, plan.result)
         divisor = _divisor(call, plan, device, pointers, normalizer)
     if differentiable:
-        launch = plan, device, pointers, parameters, divisor
-        return (_apply_reduced if plan.scalar else _apply_elements)(launch, wanted, *operands)
+        launch = plan, device, pointers, parameters, divisor, wanted
+        return (_apply_reduced if plan.scalar else _apply_elements)(launch, *operands)
     return (engine.reduce if plan.scalar else engine.elements)(plan, device, pointers, parameters, divisor)
 
 
@@ -168,7 +175,7 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -
     if found is None:
         return _reference_gradients(call, grad_output, wanted)
     plan, device, pointers, _ = found
-    if device.is_gpu and _current_device() != device.index:
+    if device.is_one_of_several and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, wanted)
     divisor = plan.divisor
@@ -193,7 +200,7 @@ def _locate(
         return None
     pointers: list[int] = []
     wanted: list[bool] = []
-    key: list[Any] = [loss, reduction, flags, torch.is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
+    key: list[Any] = [loss, reduction, flags, _is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
     for x in operands:
         if type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
             return None
@@ -419,40 +426,60 @@ def evaluate_rows_by_formula(call: RowCall, readable: bool = True) -> Any:
 # The Functions
 
 
-def _backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-    """The gradients from the engine: those that were promised, if there are any left, or computed now."""
+def _promised(ctx: Any, grad_output: torch.Tensor) -> Any:
+    """The gradients that were promised, if there are any left, or computed now. This runs in another thread than
+    forward, to which every object that it touches has to come: what is usual is done here, all else in `_computed`.
+    """
     operands = ctx.saved_tensors
-    plan, device, pointers, parameters, divisor = ctx.launch
-    # Handed out once; a second backward computes into new buffers.
-    promise = ctx.__dict__.pop("promise", None)
-    if torch.is_grad_enabled():  # create_graph=True
-        wanted = ctx.needs_input_grad[2:]
-        call = _call(plan, parameters, divisor, operands)
-        return None, None, *transforms.gradients(call, plan.result, grad_output, wanted)
-    if device.is_gpu and _current_device() != device.index:
-        with torch.cuda.device(device.index):
-            ctx.promise = promise
-            return _backward(ctx, grad_output)
-    if grad_output.is_neg():
-        grad_output = grad_output.resolve_neg()
     try:
-        upstream = grad_output.data_ptr()
-    except RuntimeError:  # a batch of several (is_grads_batched), which has no memory of its own
-        wanted = ctx.needs_input_grad[2:]
-        return None, None, *_reference_gradients(_call(plan, parameters, divisor, operands), grad_output, wanted)
+        # Handed out once; a second backward computes into new buffers.
+        promise = ctx.promises.pop()
+    except IndexError:
+        promise = None
+    if promise is not None and not (_is_grad_enabled() or grad_output.is_neg()):
+        check, gradients = promise
+        device = check.device
+        pointers = [*map(_address, operands)]
+        if (
+            check.complete
+            and pointers == check.pointers
+            and [*map(_strides, operands)] == check.strides
+            and not (device.is_one_of_several and _current_device() != device.index)
+            and (upstream := _address_of(grad_output)) is not None
+            and check.run(upstream, pointers)
+        ):
+            return None, *gradients
+    return None, *_computed(ctx, operands, grad_output, promise)
+
+
+def _address_of(grad_output: torch.Tensor) -> int | None:
+    """None of a batch of several (is_grads_batched), which has no memory of its own."""
+    try:
+        return grad_output.data_ptr()
+    except RuntimeError:
+        return None
+
+
+def _computed(
+    ctx: Any, operands: tuple[torch.Tensor, ...], grad_output: torch.Tensor, promise: engine.Promise | None
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of operands that may lie elsewhere than in forward, for any grad_output."""
+    plan, device, pointers, parameters, divisor, wanted = ctx.launch
+    if torch.is_grad_enabled():  # create_graph=True
+        return transforms.gradients(_call(plan, parameters, divisor, operands), plan.result, grad_output, wanted)
+    if device.is_one_of_several and _current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return _computed(ctx, operands, grad_output, promise)
+    grad_output = grad_output.resolve_neg()
+    upstream = _address_of(grad_output)
+    if upstream is None:
+        return _reference_gradients(_call(plan, parameters, divisor, operands), grad_output, wanted)
     # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
     now = [x.data_ptr() for x in operands]
     if [x.stride() for x in operands] != plan.strides or (now != pointers and not plan.aligned(now)):
         plan, promise = _plan_like(plan, operands, now), None
-    if promise is not None:
-        check, gradients = promise
-        if now != pointers:
-            check.arguments[: len(now)] = now
-        if check.found.complete and check.run(upstream):
-            return None, None, *gradients
-    wanted = ctx.needs_input_grad[2:]
     strides = None if plan.scalar else grad_output.stride()
-    return None, None, *engine.gradients(plan, device, now, parameters, divisor, wanted, upstream, strides, promise)
+    return engine.gradients(plan, device, now, parameters, divisor, wanted, upstream, strides, promise)
 
 
 def _plan_like(plan: engine.Plan, operands: Sequence[torch.Tensor], pointers: Sequence[int]) -> engine.Plan:
@@ -479,32 +506,45 @@ class _Reduced(Function):
     """A loss reduced to one number: value and gradients in one pass."""
 
     @staticmethod
-    def forward(ctx: Any, launch: _Launch, wanted: tuple[bool, ...], *operands: torch.Tensor) -> torch.Tensor:
-        # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them.
-        ctx.save_for_backward(*operands)
+    def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
+        # Saved, not kept: torch then reports operands that were edited in place, and offloading hooks see them. This is
+        # all that save_for_backward does.
+        ctx.to_save = operands
         ctx.launch = launch
-        if not options.one_pass_enabled():
-            return engine.reduce(*launch)
-        value, ctx.promise = engine.reduce_with_gradient(*launch, wanted)
+        if not options._one_pass:
+            ctx.promises = []
+            return engine.reduce(*launch[:-1])
+        value, promise = engine.reduce_with_gradient(*launch)
+        ctx.promises = [] if promise is None else [promise]
         return value
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(_promised)
 
 
 class _Elements(Function):
     """A loss per element, or per index of the dimensions that are kept."""
 
     @staticmethod
-    def forward(ctx: Any, launch: _Launch, wanted: tuple[bool, ...], *operands: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, launch: _Launch, *operands: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*operands)
         ctx.launch = launch
-        return engine.elements(*launch)
+        return engine.elements(*launch[:-1])
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        return None, *_computed(ctx, ctx.saved_tensors, grad_output, None)
 
 
-# Function.apply first looks for transforms of torch.func, which evaluate() has done.
-_apply_reduced = super(Function, _Reduced).apply
-_apply_elements = super(Function, _Elements).apply
+def apply_of(function: type[Function]) -> Any:
+    """``function.apply`` without what it and its backward do first.
+
+    Function.apply looks for transforms of torch.func, which evaluate() has done. What torch calls in backward looks for
+    the function there is, in a thread in which Python takes several times as long.
+    """
+    function._backward_cls.apply = function.backward
+    return super(Function, function).apply
+
+
+_apply_reduced, _apply_elements = apply_of(_Reduced), apply_of(_Elements)
 
 from cupylosses import row_autograd, row_transforms, transforms  # noqa: E402  (which need what is above)

@@ -152,7 +152,7 @@ def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool 
             strides = (0,) * len(plan.resolved.shape)
         else:
             value, promise = engine.reduce_with_gradient(*launch, wanted)
-            if promise is not None and promise[0].found.complete:
+            if promise is not None and promise[0].complete:
                 check, gradients = promise  # written for the grad_output that it is
                 check.release(device.stream())
                 return value, gradients

@@ -48,7 +48,7 @@ class Device(ABC):
     launcher: Callable[..., Any] | None = None
     #: The library's current stream on this device.
     stream: Callable[[], int]
-    #: Whether that is being captured into a CUDA graph.
+    #: Whether that is being captured into a CUDA graph. It is not asked of the default stream, 0, which never is.
     capturing: Callable[[], bool]
     #: Waits for it.
     synchronize: Callable[[], None]
@@ -438,34 +438,56 @@ class Check:
     That spares allocations; a graph under capture keeps its own.
     """
 
-    __slots__ = ("addresses", "arguments", "found", "notes", "stream", "tables", "workspace")
+    __slots__ = (
+        "addresses",
+        "arguments",
+        "complete",
+        "device",
+        "first",
+        "launcher",
+        "notes",
+        "place",
+        "pointers",
+        "second",
+        "spare",
+        "stream",
+        "strides",
+        "workspace",
+    )
 
-    def __init__(self, found: OnePass, stream: int, capturing: bool) -> None:
-        device = found.device
-        self.found, self.stream = found, None if capturing else stream
+    def __init__(self, plan: Plan, found: OnePass, stream: int, capturing: bool) -> None:
+        # Whatever backward needs is in this one object, for the same reason.
+        device = self.device = found.device
+        self.stream, self.spare = None if capturing else stream, found.spare[stream]
+        self.complete, self.launcher, self.place, self.strides = found.complete, found.check, found.place, plan.strides
         self.notes = device.empty((found.warps,), (1,), "float64")
         self.workspace, workspace = device.workspace(stream, found.groups, capturing)
         self.addresses = workspace, device.expectation(found.slot), device.address(self.notes)
-        self.arguments, self.tables = compiler.arguments(found.place + 1, found.launches)
+        #: Where the operands lie.
+        self.pointers: Sequence[int] = ()
+        self.arguments, (self.first, self.second) = compiler.arguments(found.place + 1, found.launches)
 
-    def run(self, grad_output: int) -> bool:
+    def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
         """Makes the gradients those for the true grad_output. False, and nothing is launched, under the capture of a
         graph that will run without the forward that wrote them.
         """
-        found = self.found
-        device = found.device
-        if self.stream is not None and device.capturing():
-            return False
+        device = self.device
         stream = device.stream()
-        self.arguments[found.place] = grad_output
-        found.check.launch(stream, self.tables[1])
-        self.release(stream)
+        if stream != 0 and self.stream is not None and device.capturing():
+            return False
+        arguments = self.arguments
+        if pointers != self.pointers:
+            arguments[: len(pointers)] = pointers
+        arguments[self.place] = grad_output
+        self.launcher.launch(stream, self.second)
+        if stream == self.stream:
+            self.spare.append(self)
         return True
 
     def release(self, stream: int) -> None:
         """Leaves it to the next forward on a stream, where it is not needed any more."""
         if stream == self.stream:
-            self.found.spare[stream].append(self)
+            self.spare.append(self)
 
 
 #: Gradients that the forward kernel wrote for an expected grad_output, and what makes sure of it.
@@ -503,7 +525,7 @@ def reduce(plan: Plan, device: Device, pointers: Sequence[int], parameters: Sequ
     """The reduced value."""
     part, stream = plan.part, device.stream()
     value = device.empty((), (), plan.result)
-    _memory, address = device.workspace(stream, part.groups, device.capturing())
+    _memory, address = device.workspace(stream, part.groups, stream != 0 and device.capturing())
     launcher = part.launcher("value", plan.no_gradients, divisor.counted)
     launcher(stream, *pointers, address, device.address(value), *parameters, *divisor.arguments)
     return value
@@ -527,13 +549,14 @@ def reduce_with_gradient(
     if found is None:
         return reduce(plan, device, pointers, parameters, divisor), None
     stream = device.stream()
-    if device.capturing():
-        check = Check(found, stream, True)
+    if stream != 0 and device.capturing():
+        check = Check(plan, found, stream, True)
     else:
         try:
             check = found.spare[stream].pop()
         except IndexError:
-            check = Check(found, stream, False)
+            check = Check(plan, found, stream, False)
+    check.pointers = pointers
     value = device.empty((), (), plan.result)
     gradients: list[Any] = found.nothing.copy()
     addresses = []
@@ -553,7 +576,7 @@ def reduce_with_gradient(
         *parameters,
         *divisor.arguments,
     )
-    found.first.launch(stream, check.tables[0])
+    found.first.launch(stream, check.first)
     return value, (check, gradients)
 
 
@@ -568,7 +591,7 @@ def verified_gradient(
     promise: Promise | None,
 ) -> list[Any]:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
-    if promise is not None and promise[0].run(grad_output):
+    if promise is not None and promise[0].run(grad_output, pointers):
         return promise[1]
     gradients, addresses = gradient_buffers(plan, device, wanted)
     launcher = plan.part.launcher("verify_gradient", wanted, divisor.counted)

@@ -44,7 +44,7 @@ def evaluate(call: RowCall, slopes: int = 0) -> Any:
     plan, device = found
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
-    if device.is_gpu and autograd._current_device() != device.index:
+    if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(call, slopes)
     if call.kind == "indices":
@@ -92,7 +92,7 @@ def gradients(
     if found is None:
         return None
     plan, device = found
-    if device.is_gpu and autograd._current_device() != device.index:
+    if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, slopes, wanted)
     if slopes is None:
@@ -145,7 +145,7 @@ class _Reduced(Function):
             return None, None, *row_torch.by_formula(call, grad_output, (True, False))
         if torch.is_grad_enabled():  # create_graph=True
             return None, None, *row_transforms.gradients(call, grad_output, (True, False))
-        if device.is_gpu and autograd._current_device() != device.index:
+        if device.is_one_of_several and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Reduced.backward(ctx, grad_output)
         grad_output = grad_output.resolve_neg()
@@ -180,7 +180,7 @@ class _Values(Function):
             return None, None, *row_torch.by_formula(call, grad_output, (True, False))
         if torch.is_grad_enabled():  # create_graph=True
             return None, None, *row_transforms.gradients(call, grad_output, (True, False))
-        if device.is_gpu and autograd._current_device() != device.index:
+        if device.is_one_of_several and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)
         slopes = ctx.__dict__.pop("slopes", None) if call.inplace else ctx.slopes
@@ -217,5 +217,4 @@ def _used_up(call: RowCall) -> RuntimeError:
     )
 
 
-_apply_reduced = super(Function, _Reduced).apply
-_apply_values = super(Function, _Values).apply
+_apply_reduced, _apply_values = autograd.apply_of(_Reduced), autograd.apply_of(_Values)

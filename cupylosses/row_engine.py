@@ -207,7 +207,7 @@ def count(plan: RowPlan, device: Device, given: Arguments) -> Divisor:
     """The sum of the weights of the labels that count, or their number, on the device."""
     stream = device.stream()
     array = device.empty((), (), "float64")
-    _memory, memory = device.workspace(stream, plan.count_groups, device.capturing())
+    _memory, memory = device.workspace(stream, plan.count_groups, stream != 0 and device.capturing())
     plan.run("count", device, stream, given, Divisor(1.0), (memory, device.address(array)))
     return Divisor(1.0, array, device.address(array))
 
@@ -216,7 +216,7 @@ def reduce(plan: RowPlan, device: Device, given: Arguments, divisor: Divisor, ou
     """The reduced value."""
     stream = device.stream()
     value = device.empty((), (), plan.result)
-    _memory, memory = device.workspace(stream, plan.layout.groups, device.capturing())
+    _memory, memory = device.workspace(stream, plan.layout.groups, stream != 0 and device.capturing())
     own = (memory, device.address(value))
     plan.run("value", device, stream, given, divisor, own, outputs=outputs)
     return value
@@ -226,7 +226,8 @@ def reduce_with_gradient(
     plan: RowPlan, device: Device, given: Arguments, divisor: Divisor, outputs: Outputs
 ) -> tuple[Any, Promise]:
     """The reduced value, and the gradient for the expected grad_output."""
-    stream, capturing = device.stream(), device.capturing()
+    stream = device.stream()
+    capturing = stream != 0 and device.capturing()
     value = device.empty((), (), plan.result)
     gradient = new_gradient(plan, device)
     notes = device.empty((plan.teams,), (1,), "float64")
@@ -242,7 +243,7 @@ def verified_gradient(
 ) -> Any:
     """The gradient for the true grad_output: the promised one if it was expected, computed now otherwise."""
     stream = device.stream()
-    if promise is not None and device.capturing() and not promise.captured:
+    if promise is not None and not promise.captured and stream != 0 and device.capturing():
         promise = None  # the graph will run without the forward that made the promise
     gradient = promise.gradient if promise else new_gradient(plan, device)
     own = (grad_output, promise.address if promise else 0, device.expectation(plan.slot))

@@ -89,7 +89,7 @@ class _Reduced(Function):
             return None, *row_torch.by_formula(call, grad_output, wanted)
         if torch.is_grad_enabled():  # create_graph=True
             return None, *row_transforms.gradients(call, grad_output, wanted)
-        if device.is_gpu and autograd._current_device() != device.index:
+        if device.is_one_of_several and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Reduced.backward(ctx, grad_output)
         promise = ctx.__dict__.pop("promise", None) if plan is ctx.launch[0] else None
@@ -117,12 +117,11 @@ class _Values(Function):
             return None, *row_torch.by_formula(call, grad_output, wanted)
         if torch.is_grad_enabled():  # create_graph=True
             return None, *row_transforms.gradients(call, grad_output, wanted)
-        if device.is_gpu and autograd._current_device() != device.index:
+        if device.is_one_of_several and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)
         upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
         return None, *row_term_engine.gradients(plan, device, given, wanted, upstream.data_ptr())
 
 
-_apply_reduced = super(Function, _Reduced).apply
-_apply_values = super(Function, _Values).apply
+_apply_reduced, _apply_values = autograd.apply_of(_Reduced), autograd.apply_of(_Values)

@@ -132,7 +132,8 @@ class TermPromise:
 def count(plan: TermPlan, device: Device, given: TermArguments) -> Divisor:
     """How many rows the mask leaves, on the device."""
     array = device.empty((), (), "float64")
-    _memory, memory = device.workspace(device.stream(), plan.count_groups, device.capturing())
+    stream = device.stream()
+    _memory, memory = device.workspace(stream, plan.count_groups, stream != 0 and device.capturing())
     plan.run("count", device, given, Divisor(1.0), (memory, device.address(array)))
     return Divisor(1.0, array, device.address(array))
 
@@ -140,7 +141,8 @@ def count(plan: TermPlan, device: Device, given: TermArguments) -> Divisor:
 def reduce(plan: TermPlan, device: Device, given: TermArguments, divisor: Divisor, lse: int = 0) -> Any:
     """The reduced value."""
     value = device.empty((), (), plan.result)
-    _memory, memory = device.workspace(device.stream(), plan.layout.groups, device.capturing())
+    stream = device.stream()
+    _memory, memory = device.workspace(stream, plan.layout.groups, stream != 0 and device.capturing())
     plan.run("value", device, given, divisor, (memory, device.address(value)), lse=lse)
     return value
 
@@ -149,11 +151,12 @@ def reduce_with_gradients(
     plan: TermPlan, device: Device, given: TermArguments, divisor: Divisor, wanted: tuple[bool, bool], lse: int = 0
 ) -> tuple[Any, TermPromise]:
     """The reduced value, and the gradients for the expected grad_output."""
-    capturing = device.capturing()
+    stream = device.stream()
+    capturing = stream != 0 and device.capturing()
     value = device.empty((), (), plan.result)
     gradients = _new(plan, device, wanted)
     notes = device.empty((plan.teams,), (1,), "float64")
-    _memory, memory = device.workspace(device.stream(), plan.layout.groups, capturing)
+    _memory, memory = device.workspace(stream, plan.layout.groups, capturing)
     noted = device.address(notes)
     own = (memory, device.address(value), device.expectation(plan.slot), noted)
     plan.run("value_and_gradient", device, given, divisor, own, _addresses(device, gradients), lse=lse)
@@ -170,7 +173,7 @@ def verified_gradients(
     promise: TermPromise | None,
 ) -> Pair:
     """The gradients for the true grad_output: the promised ones if it was expected, computed now otherwise."""
-    if promise is not None and device.capturing() and not promise.captured:
+    if promise is not None and not promise.captured and device.stream() != 0 and device.capturing():
         promise = None  # the graph will run without the forward that made the promise
     gradients = promise.gradients if promise else _new(plan, device, wanted)
     own = (grad_output, promise.address if promise else 0, device.expectation(plan.slot))

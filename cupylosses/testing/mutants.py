@@ -359,7 +359,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "found.spare[stream][-1]",
         ("one pass or two",),
     ),
-    Mutant("promise kept twice", AUTOGRAD, 'pop("promise", None)', 'get("promise")', ("one pass or two",)),
+    Mutant("promise kept twice", AUTOGRAD, "ctx.promises.pop()", "ctx.promises[-1]", ("one pass or two",)),
     # Rows of logits
     Mutant(
         "rest of a row with its label",

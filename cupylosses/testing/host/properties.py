@@ -86,14 +86,14 @@ def goes_by_the_note_of_each_warp(
     with execution():
         expected = torch.autograd.grad(function(*operands), operands)
         surprise = torch.autograd.grad(value := function(*operands), operands, torch.full_like(value, -3.0))
-        check, written = function(*operands).grad_fn.promise
+        ((check, written),) = function(*operands).grad_fn.promises
         learned = [same_bits(a, b) for a, b in zip(written, surprise, strict=True) if a is not None]
         require(all(learned), "what backward was given is not expected afterwards")
         torch.autograd.grad(function(*operands), operands)
         times = [torch.zeros_like(x, dtype=torch.int64) for x in expected]
         for warp in range(check.notes.numel()):
             value = function(*operands)
-            check, written = value.grad_fn.promise
+            ((check, written),) = value.grad_fn.promises
             if check.notes[warp].isnan():  # as allocated: a warp without elements notes nothing
                 continue
             check.notes[warp] = 7.0

@@ -62,10 +62,10 @@ class Device:
 
 class Stream:
     """``cupy.cuda.Stream``, on which everything has happened at once. ``capturing`` says that a graph is being
-    captured, and ``waits`` counts how often the host has waited.
+    captured, and ``waits`` counts how often the host has waited. It is not the default stream, which never is.
     """
 
-    ptr = 0
+    ptr = 1
 
     def __init__(self) -> None:
         self.capturing, self.waits = False, 0
