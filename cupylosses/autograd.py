@@ -6,7 +6,7 @@ which torch differentiates itself; what torch has wrapped or traces goes through
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Thread
@@ -29,7 +29,7 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
-_MAX_PLANS = 4096
+_MAX_PLANS, _MAX_RECENT = 4096, 4
 _CPU = -1  # Tensor.get_device() of a CPU tensor
 
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
@@ -119,7 +119,13 @@ class TorchDevice(engine.Device):
 _Launch = tuple[engine.Plan, TorchDevice, list[int], tuple[float, ...], engine.Divisor, tuple[bool, ...]]
 
 _devices: dict[int, TorchDevice] = {}
-_plans: dict[Any, tuple[engine.Plan, TorchDevice]] = {}
+
+#: What a plan is for beside the operands.
+_How = tuple[Loss, Reduction, tuple[int, ...]]
+#: Plans, their devices, and, by which operands are differentiated and the like, what tells operands of this plan.
+_plans: dict[Any, tuple[engine.Plan, TorchDevice, dict[Any, Callable[..., bool] | None]]] = {}
+#: Those of the last calls whose operands have aligned addresses.
+_recent: dict[_How, tuple[tuple[Callable[..., bool], engine.Plan, TorchDevice, tuple[bool, ...]], ...]] = {}
 
 #: What runs the kernels of CPU tensors; None, for the reference formulas, but under `cupylosses.testing.host`.
 _host: TorchDevice | None = None
@@ -130,6 +136,7 @@ def use_host(device: TorchDevice | None) -> TorchDevice | None:
     global _host
     before, _host = _host, device
     _plans.clear()
+    _recent.clear()
     row_arrays.plans.clear()
     _devices.pop(_CPU, None)
     if device is not None:
@@ -153,7 +160,7 @@ def evaluate(call: Parts, warn: bool = True, plain: bool = False) -> torch.Tenso
     if device.is_one_of_several and _current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(call, False, plain)
-    differentiable = True in wanted and _is_grad_enabled()
+    differentiable = True in wanted
     divisor = plan.divisor
     if normalizer is not None or plan.found:
         call = Call(*call)
@@ -193,18 +200,33 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -
 def _locate(
     loss: Loss, operands: tuple[torch.Tensor, ...], reduction: Reduction, flags: tuple[int, ...]
 ) -> tuple[engine.Plan, TorchDevice, list[int], tuple[bool, ...]] | None:
-    """Plan, device and addresses of the operands, and which require grad; None for what no kernel can read, and where
-    there is nothing to read.
+    """Plan, device and addresses of the operands, and which are differentiated; None for what no kernel can read, and
+    where there is nothing to read.
     """
+    how = loss, reduction, flags
+    for are_alike, plan, device, wanted in _recent.get(how, ()):
+        if are_alike(*operands):
+            pointers, bits = [], 0
+            for x in operands:
+                address = x.data_ptr()
+                pointers.append(address)
+                bits |= address
+            if bits & 15 == 0:
+                return plan, device, pointers, wanted
+    return _find(how, operands)
+
+
+def _find(
+    how: _How, operands: tuple[torch.Tensor, ...]
+) -> tuple[engine.Plan, TorchDevice, list[int], tuple[bool, ...]] | None:
+    """The same of operands that are unlike those of the last calls."""
     if _host is None and not operands[0].is_cuda:
         return None
     pointers: list[int] = []
-    wanted: list[bool] = []
-    key: list[Any] = [loss, reduction, flags, _is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
+    key: list[Any] = [*how, _is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
     for x in operands:
         if type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
             return None
-        wanted.append(x.requires_grad)
         # Asked for, as the tensor is on the launch device: through a DLPack capsule it takes ten times as long.
         address = x.data_ptr()
         pointers.append(address)
@@ -213,9 +235,31 @@ def _locate(
     if found is None:
         if not all([_has_kernels(x) for x in operands]):
             return None
-        found = _make_plan(tuple(key), loss, operands, reduction, flags, pointers)
-    plan, device = found
-    return (plan, device, pointers, tuple(wanted)) if plan.elements else None
+        found = _make_plan(tuple(key), how, operands, pointers)
+    plan, device, known = found
+    if not plan.elements:
+        return None
+    grad = _is_grad_enabled()
+    wanted = tuple([grad and x.requires_grad for x in operands])
+    kind = wanted, torch.is_inference_mode_enabled(), *[(type(x), x.is_inference()) for x in operands]
+    if kind not in known:
+        known[kind] = _alike(operands)
+    are_alike, recent = known[kind], _recent.get(how, ())
+    if are_alike and not any([p & 15 for p in pointers]) and all([x[0] is not are_alike for x in recent]):
+        _recent[how] = ((are_alike, plan, device, wanted), *recent[: _MAX_RECENT - 1])
+    return plan, device, pointers, wanted
+
+
+def _alike(operands: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """What tells in one call whether others are of the same types, dtypes, shapes and strides, on the same device, and
+    require grad where these do, under the same autocast: torch's guard of a graph that it has compiled.
+    """
+    try:
+        sizes, strides = [list(x.shape) for x in operands], [list(x.stride()) for x in operands]
+        guards = torch._C._dynamo.guards.TensorGuards(*operands, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return guards.check
+    except (AttributeError, TypeError, SystemError):  # another torch
+        return None
 
 
 def _has_kernels(x: torch.Tensor) -> bool:
@@ -282,13 +326,9 @@ def _divided_gradients(
 
 
 def _make_plan(
-    key: Any,
-    loss: Loss,
-    operands: tuple[torch.Tensor, ...],
-    reduction: Reduction,
-    flags: tuple[int, ...],
-    pointers: Sequence[int],
-) -> tuple[engine.Plan, TorchDevice]:
+    key: Any, how: _How, operands: tuple[torch.Tensor, ...], pointers: Sequence[int]
+) -> tuple[engine.Plan, TorchDevice, dict[Any, Callable[..., bool] | None]]:
+    loss, reduction, flags = how
     names, compute = dtypes(loss, operands)
     index = common_device(loss, operands)
     device = _devices.get(index)
@@ -301,8 +341,9 @@ def _make_plan(
     plan = engine.Plan(loss, flags, reduction, tensors, compute, device.processors, device.launcher)
     if len(_plans) >= _MAX_PLANS:
         _plans.clear()
-    _plans[key] = plan, device
-    return plan, device
+        _recent.clear()
+    _plans[key] = plan, device, {}
+    return _plans[key]
 
 
 def common_device(loss: Loss, operands: Sequence[torch.Tensor]) -> int:

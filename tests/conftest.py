@@ -193,9 +193,9 @@ def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
 
     def clear() -> None:
         row_arrays.plans.clear()
-        for name in ("cupylosses.autograd", "cupylosses.cupy_arrays"):
-            if name in sys.modules:
-                monkeypatch.setattr(sys.modules[name], "_plans", {})
+        for module, name in (("autograd", "_plans"), ("autograd", "_recent"), ("cupy_arrays", "_plans")):
+            if f"cupylosses.{module}" in sys.modules:
+                monkeypatch.setattr(sys.modules[f"cupylosses.{module}"], name, {})
 
     clear()
     yield clear

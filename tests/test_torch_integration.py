@@ -5,17 +5,20 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from devices import allocated
+from devices import KERNELS, allocated
 from torch import Tensor
 
 import cupylosses.functional as F
+from cupylosses import autograd
 from cupylosses.definition import Loss
+from cupylosses.reduction import Reduction
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.eager import twin
@@ -474,3 +477,66 @@ def test_frozen_operands_save_nothing(loss: Loss, device: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         value = by_position(loss)(*operands)
     assert saved == [] and value.grad_fn is None
+
+
+#: What makes a call unlike the one before, whose plan it must not get: the operand, or what is around the call.
+UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
+    "address": (lambda x: torch.cat((x[:1], x))[1:], nullcontext),
+    "strides": (lambda x: torch.stack((x, x), 1)[:, 0], nullcontext),
+    "shape": (lambda x: x.view(8, 8), nullcontext),
+    "dtype": (lambda x: x.double(), nullcontext),
+    "sign": (lambda x: torch._neg_view(x), nullcontext),
+    "parameter": (lambda x: torch.nn.Parameter(x), nullcontext),
+    "no derivative": (lambda x: x, torch.no_grad),
+    "inference": (lambda x: x, torch.inference_mode),
+    "autocast": (lambda x: x, lambda: torch.autocast(KERNELS, torch.bfloat16)),
+}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("what", UNLIKE)
+def test_a_call_unlike_the_one_before(what: str, fresh_plans: Callable[[], None]) -> None:
+    """It has the value, the dtype and the gradients that it has as the first of all."""
+    change, around = UNLIKE[what]
+    dtype = torch.bfloat16 if what == "autocast" else torch.float32
+    x, y = (torch.linspace(a, 2, 64, device=KERNELS).to(dtype) for a in (0, 1))
+
+    def call(differentiated: bool) -> list[Tensor]:
+        a, b = change(x), change(y)
+        if differentiated:
+            a = a.detach().requires_grad_()
+        with around():
+            value = F.mse_loss(a, b)
+        return [value, *torch.autograd.grad(value, a)] if value.requires_grad else [value]
+
+    for differentiated in (False, True):
+        fresh_plans()
+        expected = call(differentiated)
+        fresh_plans()
+        for _ in range(2):
+            value = F.mse_loss(x.clone().requires_grad_(differentiated), y)
+            if differentiated:
+                value.backward()
+        for _ in range(2):
+            found = call(differentiated)
+            assert len(found) == len(expected)
+            for a, b in zip(found, expected, strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape and same_bits(a, b)
+
+
+@pytest.mark.kernels
+def test_a_call_like_the_one_before_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (torch.linspace(a, 2, 64, device=KERNELS) for a in (0, 1))
+    expected = F.mse_loss(x, y)
+    monkeypatch.setattr(autograd, "_find", None)
+    assert same_bits(F.mse_loss(x.clone(), y.clone()), expected)
+
+
+@pytest.mark.kernels
+def test_an_address_unlike_the_one_before_is_not_read_in_vectors() -> None:
+    """On a host it could be: only a GPU refuses."""
+    x, y = (torch.linspace(a, 2, 64, device=KERNELS) for a in (0, 1))
+    F.mse_loss(x, y)
+    shifted = torch.cat((x[:1], x))[1:]
+    found = autograd._locate(F.mse_loss.loss, (shifted, y), Reduction("mean"), ())
+    assert found is not None and found[0].tensors[0].misalignment == shifted.data_ptr() % 16 == 4
