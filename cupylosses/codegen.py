@@ -188,6 +188,12 @@ def _skeleton(files: tuple[str, ...]) -> str:
     return "".join(f'#line 1 "kernels/{name}"\n{(directory / name).read_text(encoding="utf-8")}' for name in files)
 
 
+def nested(files: tuple[str, ...]) -> tuple[str, ...]:
+    """These files, and what second derivatives take besides."""
+    behind = files.index(PRIMITIVES[-1]) + 1
+    return (*files[:behind], NESTED, *files[behind:])
+
+
 @singledispatch
 def source(variant: Compilable) -> str:
     """The whole translation unit of a variant."""
@@ -198,8 +204,7 @@ def source(variant: Compilable) -> str:
 def _(variant: Variant) -> str:
     files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
     if isinstance(variant.loss, Directional):
-        behind = files.index(PRIMITIVES[-1]) + 1
-        files = (*files[:behind], NESTED, *files[behind:])
+        files = nested(files)
     return f'{_precision(variant)}{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
 
 

@@ -105,6 +105,25 @@ def gradients(
     return _applied(plan, device, given, divisor, call, slopes.contiguous(), upstream, per_row), None
 
 
+def second(call: RowCall, grad_output: torch.Tensor, directions: torch.Tensor) -> tuple[Any, Any] | None:
+    """The derivatives along directions of a value per row of class indices, and of its gradient for a grad_output per
+    row; None where no kernel can read the arrays.
+    """
+    if call.weight is not None and not call.weight.is_contiguous():
+        call = call._replace(weight=call.weight.contiguous())
+    directions = directions.resolve_neg()
+    found = row_torch.find(call, directions)
+    if found is None:
+        return None
+    plan, device = found
+    if device.is_gpu and autograd._current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return second(call, grad_output, directions)
+    given = row_arrays.index_arguments(call, device)
+    upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
+    return row_engine.second(plan, device, given, directions.data_ptr(), upstream.data_ptr())
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The Functions
 

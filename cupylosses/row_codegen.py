@@ -12,7 +12,7 @@ from cupylosses.codegen import STORAGE
 from cupylosses.expressions import cuda, in_double
 from cupylosses.interop import ITEMSIZE
 from cupylosses.row_definition import RowLoss
-from cupylosses.row_launch import LONG_VECTORS, MAX_THREADS, THREADS
+from cupylosses.row_launch import LONG_TERM_VECTORS, LONG_VECTORS, MAX_THREADS, THREADS
 
 #: The files of ``kernels/`` in the order of their needs.
 FILES = (
@@ -27,6 +27,8 @@ FILES = (
     "columns.cuh",
     "row_gather.cuh",
 )
+#: Those of second derivatives.
+SECOND_FILES = (*codegen.nested(FILES), "row_second.cuh")
 
 #: Entry points: what each computes. The keys are the kinds of :class:`RowVariant`.
 ROW_KINDS = {
@@ -36,6 +38,7 @@ ROW_KINDS = {
     "values": "a value per row",
     "apply": "the gradient from what an earlier kernel left of each row",
     "count": "what a mean is divided by",
+    "second": "the derivatives along directions of a value per row, and of the gradient",
 }
 
 
@@ -45,7 +48,8 @@ class RowVariant:
 
     ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
     rows twice ("long"), or a thread per row, with classes in shared memory ("columns") or read again ("long columns");
-    of log-probabilities only the label's is read ("gather"). A row takes a ``cluster`` of blocks.
+    of log-probabilities only the label's is read ("gather"). For second derivatives all rows are read twice. A row
+    takes a ``cluster`` of blocks.
     ``weight`` and ``mask`` are dtypes, or "".
     """
 
@@ -81,6 +85,12 @@ class RowVariant:
         return "_".join(parts)
 
     @property
+    def number(self) -> str:
+        """What is computed with: of second derivatives, numbers that carry a derivative."""
+        compute = STORAGE[self.compute][0]
+        return f"Nest<{compute}>" if self.kind == "second" else compute
+
+    @property
     def entry(self) -> str:
         """The name of the kernel."""
         return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
@@ -97,9 +107,9 @@ def varying_arguments(variant: RowVariant) -> list[str]:
         "RowStatus* status",
         "int64 site",
         f"{result}* values",
-        f"{STORAGE[variant.compute][0]}* lse",
+        f"{variant.number}* lse",
         "unsigned char* correct",
-        f"RowSlopes<{STORAGE[variant.compute][0]}>* slopes",
+        f"RowSlopes<{variant.number}>* slopes",
     ]
     arguments += {
         "value": ["double* memory", f"{result}* value"],
@@ -108,6 +118,7 @@ def varying_arguments(variant: RowVariant) -> list[str]:
         "values": [],
         "apply": [f"const {result}* grad_output", "int64 result_stride"],
         "count": ["double* memory", "double* value"],
+        "second": [f"const {storage}* directions", f"const {result}* grad_output"],
     }[variant.kind]
     arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
     return [*arguments, *divisor_arguments(variant.counted)]
@@ -136,14 +147,14 @@ def _(variant: RowVariant) -> str:
 
 @codegen.source.register
 def _(variant: RowVariant) -> str:
-    files = codegen._skeleton(FILES)
+    files = codegen._skeleton(SECOND_FILES if variant.kind == "second" else FILES)
     own = f"{_functor(variant)}\n{_entry(variant)}"
     return f'{precision((variant.input, variant.result), variant.compute)}{files}#line 1 "<{variant.title}>"\n{own}'
 
 
 def _functor(variant: RowVariant) -> str:
     """The loss of a row as a functor on dual numbers."""
-    loss, compute = variant.loss, STORAGE[variant.compute][0]
+    loss, compute = variant.loss, variant.number
     names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
     lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  double {x.name}_;" for x in loss.parameters), ""]
     lines += codegen._signature(names)
@@ -164,8 +175,9 @@ def _entry(variant: RowVariant) -> str:
     def dtype(name: str) -> str:
         return STORAGE[name][0] if name else "Absent"
 
-    columns = "columns" in variant.layout
-    size = f"{variant.lanes}, {LONG_VECTORS}"
+    columns, second = "columns" in variant.layout, variant.kind == "second"
+    again = second or variant.layout == "long"
+    size = f"{variant.lanes}, {LONG_TERM_VECTORS if second else LONG_VECTORS}"
     rank = "kMaxRank" if variant.many else "1"
     flags = f"{str(variant.smoothed).lower()}, {str(variant.capped).lower()}"
     types = [
@@ -176,10 +188,11 @@ def _entry(variant: RowVariant) -> str:
         dtype(variant.result),
     ]
     parameters = ", ".join(f"{x.name}_" for x in variant.loss.parameters)
+    program = f"RowProgram<Loss, Space, {', '.join(types)}, {flags}>"
     lines = [
         f"using Result = {dtype(variant.result)};",
         f"using Space = RowSpace<{rank}>;",
-        f"using Program = RowProgram<Loss, Space, {', '.join(types)}, {flags}>;",
+        f"using Program = {f'MovingProgram<{program}>' if second else program};",
         "using Compute = Program::Compute;",
     ]
     if variant.layout == "gather":
@@ -193,7 +206,7 @@ def _entry(variant: RowVariant) -> str:
         if variant.layout != "lanes":
             unit = f"const BlocksUnit<{variant.cluster}> unit;"
         reader = f"ResidentReader<{variant.lanes}>"
-        lines += [f"using Reader = {f'LongReader<{size}>' if variant.layout == 'long' else reader};"]
+        lines += [f"using Reader = {f'LongReader<{size}>' if again else reader};"]
     call = {
         "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
         "value_and_gradient": (
@@ -209,22 +222,30 @@ def _entry(variant: RowVariant) -> str:
             else f"apply_row_slopes<{size}>(program, unit, groups, result_stride, scale, grad_output)"
         ),
         "count": "count_rows(program, groups, memory, value)",
+        "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
     }[variant.kind]
-    bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") else f"{THREADS}"
-    if variant.layout == "lanes":
+    bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") and not second else f"{THREADS}"
+    if variant.layout == "lanes" and not second:
         bounds += ", 3"
     cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
     arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
     weights = "weights" if variant.weight else "nullptr"
     mask = "mask" if variant.mask else "nullptr"
+    rows = [
+        f"Loss{{{parameters}}}, space, input, gradients, labels, {weights}, {mask},",
+        "                        {logit_scale, softcap},",
+        "                        ignored, status, site, values, lse, correct, slopes",
+    ]
+    if second:
+        rows = [f"{{{rows[0]}", *rows[1:-1], f"{rows[-1]}}}, directions"]
     lines += [
         "",
         f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}',
         f"{variant.entry}({', '.join(arguments)}) {{",
         *codegen._counted_divisor(variant.counted, variant.kind),
-        f"  const Program program{{Loss{{{parameters}}}, space, input, gradients, labels, {weights}, {mask},",
-        "                        {logit_scale, softcap},",
-        "                        ignored, status, site, values, lse, correct, slopes};",
+        f"  const Program program{{{rows[0]}",
+        *rows[1:-1],
+        f"{rows[-1]}}};",
         *([] if variant.kind == "count" or (columns and variant.kind == "apply") else [f"  {unit}"]),
         f"  {call};",
         "}",

@@ -68,7 +68,7 @@ class Outputs:
 
 
 class RowPlan:
-    """Everything about a call but addresses and numbers."""
+    """Everything about a call but addresses and numbers. With ``directions``, of its second derivatives along these."""
 
     #: Where labels are met, for messages: the losses and shapes of rows that plans were made for, each once.
     sites: ClassVar[list[tuple[RowLoss, tuple[int, ...]]]] = []
@@ -90,6 +90,7 @@ class RowPlan:
         processors: int,
         launcher: Callable[..., Any] | None = None,
         chip: row_launch.Chip | None = None,
+        directions: RowTensor | None = None,
     ) -> None:
         self.loss, self.input, self.class_dim = loss, input, class_dim
         self.promoted, self.result = promoted, out_dtype or promoted
@@ -106,15 +107,19 @@ class RowPlan:
         self._smoothed, self._capped = smoothed, capped
         masks = launch.broadcast_strides(mask.shape, mask.strides, self.shape) if mask else (0,) * len(self.shape)
         size = ITEMSIZE[input.dtype]
-        lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
-        self.layout = lay_out(
+        given = (
             self.shape,
             self.classes,
             rows_of(input.strides, class_dim, size, input.misalignment),
             rows_of(self.gradient_strides, class_dim, size, 0),
             (target.strides, masks, self.result_strides),
-            chip or row_launch.Chip(),
         )
+        if directions is not None:
+            along = rows_of(directions.strides, class_dim, size, directions.misalignment)
+            self.layout = row_launch.second_layout(*given, along, loss.softmax)
+        else:
+            lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
+            self.layout = lay_out(*given, chip or row_launch.Chip())
         self.slot = hash((loss.name, self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
         with self._numbering:  # plans are made in a warm-up's thread, too
             self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
@@ -272,6 +277,16 @@ def apply(
     """Writes the gradient from the slopes of each row, for a grad_output per row or one for all."""
     own = (grad_output, int(per_row))
     plan.run("apply", device, device.stream(), given, divisor, own, gradient, Outputs(slopes=slopes))
+
+
+def second(plan: RowPlan, device: Device, given: Arguments, directions: int, grad_output: int) -> tuple[Any, Any]:
+    """The derivatives along directions of a value per row, and of its gradient for a grad_output per row."""
+    along = device.empty(plan.shape, plan.result_strides, plan.result)
+    changed = new_gradient(plan, device)
+    outputs = Outputs(values=device.address(along))
+    own = (directions, grad_output)
+    plan.run("second", device, device.stream(), given, Divisor(1.0), own, device.address(changed), outputs)
+    return along, changed
 
 
 def new_gradient(plan: RowPlan, device: Device) -> Any:

@@ -151,6 +151,41 @@ def term_layout(
     return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster)
 
 
+def second_layout(
+    shape: Sequence[int],
+    classes: int,
+    logits: Rows,
+    gradients: Rows,
+    others: Sequence[Sequence[int]],
+    directions: Rows,
+    softmax: bool,
+) -> RowLayout:
+    """The layout of rows for second derivatives, which are all read again; directions may lie in any way. Without a
+    softmax only the label's class is read.
+    """
+    sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
+    rows = prod(shape)
+    together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
+    lanes, width, threads = 1, 1, THREADS
+    if not softmax:
+        kind, width = "gather", WARP if gradients.class_stride == 1 and classes > 1 else 1
+    elif together and classes > FEW_CLASSES:
+        lanes = _lanes(sizes, strides, logits, gradients, together)
+        width = _power_of_two(max(2 * (lanes - 1), -(-classes // (lanes * VECTORS))))
+        kind = "lanes" if width <= WARP else "block"
+        width = min(width, THREADS)
+        threads = THREADS if kind == "lanes" else width
+    else:
+        kind = "long columns"
+    of_block = kind == "block"
+    per_block = 1 if of_block else threads // WARP
+    units = rows if of_block else -(-rows // (WARP // width))
+    words = _words(
+        rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
+    )
+    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+
+
 def _groups(units: int) -> int:
     return max(1, min(units, MAX_GROUPS))
 

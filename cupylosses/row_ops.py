@@ -5,6 +5,7 @@ that the second reads each logit once more and knows all else:
 
     row_values     the value, and, so far as they are asked for, the slopes (4 numbers per row), lse per row, accuracy
     row_gradients  the gradients of the operands that are wanted
+    row_second     of class indices, how a value per row and its gradient move along directions
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ library.define(f"row_values({_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 library.define(
     f"row_gradients(Tensor grad_output, Tensor? slopes, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT
 )
+library.define(f"row_second(Tensor grad_output, Tensor directions, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 
 values = torch.ops.cupylosses.row_values.default
+second = torch.ops.cupylosses.row_second.default
 gradients = torch.ops.cupylosses.row_gradients.default
 
 
@@ -124,6 +127,31 @@ def _gradients_of_formula(
         return row_torch.by_formula(call._replace(operands=(first, second)), grad_output, wanted, create_graph=False)
 
 
+def _second(grad_output: torch.Tensor, directions: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    call = call_of(*arguments)
+    first = call.operands[0]
+    with torch.no_grad():
+        found = row_autograd.second(call, grad_output, directions) if first.numel() else None
+        if found is None:
+            found = _second_of_formula(call, grad_output, directions)
+    along, changed = found
+    given = [*_tensors(call), grad_output, directions]
+    return [
+        laid_out(along, _dense(call.row_shape), given),
+        laid_out(changed, dense_strides(first.shape, first.stride()), given),
+    ]
+
+
+def _second_of_formula(
+    call: RowCall, grad_output: torch.Tensor, directions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with autograd._differentiating():
+        upstream, first = grad_output.detach().requires_grad_(), call.operands[0].detach().requires_grad_()
+        gradient, _ = row_torch.by_formula(call._replace(operands=(first, call.operands[1])), upstream, (True, False))
+        along, changed = torch.autograd.grad(gradient, (upstream, first), directions, materialize_grads=True)
+    return along.to(autograd._DTYPES[str(call.out_dtype)]), changed
+
+
 def _uncaptured(call: RowCall) -> RowCall:
     """The call without a check of labels that waits, where a CUDA graph is captured, which cannot wait."""
     captured = call.check == "sync" and call.operands[0].is_cuda and torch.cuda.is_current_stream_capturing()
@@ -151,6 +179,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 library.impl("row_values", _values, "CompositeExplicitAutograd")
 library.impl("row_gradients", _gradients, "CompositeExplicitAutograd")
+library.impl("row_second", _second, "CompositeExplicitAutograd")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -176,4 +205,15 @@ def _fake_gradients(
         torch.empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=x.dtype, device=x.device)
         for x, w in zip(call_of(*arguments).operands, wanted, strict=True)
         if w
+    ]
+
+
+@torch.library.register_fake(second, lib=library)
+def _fake_second(grad_output: torch.Tensor, directions: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    call = call_of(*arguments)
+    first = call.operands[0]
+    strides = dense_strides(first.shape, first.stride())
+    return [
+        first.new_empty(call.row_shape, dtype=autograd._DTYPES[str(call.out_dtype)]),
+        torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device),
     ]

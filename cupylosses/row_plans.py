@@ -21,13 +21,15 @@ def smoothed(call: RowCall) -> bool:
     return False
 
 
-def index_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None) -> RowPlan:
-    """The plan of a call of class indices whose operands promote to dtype ``promoted``."""
+def index_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None, directions: Any = None) -> RowPlan:
+    """The plan of a call of class indices whose operands promote to dtype ``promoted``, or of its second derivatives
+    along directions.
+    """
     first, second = call.operands
     return RowPlan(
         call.loss, _tensor(first, device), _tensor(second, device), _tensor(call.weight, device),
         _tensor(call.mask, device), call.class_dim, promoted, out_dtype, smoothed(call), call.softcap != 0.0,
-        device.processors, device.launcher, device.chip,
+        device.processors, device.launcher, device.chip, _tensor(directions, device),
     )  # fmt: skip
 
 

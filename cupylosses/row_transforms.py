@@ -4,8 +4,8 @@ In a graph stand the operators of ``row_ops.py``, with the reduction in the kern
 forward mode take the rows apart: kernels compute a value per row, and from a grad_output per row the gradients, for
 which a batch is one more dimension of rows; torch adds up the values, which are few, and divides.
 
-A tangent of a row's value is the sum of its gradient times the tangents of its logits. Second derivatives are those of
-the formula.
+A tangent of a row's value is the sum of its gradient times the tangents of its logits. Second derivatives of class
+indices are kernels' too, third ones, and those of targets per class, the formula's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cupylosses import autograd, interop, row_ops, row_reference, transforms
 from cupylosses.reference import divide
 from cupylosses.row_call import RowCall, RowResult
 
-#: Where the first operand stands among the arguments of `_Traced`, of `_Values` and of `_Gradients`.
-_OF_TRACED, _OF_VALUES, _OF_GRADIENTS = 7, 4, 8
+#: Where the first operand stands among the arguments of `_Traced`, of `_Values`, of `_Gradients` and of `_Second`.
+_OF_TRACED, _OF_VALUES, _OF_GRADIENTS, _OF_SECOND = 7, 4, 8, 6
 
 
 def evaluate(call: RowCall) -> Any:
@@ -241,24 +241,32 @@ class _Gradients(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad_output, _, *rest, weight, mask, first, second = inputs
-        ctx.save_for_backward(grad_output, weight, mask, first, second)
-        ctx.save_for_forward(grad_output, weight, mask, first, second)
+        grad_output, slopes, *rest, weight, mask, first, second = inputs
+        ctx.save_for_backward(grad_output, slopes, weight, mask, first, second)
+        ctx.save_for_forward(grad_output, slopes, weight, mask, first, second)
         ctx.set_materialize_grads(False)
         ctx.rest = rest
+        ctx.of_indices = row_ops.decode(rest[2])[0].kind == "indices"
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        function, primals = _differentiable(ctx)
         nothing = (None,) * (_OF_GRADIENTS - 1)
         if not any(v is not None for v in cotangents):
             return None, *nothing, None, None
+        if ctx.of_indices:
+            grad_output, _, rest = _of_indices(ctx)
+            along, changed = _Second.apply(grad_output, cotangents[0], *rest)
+            return along, *nothing, changed.to(ctx.saved_tensors[-2].dtype), None
+        function, primals = _differentiable(ctx)
         values, pull = torch.func.vjp(function, *primals)
         first, *others = pull(_directed(values, cotangents))
         return first, *nothing, *others, *(None,) * (2 - len(others))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
+        if ctx.of_indices:
+            grad_output, slopes, rest = _of_indices(ctx)
+            return (_moved(grad_output, slopes, tangents[0], tangents[_OF_GRADIENTS], *rest),)
         function, primals = _differentiable(ctx)
         # A dual number takes no operand that is expanded.
         primals = tuple([x.contiguous() for x in primals])
@@ -284,9 +292,110 @@ class _Gradients(Function):
         return found, (0,) * len(found)
 
 
+class _Second(Function):
+    """Of class indices, how a value per row moves along directions, and how its gradient for a grad_output per row
+    does: the derivatives of the gradient with respect to grad_output and logits, as a function of all of these.
+    """
+
+    @staticmethod
+    def forward(
+        grad_output: torch.Tensor,
+        directions: torch.Tensor,
+        text: str,
+        numbers: tuple[float, ...],
+        weight: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        first: torch.Tensor,
+        second: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(row_ops.second(grad_output, directions, text, numbers, None, None, weight, mask, first, second))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad_output, directions, text, numbers, *tensors = inputs
+        ctx.save_for_backward(grad_output, directions, *tensors)
+        ctx.save_for_forward(grad_output, directions, *tensors)
+        ctx.set_materialize_grads(False)
+        ctx.rest = text, numbers
+
+    @staticmethod
+    def backward(ctx: Any, of_along: torch.Tensor | None, of_changed: torch.Tensor | None) -> Any:
+        grad_output, directions, *tensors = ctx.saved_tensors
+        nothing = (None,) * (_OF_SECOND - 2)
+        if of_along is None and of_changed is None:
+            return None, None, *nothing, None, None
+        by_grad_output, by_directions, _, _, by_first, _ = transforms._needed(ctx, ctx.saved_tensors)
+        if not by_grad_output and not by_first:
+            # Both are linear in the directions: this is how Hessian-vector products are taken backwards twice.
+            found = None
+            if by_directions:
+                found = _moved(grad_output, None, of_along, of_changed, *ctx.rest, *tensors)
+            return None, found, *nothing, None, None
+        function = _second_of_formula(*ctx.rest, *tensors)
+        values, pull = torch.func.vjp(function, grad_output, directions, tensors[2])
+        upstream, along, first = pull(_directed(values, (of_along, of_changed)))
+        return upstream, along, *nothing, first, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
+        grad_output, directions, *tensors = ctx.saved_tensors
+        function = _second_of_formula(*ctx.rest, *tensors)
+        # A dual number takes no operand that is expanded.
+        primals = tuple([x.contiguous() for x in (grad_output, directions, tensors[2])])
+        moved = _directed(primals, (*tangents[:2], tangents[_OF_SECOND]))
+        return torch.func.jvp(function, primals, moved)[1]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
+        grad_output, directions, text, numbers, *tensors = inputs
+        size, (of_grad_output, of_directions, _, _, *dims) = info.batch_size, in_dims
+        if dims[0] is not None:
+
+            def second(grad_output: torch.Tensor, directions: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
+                return _second_of_formula(text, numbers, *tensors)(grad_output, directions, tensors[2])
+
+            found = torch.vmap(second, (of_grad_output, of_directions, *dims))(grad_output, directions, *tensors)
+        else:
+            grad_output = _in_front(grad_output, of_grad_output, size)
+            directions = _in_front(directions, of_directions, size)
+            arguments = _batched(size, text, numbers, tensors, dims)
+            found = _Second.apply(grad_output, directions, *arguments)
+        return found, (0, 0)
+
+
+def _of_indices(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """grad_output and slopes of gradients of class indices, and the other arguments, from the text on."""
+    grad_output, slopes, weight, mask, first, second = ctx.saved_tensors
+    _, wide, text, numbers = ctx.rest
+    return grad_output, slopes, (text, numbers, weight, mask, _widened((first,), (wide,))[0], second)
+
+
+def _moved(
+    grad_output: torch.Tensor,
+    slopes: torch.Tensor | None,
+    of_grad_output: torch.Tensor | None,
+    of_first: torch.Tensor | None,
+    text: str,
+    numbers: tuple[float, ...],
+    *tensors: Any,
+) -> torch.Tensor:
+    """How a gradient of class indices moves with grad_output and the logits, of which one is not None: they are the
+    derivatives of `_Second`, too, with respect to the directions.
+    """
+    found = []
+    if of_grad_output is not None:
+        if slopes is None:
+            _, slopes, *_ = _Values.apply(text, numbers, *[x if x is None else x.detach() for x in tensors])
+        found += _Gradients.apply(of_grad_output, slopes, (True, False), False, text, numbers, *tensors)
+    if of_first is not None:
+        directions = of_first.to(tensors[2].dtype)
+        found.append(_Second.apply(grad_output, directions, text, numbers, *tensors)[1])
+    return found[0] if len(found) == 1 else found[0] + found[1]
+
+
 def _differentiable(ctx: Any) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
     """The gradients by the formula, and what they are a function of."""
-    grad_output, *tensors = ctx.saved_tensors
+    grad_output, _, *tensors = ctx.saved_tensors
     function, operands = _gradients_of_formula(*ctx.rest, *tensors)
     return function, (grad_output, *operands)
 
@@ -315,6 +424,24 @@ def _gradients_of_formula(
         return pull(grad_output.to(values.dtype))
 
     return found, (first,) if row_ops.decode(text)[0].kind == "indices" else (first, second)
+
+
+def _second_of_formula(
+    text: str,
+    numbers: tuple[float, ...],
+    weight: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    first: torch.Tensor,
+    second: torch.Tensor,
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """What `_Second` computes, as a function of grad_output, directions and logits that torch can differentiate."""
+
+    def found(grad_output: torch.Tensor, directions: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradients, _ = _gradients_of_formula((True, False), False, text, numbers, weight, mask, first, second)
+        _, pull = torch.func.vjp(gradients, grad_output, first)
+        return pull((directions,))
+
+    return found
 
 
 def _widened(operands: Sequence[torch.Tensor], which: Sequence[bool]) -> list[torch.Tensor]:

@@ -20,6 +20,21 @@ struct Nest {
   template <class Literal>
   __device__ explicit constexpr Nest(Literal x) : value(static_cast<T>(x)), along(static_cast<T>(0)) {
   }
+  // What is stored of it: the derivative.
+  template <class Stored>
+  __device__ __forceinline__ explicit operator Stored() const {
+    return static_cast<Stored>(along);
+  }
+
+  __device__ __forceinline__ Nest& operator+=(Nest x) {
+    return *this = *this + x;
+  }
+  __device__ __forceinline__ Nest& operator-=(Nest x) {
+    return *this = *this - x;
+  }
+  __device__ __forceinline__ Nest& operator*=(Nest x) {
+    return *this = *this * x;
+  }
 };
 
 template <class T>
@@ -41,6 +56,14 @@ __device__ __forceinline__ Nest<T> with_slopes(Nest<T> value, Nest<T> slope, Nes
 template <class T>
 __device__ __forceinline__ Nest<T> fixed_if(bool condition, Nest<T> x) {
   return {x.value, condition ? T(0) : x.along};
+}
+template <class T>
+__device__ __forceinline__ Nest<T> undefined(Nest<T> nan) {
+  return {nan.value, nan.value};
+}
+template <class T>
+__device__ __forceinline__ bool vanishes(Nest<T> x) {
+  return x.value == T(0) && x.along == T(0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

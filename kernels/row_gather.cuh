@@ -10,12 +10,12 @@ __device__ __forceinline__ RowLoss<Compute> gathered_loss(const Program& program
                                                           bool first) {
   RowLoss<Compute> y = program.uncounted(t);
   if (t.counts) {
-    const int64 at = t.offset[kLogits] + t.label * program.space.class_stride[kLogits];
     // 0 - x, because a probability of 1 costs 0, not -0.
-    const Compute nll = Compute(0) - widen<Compute>(program.input[at]);
+    const Compute nll = Compute(0) - widen<Compute>(program.raw(t.offset, t.label));
     const auto found = program.loss(variable<1u, 0>(nll), variable<0u, 1>(t.weight));
-    y.value = found.value;
-    y.slopes.target = found.value != found.value ? found.value : -tangent_or_zero(found, 0);
+    const bool lost = found.value != found.value;
+    y.value = lost ? undefined(found.value) : found.value;
+    y.slopes.target = lost ? y.value : -tangent_or_zero(found, 0);
   }
   if (first) program.store(t, y, false);
   return y;
@@ -24,11 +24,11 @@ __device__ __forceinline__ RowLoss<Compute> gathered_loss(const Program& program
 template <class Unit, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gathered(const Program& program, const Unit& unit, const RowTarget<Compute>& t,
                                                Compute slope) {
-  using Input = typename Program::Input;
+  using Gradient = typename Program::Gradient;
   const int64 stride = program.space.class_stride[kGradients];
   for (int64 c = unit.index(); c < program.space.classes; c += unit.count()) {
     const Compute g = t.counts && c == t.label ? slope : Compute(0);
-    program.gradients[t.offset[kGradients] + c * stride] = Narrow<Input>::from(g);
+    program.gradients[t.offset[kGradients] + c * stride] = Narrow<Gradient>::from(g);
   }
 }
 
@@ -47,8 +47,8 @@ struct GatherReader {
         if (row >= rows) continue;
         const auto t = program.target(row);
         const auto y = gathered_loss(program, t, unit.index() == 0);
-        total += y.value;
-        if constexpr (kGradient) store_gathered(program, unit, t, y.slopes.target * scale.factor());
+        total += static_cast<double>(y.value);
+        if constexpr (kGradient) store_gathered(program, unit, t, y.slopes.target * row_factor(scale, t.offset));
       }
       if (partials != nullptr) {
         total = unit.total(total);

@@ -317,21 +317,6 @@ struct StoreTerms {
 // ---------------------------------------------------------------------------------------------------------------------
 // One row
 
-// The factor of a row's gradient: for a grad_output per row, or one for all.
-template <class Compute, class Result>
-struct RowScale {
-  const Result* grad_output;
-  double weight;
-};
-template <class Compute, class Result>
-__device__ __forceinline__ Compute row_factor(RowScale<Compute, Result>& scale, const int64 (&offset)[kRowStreams]) {
-  return static_cast<Compute>(widen<double>(scale.grad_output[offset[kResults]]) * scale.weight);
-}
-template <class Scale>
-__device__ __forceinline__ auto row_factor(Scale& scale, const int64 (&)[kRowStreams]) {
-  return scale.factor();
-}
-
 struct JoinLanes {
   int lanes;
   template <class Compute>
@@ -449,11 +434,3 @@ struct TermReader {
     walk_rows(unit, program.space.rows, groups, partials, Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
   }
 };
-
-// The gradients for a grad_output per row.
-template <class Reader, class Unit, class Program, class Result>
-__device__ __forceinline__ void row_gradient(const Program& program, const Unit& unit, int64 groups,
-                                             const Result* grad_output) {
-  RowScale<typename Program::Compute, Result> scale{grad_output, 1.0};
-  Reader::template sweep<true>(program, unit, scale, groups, nullptr);
-}

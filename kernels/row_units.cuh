@@ -27,13 +27,19 @@ struct Plus {
   }
 };
 
+// What another lane of the warp has. Precondition: all 32 lanes call it together.
+template <class T>
+__device__ __forceinline__ T of_lane(T x, int offset) {
+  return __shfl_xor_sync(0xffffffffu, x, offset);
+}
+
 // x of `width` neighbouring lanes joined, in each of them.
 // Preconditions: all 32 lanes call it together; width is a power of two.
 template <class Join, class T>
 __device__ __forceinline__ T join_lanes(T x, int width, Join join) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const T other = __shfl_xor_sync(0xffffffffu, x, offset);
+    const T other = of_lane(x, offset);
     if (offset < width) x = join(x, other);
   }
   return x;
@@ -126,9 +132,11 @@ struct BlocksUnit {
   template <class T>
   __device__ __forceinline__ void share(const T& mine, int turn, const T*& all) const {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
-    __shared__ T parts[2][kBlocks * kWarp];
+    // Words, because a T may have constructors.
+    alignas(T) __shared__ unsigned words[2][kBlocks * kWarp * sizeof(T) / 4];
+    T* const parts = reinterpret_cast<T*>(words[turn]);
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-    T* place = &parts[turn][rank() * warps + threadIdx.x / kWarp];
+    T* place = &parts[rank() * warps + threadIdx.x / kWarp];
     if constexpr (kBlocks == 1) {
       if (lane == 0) *place = mine;
       __syncthreads();
@@ -141,7 +149,7 @@ struct BlocksUnit {
       }
       cluster_barrier();
     }
-    all = parts[turn];
+    all = parts;
   }
   // How many parts there are.
   __device__ __forceinline__ int warps() const {

@@ -93,6 +93,7 @@ struct RowProgram {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
   using Input = Input_;
+  using Gradient = Input_;
   using Weight = Weight_;
   using Result = Result_;
   static constexpr bool kSmoothed = kSmoothed_;
@@ -139,6 +140,19 @@ struct RowProgram {
     t.weight = t.counts ? weight(t.label) : Compute(0);
   }
 
+  // The logits from the first class of a row, and that of a class.
+  __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
+    return input + offset[kLogits];
+  }
+  __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
+    return input[offset[kLogits] + c * space.class_stride[kLogits]];
+  }
+  // A row whose classes are neighbours.
+  template <int kLanes>
+  __device__ __forceinline__ RowView<Input, kLanes> view(const int64 (&offset)[kRowStreams]) const {
+    return {input, offset[kLogits], space.classes};
+  }
+
   // The loss of a row of which the sums are known, and whatever of it is to be stored.
   // Precondition: `first` holds in one thread of the unit.
   __device__ __forceinline__ RowLoss<Compute> finish(const RowTarget<Compute>& t, Compute z, Compute largest,
@@ -175,7 +189,7 @@ __device__ __forceinline__ int target_lane(const RowTarget<Compute>& t, int64 fi
 // The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `none`:
 // slopes.none().
 template <int kLanes, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_gradient(const Program& program, typename Program::Input* place, int64 first,
+__device__ __forceinline__ void store_gradient(const Program& program, typename Program::Gradient* place, int64 first,
                                                int target, const RowSlopes<Compute>& slopes, bool none,
                                                const Pack<typename Program::Input, kLanes>& x) {
   Compute g[kLanes];
@@ -193,7 +207,7 @@ __device__ __forceinline__ void store_gradient(const Program& program, typename 
       g[i] *= program.logit.slope(raw[i]);
     }
   }
-  store_stream<kLanes>(place, NarrowPack<typename Program::Input, kLanes>::from(g));
+  store_stream<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
 }
 
 // The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit.
@@ -230,7 +244,7 @@ __device__ __forceinline__ Compute largest_of(const Program& program, const Pack
 
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ Compute target_logit(const Program& program, const RowTarget<Compute>& t) {
-  return t.counts ? program.logit.value(widen<Compute>(program.input[t.offset[kLogits] + t.label])) : Compute(0);
+  return t.counts ? program.logit.value(widen<Compute>(program.raw(t.offset, t.label))) : Compute(0);
 }
 
 // The slopes of a row for a grad_output, with what all logits have in common.
@@ -244,6 +258,21 @@ __device__ __forceinline__ void scale_slopes(const Program& program, RowSlopes<C
   slopes.target *= factor;
 }
 
+// The factor of a row's gradient: for a grad_output per row, or one for all.
+template <class Compute, class Result>
+struct RowScale {
+  const Result* grad_output;
+  double weight;
+};
+template <class Compute, class Result>
+__device__ __forceinline__ Compute row_factor(RowScale<Compute, Result>& scale, const int64 (&offset)[kRowStreams]) {
+  return static_cast<Compute>(widen<double>(scale.grad_output[offset[kResults]]) * scale.weight);
+}
+template <class Scale>
+__device__ __forceinline__ auto row_factor(Scale& scale, const int64 (&)[kRowStreams]) {
+  return scale.factor();
+}
+
 // The part of a row that is every `step`-th vector from `begin` to `end`, and one class of its ends (or -1), read once.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ RowPart<Compute> row_part(const Program& program, const View& view,
@@ -251,9 +280,10 @@ __device__ __forceinline__ RowPart<Compute> row_part(const Program& program, con
                                                      int64 step, int64 single) {
   using Input = typename Program::Input;
   constexpr int kLanes = View::kLanes;
-  RowPart<Compute> part{z, {0, 0, 0}};
+  RowPart<Compute> part{z, {}};
+  const auto input = program.logits(t.offset);
   if (single >= 0) {
-    const auto x = load_stream<1>(program.input + view.offset + single);
+    const auto x = load_stream<1>(input + single);
     part.largest = largest_of(program, x, z);
     add_classes(program, single, target_lane<1>(t, single), z, reference(part.largest), x, part.sums);
   }
@@ -263,8 +293,7 @@ __device__ __forceinline__ RowPart<Compute> row_part(const Program& program, con
     Compute largest = part.largest;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (vector + k * step < end)
-        x[k] = load_stream<kLanes>(program.input + view.offset + view.first(vector + k * step));
+      if (vector + k * step < end) x[k] = load_stream<kLanes>(input + view.first(vector + k * step));
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -306,7 +335,7 @@ __device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& p
     const RowPart<Compute>* all;
     unit.share(part, turn, all);
     const int lane = threadIdx.x % kWarp, warps = unit.warps();
-    part = {-scalar_infinity(Compute()), {0, 0, 0}};
+    part = {-scalar_infinity(Compute()), {}};
     if (lane < warps) part = all[lane];
 #pragma unroll
     for (int i = kWarp; i < Unit::kBlocks * kWarp; i += kWarp) {
@@ -333,8 +362,8 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
   using Input = typename Program::Input;
   constexpr int kLanes = View::kLanes;
   const bool none = slopes.none(), read = !none;
-  const Input* input = program.input + view.offset;
-  Input* gradients = program.gradients + t.offset[kGradients];
+  const auto input = program.logits(t.offset);
+  typename Program::Gradient* gradients = program.gradients + t.offset[kGradients];
   if (single >= 0) {
     store_gradient(program, gradients + single, single, target_lane<1>(t, single), slopes, none,
                    read ? load_stream<1>(input + single) : Pack<Input, 1>{});
@@ -362,13 +391,12 @@ template <bool kGradient, int kLanes, int kVectors, class Unit, class Program, c
 __device__ __forceinline__ typename Program::Compute long_row(const Program& program, const Unit& unit, int64 row,
                                                               bool exists, int turn, Scale& scale) {
   using Compute = typename Program::Compute;
-  using Input = typename Program::Input;
   RowTarget<Compute> t = program.target(exists ? row : 0);
   t.counts &= exists;
   t.wrong &= exists;
-  const RowView<Input, kLanes> view(program.input, t.offset[kLogits], program.space.classes);
+  const auto view = program.template view<kLanes>(t.offset);
   const Compute z = target_logit(program, t);
-  RowPart<Compute> part{z, {0, 0, 0}};
+  RowPart<Compute> part{z, {}};
   if (t.counts) {
     part = row_part<kVectors>(program, view, t, z, unit.index(), view.vectors, unit.count(), view.end(unit.index()));
   }
@@ -377,7 +405,7 @@ __device__ __forceinline__ typename Program::Compute long_row(const Program& pro
   const RowLoss<Compute> y = program.finish(t, z, part.largest, part.sums, exists && unit.index() == 0);
   if constexpr (kGradient) {
     RowSlopes<Compute> slopes = y.slopes;
-    scale_slopes(program, slopes, scale.factor());
+    scale_slopes(program, slopes, row_factor(scale, t.offset));
     if (exists) {
       store_gradients<kVectors>(program, view, t, slopes, unit.index(), view.vectors, unit.count(),
                                 view.end(unit.index()));
@@ -415,7 +443,7 @@ __device__ __forceinline__ void walk_rows(const Unit& unit, int64 rows, int64 gr
 #pragma unroll 1
   for (RowWalk<Unit> walk(unit); walk.group < groups; turn ^= 1) {
     const int64 group = walk.group, row = walk.first + unit.row();
-    total += visit(row, row < rows, turn);
+    total += static_cast<double>(visit(row, row < rows, turn));
     walk.advance(unit, groups, rows);
     if (walk.group == group) continue;
     if (partials != nullptr) {
@@ -495,6 +523,14 @@ template <class Reader, class Unit, class Program>
 __device__ __forceinline__ void row_values(const Program& program, const Unit& unit, int64 groups) {
   KnownScale<typename Program::Compute> unused{0};
   Reader::template sweep<false>(program, unit, unused, groups, nullptr);
+}
+
+// The gradients for a grad_output per row.
+template <class Reader, class Unit, class Program, class Result>
+__device__ __forceinline__ void row_gradient(const Program& program, const Unit& unit, int64 groups,
+                                             const Result* grad_output) {
+  RowScale<typename Program::Compute, Result> scale{grad_output, 1.0};
+  Reader::template sweep<true>(program, unit, scale, groups, nullptr);
 }
 
 // The gradients from slopes that were stored, in pieces of rows: for a grad_output per row (`result_stride` 1) or one

@@ -192,7 +192,8 @@ constexpr bool kSingle = sizeof(T) == 4;
 
 // What numbers that carry a derivative of their own (nested.cuh) have to be told, and float and double need not: that
 // of a value, where it is not the one of the expression that the value was found by, from pairs of a slope and what it
-// is a slope in; and that there is none where a condition holds, because what the value is there is a convention.
+// is a slope in; that there is none where a condition holds, because what the value is there is a convention; and that
+// a value which is NaN has none to follow.
 template <class T, class... Ts>
 __device__ __forceinline__ T with_slopes(T value, Ts...) {
   return value;
@@ -200,6 +201,15 @@ __device__ __forceinline__ T with_slopes(T value, Ts...) {
 template <class T>
 __device__ __forceinline__ T fixed_if(bool, T value) {
   return value;
+}
+template <class T>
+__device__ __forceinline__ T undefined(T nan) {
+  return nan;
+}
+// Whether it is 0, and stays so.
+template <class T>
+__device__ __forceinline__ bool vanishes(T x) {
+  return x == T(0);
 }
 
 // A function at a point, and its derivative there.

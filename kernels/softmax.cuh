@@ -111,7 +111,7 @@ struct RowSlopes {
   Compute largest;
 
   __device__ __forceinline__ bool none() const {
-    return common == Compute(0) && weighted == Compute(0) && target == Compute(0);
+    return vanishes(common) && vanishes(weighted) && vanishes(target);
   }
 };
 
@@ -136,7 +136,7 @@ __device__ __forceinline__ RowLoss<Compute> row_loss(const Loss& loss, Compute z
                 by_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
   const Compute rest = sums.rest * by_sum, p = e * by_sum, lse = largest + log_sum;
   const Compute mean_weight = kSmoothed ? sums.weights * by_count : Compute(0);
-  Compute smooth = 0;
+  Compute smooth = Compute(0);
   if constexpr (kSmoothed) {
     // A target of probability 0 is a class that is smoothed over.
     smooth = nll == scalar_infinity(nll) ? nll : mean_weight * nll + sums.distance * by_count;
@@ -146,15 +146,16 @@ __device__ __forceinline__ RowLoss<Compute> row_loss(const Loss& loss, Compute z
                       variable<kAll, 3>(smooth), variable<0u, 4>(weight));
   // A loss that is NaN has no gradient to follow.
   const bool lost = y.value != y.value;
+  const Compute value = lost ? undefined(y.value) : y.value;
   const Compute by_target = tangent_or_zero(y, 0) + tangent_or_zero(y, 1) * p;
   const Compute by_lse = tangent_or_zero(y, 2), by_smooth = tangent_or_zero(y, 3);
   RowLoss<Compute> result;
-  result.value = y.value;
+  result.value = value;
   result.lse = lse;
-  result.slopes.common = lost ? y.value : (by_target + by_lse + by_smooth * mean_weight) * by_sum;
+  result.slopes.common = lost ? value : (by_target + by_lse + by_smooth * mean_weight) * by_sum;
   result.slopes.weighted = kSmoothed ? by_smooth * by_count : Compute(0);
   result.slopes.target =
-      lost ? y.value : p * (by_lse + by_smooth * mean_weight) - by_target * rest - result.slopes.weighted * weight;
-  result.slopes.largest = largest;
+      lost ? value : p * (by_lse + by_smooth * mean_weight) - by_target * rest - result.slopes.weighted * weight;
+  result.slopes.largest = lost ? value : largest;
   return result;
 }

@@ -25,11 +25,11 @@ __device__ __forceinline__ float to_float(bfloat16_t x) {
 
 template <class Compute>
 __device__ __forceinline__ Compute widen(half_t x) {
-  return to_float(x);
+  return static_cast<Compute>(to_float(x));
 }
 template <class Compute>
 __device__ __forceinline__ Compute widen(bfloat16_t x) {
-  return to_float(x);
+  return static_cast<Compute>(to_float(x));
 }
 // float, double and the integer types of labels.
 template <class Compute, class Storage>

@@ -91,11 +91,13 @@ def _of_indices(
 ) -> None:
     weighted, masked, smoothed, capped = options
     rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
-    plan = RowPlan(
+    given = (
         loss, logits, _tensor(label, rows), _tensor(logits.dtype, logits.shape[dim : dim + 1]) if weighted else None,
-        _tensor("bool", rows) if masked else None, dim, logits.dtype, None, smoothed, capped, 1, note, chip,
+        _tensor("bool", rows) if masked else None, dim, logits.dtype,
     )  # fmt: skip
-    for kind in ROW_KINDS:
+    plan = RowPlan(*given, None, smoothed, capped, 1, note, chip)
+    RowPlan(*given, "float64", smoothed, capped, 1, note, chip, logits)._load("second", False)
+    for kind in (x for x in ROW_KINDS if x != "second"):
         for counted in {"values": (False,), "count": (False,), "apply": (False, True)}.get(kind, (True,)):
             plan._load(kind, counted)
     if options == (False, False, False, False):
@@ -133,7 +135,10 @@ def described(variant: AnyRowVariant) -> dict[str, str]:
         target, wanted = variant.target, variant.gradients
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
     else:
-        target, wanted = variant.label, (variant.kind in ("value_and_gradient", "verify_gradient", "apply"), False)
+        target, wanted = (
+            variant.label,
+            (variant.kind in ("value_and_gradient", "verify_gradient", "apply", "second"), False),
+        )
         flags = ["smoothed"] * variant.smoothed
     flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
     dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]

@@ -1,0 +1,119 @@
+// Second derivatives of losses of rows of class indices. Of the gradient g of a row's loss L and of a direction v,
+//
+//   along      sum over c of v_c dL/dx_c                        per row, for the derivative with respect to grad_output
+//   changed    grad_output * sum over k of v_k d^2 L / dx_c dx_k        for that with respect to the logits
+//
+// The row engine computes L and g of whatever numbers; here of ones that carry a derivative along v (nested.cuh): a
+// logit is read together with its direction, and what is stored of a value or a gradient is how it moves along v. So
+// value and gradient are written nowhere, and what keeps the digits of sure rows keeps those of their second
+// derivatives. The largest logit moves too, by which all directions are relative to its own: a direction that is the
+// same for all classes cancels before anything is rounded.
+//
+// Logits and directions are read twice, by a unit of threads (LongReader) or a single one (ColumnReader).
+
+// The stream of the directions: of class indices there are no gradients.
+constexpr RowStream kDirections = kTargetGradients;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the row engine calls on numbers
+
+// Of equal values that with the larger derivative, in whatever order they are compared.
+template <class T>
+__device__ __forceinline__ Nest<T> larger(Nest<T> x, Nest<T> y) {
+  const T value = larger(x.value, y.value);
+  if (x.value == y.value) return {value, larger(x.along, y.along)};
+  return {value, value == x.value ? x.along : y.along};
+}
+template <class T>
+__device__ __forceinline__ Nest<T> with_sign_of(Nest<T> size, Nest<T> x) {
+  return {with_sign_of(size.value, x.value), x.value < T(0) ? -size.along : size.along};
+}
+template <class T>
+__device__ __forceinline__ Nest<T> of_lane(Nest<T> x, int offset) {
+  return {of_lane(x.value, offset), of_lane(x.along, offset)};
+}
+template <class T>
+__device__ __forceinline__ float as_float(Nest<T> x) {
+  return as_float(x.along);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Logits with their directions
+
+template <class Storage>
+struct Moving {
+  Storage number;
+  Storage direction;
+};
+
+template <class Number, class Storage>
+__device__ __forceinline__ Number widen(Moving<Storage> x) {
+  const Number number = widen<Number>(x.number), direction = widen<Number>(x.direction);
+  return {number.value, direction.value};
+}
+
+// Both, from some element on: where one logit lies behind another, their directions are `step` apart.
+template <class Storage>
+struct MovingPointer {
+  const Storage* numbers;
+  const Storage* directions;
+  int64 step;
+
+  __device__ __forceinline__ MovingPointer operator+(int64 n) const {
+    return {numbers + n, directions + n * step, step};
+  }
+};
+
+// Directions may lie anywhere, the same one for several classes or rows included.
+template <int kLanes, class Storage>
+__device__ __forceinline__ Pack<Storage, kLanes> load_apart(const Storage* from, int64 step) {
+  using P = Pack<Storage, kLanes>;
+  if (step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(P) == 0) return load_stream<kLanes>(from);
+  P pack;
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) pack.lane[i] = load_reused<1>(from + i * step).lane[0];
+  return pack;
+}
+
+template <int kLanes, class Storage>
+__device__ __forceinline__ Pack<Moving<Storage>, kLanes> load_stream(MovingPointer<Storage> at) {
+  const auto numbers = load_stream<kLanes>(at.numbers);
+  const auto directions = load_apart<kLanes>(at.directions, at.step);
+  Pack<Moving<Storage>, kLanes> pack;
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) pack.lane[i] = {numbers.lane[i], directions.lane[i]};
+  return pack;
+}
+
+// One row, class by class, of which `at.step` is the way from the direction of a class to that of the next.
+template <class Storage>
+struct Column<Moving<Storage>, 1, false> {
+  using Index = int64;
+  static constexpr bool kKept = false;
+  MovingPointer<Storage> at;
+  int64 stride;
+  int64 classes;
+
+  __device__ __forceinline__ void fetch() const {
+  }
+  __device__ __forceinline__ Pack<Moving<Storage>, 1> read(int64 c) const {
+    return {{{load_stream<1>(at.numbers + c * stride).lane[0], load_reused<1>(at.directions + c * at.step).lane[0]}}};
+  }
+};
+
+// The program of rows with directions: `along` is its value, `changed` its gradient. Base: a RowProgram whose
+// arithmetic is on nested numbers.
+template <class Base>
+struct MovingProgram : Base {
+  using Compute = typename Base::Compute;
+  using Storage = typename Base::Input;
+  using Input = Moving<Storage>;
+  const Storage* directions;
+
+  __device__ __forceinline__ MovingPointer<Storage> logits(const int64 (&offset)[kRowStreams]) const {
+    return {Base::logits(offset), directions + offset[kDirections], this->space.class_stride[kDirections]};
+  }
+  __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
+    return {Base::raw(offset, c), directions[offset[kDirections] + c * this->space.class_stride[kDirections]]};
+  }
+};
