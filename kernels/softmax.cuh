@@ -128,8 +128,9 @@ __device__ __forceinline__ RowLoss<Compute> row_loss(const Loss& loss, Compute z
                                                      const RowSums<Compute>& sums, Compute weight, int64 classes) {
   const Compute e = scalar_exp(z - largest);
   const Compute sum = sums.rest + e;
-  // The largest logit adds 1 to the sum, in `e` if it is the target's and in `rest` if not.
-  const Compute log_sum = scalar_log1p(e == Compute(1) ? sums.rest : (sums.rest - Compute(1)) + e);
+  // The largest logit adds 1 to the sum, in `e` if it is the target's and in `rest` if not. An e of 1 may move.
+  const bool leads = e == Compute(1);
+  const Compute log_sum = scalar_log1p((leads ? sums.rest : sums.rest - Compute(1)) + (leads ? e - Compute(1) : e));
   const Compute nll = (largest - z) + log_sum;
   // One division instead of four: every warp of a block does this for each row.
   const Compute by_sum = Compute(1) / sum,

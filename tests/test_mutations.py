@@ -160,6 +160,12 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, gathered and left out": rows(row_properties.leaves_rows_out, "gather"),
     "rows, smoothed": rows(row_properties.agrees_with_truth, "lanes", {"label_smoothing": 0.1}),
     "rows, weighted": rows(row_properties.agrees_with_truth, "lanes", {"weight": torch.linspace(0.0, 2.0, 43)}),
+    "rows, second": rows(
+        row_properties.second_agrees_with_truth, "lanes", *({"how": x} for x in row_properties.DIRECTIONS)
+    ),
+    "rows, second, apart": rows(row_properties.second_agrees_with_truth, "columns", {"how": "transposed"}),
+    "rows, second, classes": rows(row_properties.second_agrees_with_truth, "columns"),
+    "rows, second, equal": rows(row_properties.second_of_equal_logits, "lanes"),
     "rows, one pass or two": rows(row_properties.writes_one_gradient_in_one_pass_or_two, "lanes"),
     "rows, left out": rows(row_properties.leaves_rows_out, "lanes"),
     "rows, labels": rows(row_properties.survives_labels_out_of_range, "lanes"),

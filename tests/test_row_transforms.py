@@ -1,4 +1,6 @@
-"""Losses of rows under torch's transforms, through kernels but for second derivatives."""
+"""Losses of rows under torch's transforms, through kernels but for third derivatives, and second ones of targets per
+class.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,14 @@ OF_POINTWISE = ("copies of a Module",)
 #: What takes a gradient of a gradient that is constant, which the truth has none of.
 OF_CURVED = ("`create_graph=True`", "third derivatives")
 
-#: What the formulas are for.
-BY_FORMULA = (
+#: What the formulas are for: of any loss, and of targets per class.
+BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")
+OF_TARGETS = (
     "`torch.autograd.gradgradcheck`",
     "`create_graph=True`",
     "`torch.autograd.functional.hvp`",
-    "third derivatives",
     "`torch.func.hessian`",
     "`jacfwd(jacfwd)`",
-    "`is_grads_batched=True`",
 )
 
 each_loss = pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
@@ -116,14 +117,16 @@ def test_works(row_loss: RowLoss, transform: Transform) -> None:
 @each_loss
 @pytest.mark.kernels
 def test_transforms_run_kernels(row_loss: RowLoss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula is for second derivatives, and batches of grad_output."""
+    """The formula is for third derivatives, and batches of grad_output."""
 
     def never(*_: object, **__: object) -> Tensor:
         raise AssertionError("the formula was taken")
 
     monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
     for transform in TRANSFORMS.values():
-        if not transform.gpu and transform.name not in (*OF_POINTWISE, *BY_FORMULA):
+        others: tuple[str, ...] = () if row_loss.row else OF_TARGETS
+        others += () if row_loss.softmax else OF_CURVED
+        if not transform.gpu and transform.name not in (*OF_POINTWISE, *BY_FORMULA, *others):
             assert transform.outcome(RowSubject(row_loss, KERNELS)) is None, transform.name
 
 

@@ -36,6 +36,7 @@ LONG_TERMS = "kernels/long_terms.cuh"
 TERM_COLUMNS = "kernels/term_columns.cuh"
 SOFTMAX = "kernels/softmax.cuh"
 RESIDENT_ROWS = "kernels/resident_rows.cuh"
+ROW_SECOND = "kernels/row_second.cuh"
 
 MUTANTS: tuple[Mutant, ...] = (
     # Which elements are visited
@@ -371,7 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rest of a column with its label",
         COLUMNS,
-        "if constexpr (kPlain) column.replace(labels[i], i, lowest);",
+        "if constexpr (kPlain) column.drop(labels[i], i);",
         "",
         ("rows, columns",),
     ),
@@ -440,9 +441,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "label looked for among neighbours",
-        ROW_GATHER,
-        "t.label * program.space.class_stride[kLogits]",
-        "t.label",
+        ROWS,
+        "c * space.class_stride[kLogits]",
+        "c",
         ("rows, gathered apart",),
     ),
     Mutant(
@@ -455,7 +456,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "gathered gradient of a mean not scaled",
         ROW_GATHER,
-        "y.slopes.target * scale.factor()",
+        "y.slopes.target * row_factor(scale, t.offset)",
         "y.slopes.target",
         ("rows, gathered",),
     ),
@@ -472,6 +473,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "t.counts && c == t.label ? slope",
         "c == t.label ? slope",
         ("rows, gathered and left out",),
+    ),
+    Mutant(
+        "direction looked for where the logit lies",
+        ROW_SECOND,
+        "directions + offset[kDirections], this",
+        "directions + offset[kLogits], this",
+        ("rows, second", "rows, second, apart"),
+    ),
+    Mutant(
+        "directions taken for neighbours",
+        ROW_SECOND,
+        "directions + n * step",
+        "directions + n",
+        ("rows, second",),
+    ),
+    Mutant(
+        "direction of the first class for all",
+        ROW_SECOND,
+        "at.directions + c * at.step",
+        "at.directions",
+        ("rows, second, classes",),
+    ),
+    Mutant(
+        "leaders among equal logits that differ from lane to lane",
+        ROW_SECOND,
+        "  if (x.value == y.value) return {value, larger(x.along, y.along)};\n",
+        "",
+        ("rows, second, equal",),
+    ),
+    Mutant(
+        "label among equal logits that does not move",
+        SOFTMAX,
+        "leads ? e - Compute(1) : e",
+        "leads ? Compute(0) : e",
+        ("rows, second, equal",),
     ),
     Mutant(
         "rows counted without their weights",

@@ -180,6 +180,66 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
         require(found.ok, f"gradient, {reduction}: {found}")
 
 
+#: How directions lie: as logits do, or one for several classes or rows, or in another order of the dimensions.
+DIRECTIONS = ("alike", "one", "of a class", "of a row", "transposed")
+
+
+def directions(given: Drawn, how: str) -> Tensor:
+    """A direction for each of these logits."""
+    import torch
+
+    x = given.input
+    drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).to(x.device, x.dtype)
+    if how == "alike":
+        return drawn
+    if how == "one":
+        return drawn.flatten()[0].expand(x.shape)
+    if how == "of a row":
+        return drawn.narrow(given.class_dim, 0, 1).expand(x.shape)
+    if how == "of a class":
+        return (
+            drawn.movedim(given.class_dim, -1)
+            .flatten(0, -2)[0]
+            .expand(*x.movedim(given.class_dim, -1).shape)
+            .movedim(-1, given.class_dim)
+        )
+    return drawn.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+
+
+def second(given: Drawn, along: Tensor, grad_output: Tensor, **chosen: Any) -> tuple[Tensor, Tensor]:
+    """The derivatives of the gradient, times directions, with respect to grad_output and the logits."""
+    import torch
+
+    x, g = given.input.detach().requires_grad_(), grad_output.detach().requires_grad_()
+    value = given.function(**{**given.arguments, "input": x, **chosen})
+    found = torch.autograd.grad(value, x, g, create_graph=True)[0]
+    of_grad_output, of_logits = torch.autograd.grad(found, (g, x), along)
+    return of_grad_output, of_logits
+
+
+def second_agrees_with_truth(given: Drawn, how: str = "alike", reduction: str = "mean", **chosen: Any) -> None:
+    """Second derivatives along directions are those of float64."""
+    along = directions(given, how)
+    arguments = {**given.arguments, "reduction": reduction, **chosen}
+    grad_output = upstream(given.function(**arguments))
+    exact = truth(given.loss, arguments, grad_output, directions=along)
+    assert exact.along is not None and exact.changed is not None
+    found = second(given, along, grad_output, reduction=reduction, **chosen)
+    for name, x, expected in zip(("grad_output", "logits"), found, (exact.along, exact.changed), strict=True):
+        compared = compare(x.cpu(), expected)
+        require(compared.ok, f"derivative of the gradient with respect to {name}, {reduction}: {compared}")
+
+
+def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
+    """The same of rows in which several logits are the largest, the label's or others."""
+    import torch
+
+    x = given.input.clamp(-4.0, 1.0).round()
+    largest = torch.where(given.target < 0, given.target, x.argmax(given.class_dim))
+    for target in (given.target, largest, x.flip(given.class_dim).argmax(given.class_dim)):
+        second_agrees_with_truth(given._replace(input=x, target=target), reduction="none", **chosen)
+
+
 def writes_one_gradient_in_one_pass_or_two(given: Drawn, **chosen: Any) -> None:
     """Whatever forward expects, the gradient has the bits of the one that backward computes alone; and so does that of
     a second backward, in memory of its own.

@@ -47,15 +47,25 @@ _COMMON = {
 
 @dataclass(frozen=True)
 class RowTruth:
-    """The value, the gradients by the names of the operands, lse per row (0 where rows do not count) and accuracy."""
+    """The value, the gradients by the names of the operands, lse per row (0 where rows do not count) and accuracy; and
+    how value and gradient of the first operand move along the directions of its logits, if there are any.
+    """
 
     value: Expected
     gradients: Mapping[str, Expected] = field(default_factory=dict)
     lse: Tensor | None = None
     accuracy: float | None = None
+    along: Expected | None = None
+    changed: Expected | None = None
 
 
-def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float = 1.0, device: str = "cpu") -> RowTruth:
+def truth(
+    name: str,
+    arguments: Mapping[str, Any],
+    grad_output: Tensor | float = 1.0,
+    device: str = "cpu",
+    directions: Tensor | None = None,
+) -> RowTruth:
     """Of a call by name, computed on a device; every label has to be a class or ignored."""
     import torch
 
@@ -99,27 +109,51 @@ def truth(name: str, arguments: Mapping[str, Any], grad_output: Tensor | float =
     per_row = upstream.expand(rows_shape).reshape(-1)[used] if reduction == "none" else upstream / (divisor or inf)
     per_row = per_row.expand(len(z))
     leaves = [z] if hard else [z, t]
-    found = torch.autograd.grad(cost, leaves, per_row) if len(z) else [torch.zeros_like(a) for a in leaves]
+    found: Sequence[Tensor] = [torch.zeros_like(a) for a in leaves]
+    if len(z):
+        found = torch.autograd.grad(cost, leaves, per_row, create_graph=directions is not None)
     gradients = {}
     for n, g, s in zip((first, second), found, (size_of_z, size_of_t), strict=False):
         full, total = torch.zeros_like(logits), torch.zeros_like(logits)
-        full[used], total[used] = g, s * per_row.abs()[:, None]
+        full[used], total[used] = g.detach(), s * per_row.abs()[:, None]
         back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
         gradients[n] = Expected(back[0], back[1], back[1])
 
-    cost = cost.detach()
-    if reduction == "none":
+    def reduced(row: Tensor, size: Tensor, divisor: float) -> Expected:
+        if reduction != "none":
+            return Expected(*(a / divisor for a in (row.sum(), (size**2).sum().sqrt(), size.sum())))
         value, total = torch.zeros(len(logits), **wide), torch.zeros(len(logits), **wide)
-        value[used], total[used] = cost, size
-        expected = Expected(*(a.reshape(rows_shape) for a in (value, total, total)))
-    else:
-        sums = cost.sum(), (size**2).sum().sqrt(), size.sum()
-        expected = Expected(*(a / divisor for a in sums))
+        value[used], total[used] = row, size
+        return Expected(*(a.reshape(rows_shape) for a in (value, total, total)))
+
+    along = changed = None
+    if directions is not None:
+        v = directions.detach().to(**wide).movedim(dim, -1).reshape(-1, classes)[used]
+        slopes = torch.autograd.grad(cost.sum(), z, retain_graph=True)[0] if len(z) else torch.zeros_like(z)
+        along = reduced((slopes * v).sum(-1), (size_of_z * v.abs()).sum(-1), divisor or inf)
+        full, total = torch.zeros_like(logits), torch.zeros_like(logits)
+        if found[0].requires_grad:
+            full[used] = torch.autograd.grad(found[0], z, v)[0]
+            p = torch.softmax(z.detach() * scale, -1)
+            # What moves all logits alike moves nothing but a cap, and lse; but the truth is no better than float64.
+            apart = (v - v.gather(-1, z.detach().argmax(-1, keepdim=True))).abs()
+            if given["softcap"] is not None or options["z_loss"]:
+                apart = v.abs()
+            apart = apart + v.abs() * (1.0 if x.dtype == torch.float64 else 1e-8)
+            bent = (1 + options["gamma"]) ** 2 * (scale + (2.0 * scale / given["softcap"] if given["softcap"] else 0.0))
+            each = size_of_z * (apart + (p * apart).sum(-1, keepdim=True))
+            each = each + p * (size_of_z * apart).sum(-1, keepdim=True)
+            total[used] = bent * each * per_row.abs()[:, None]
+        back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
+        changed = Expected(back[0], back[1], back[1])
+
+    cost = cost.detach()
+    expected = reduced(cost, size, divisor)
     full_lse = torch.zeros(len(logits), **wide)
     full_lse[used] = lse.detach()
     right = (z.detach().argmax(-1) == t).double().sum().item() if hard and len(z) else 0.0
     accuracy = right / float(used.sum()) if bool(used.any()) else float("nan")
-    return RowTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy)
+    return RowTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy, along, changed)
 
 
 def _rows(
@@ -230,16 +264,7 @@ def exact_row(
     from mpmath import mp
 
     with mp.workdps(220):
-        w = [mp.mpf(1)] * len(x) if weight is None else [mp.mpf(a) for a in weight]
-        given = {"label_smoothing": 0.0, "z_loss": 0.0, "gamma": 0.0, "poly": 0.0, "log_target": False, "beta": 0.0}
-        given = {k: v if isinstance(v, bool) else mp.mpf(v) for k, v in {**given, **options}.items()}
-
-        def logits(a: Sequence[Any]) -> list[Any]:
-            return [softcap * mp.tanh(scale * b / softcap) if softcap else scale * b for b in a]
-
-        def cost(a: Sequence[Any]) -> Any:
-            return _exact_cost(name, logits(a), target, w, logits, **given)
-
+        cost = _exactly(name, target, len(x), weight, softcap, scale, options)
         point = [mp.mpf(a) for a in x]
         step = mp.mpf(10) ** -70
         gradient = []
@@ -247,6 +272,54 @@ def exact_row(
             ahead, behind = ([b + s * (i == c) for i, b in enumerate(point)] for s in (step, -step))
             gradient.append(float((cost(ahead) - cost(behind)) / (2 * step)))
         return float(cost(point)), gradient
+
+
+def exact_second(
+    name: str,
+    x: Sequence[float],
+    target: int | Sequence[float],
+    directions: Sequence[float],
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[float, list[float]]:
+    """How the cost of such a row and its gradient move along directions."""
+    from mpmath import mp
+
+    with mp.workdps(220):
+        cost = _exactly(name, target, len(x), None, softcap, 1.0, options)
+        step = mp.mpf(10) ** -50
+
+        def moved(along: int, of: int, c: int) -> Any:
+            return cost([mp.mpf(a) + step * (along * v + of * (i == c)) for i, (a, v) in enumerate(zip(x, directions))])
+
+        value = (moved(1, 0, 0) - moved(-1, 0, 0)) / (2 * step)
+        corners = [[moved(i, j, c) * i * j for i in (1, -1) for j in (1, -1)] for c in range(len(x))]
+        return float(value), [float(mp.fsum(a) / (4 * step**2)) for a in corners]
+
+
+def _exactly(
+    name: str,
+    target: int | Sequence[float],
+    classes: int,
+    weight: Sequence[float] | None,
+    softcap: float | None,
+    scale: float,
+    options: Mapping[str, Any],
+) -> Callable[[Sequence[Any]], Any]:
+    """The cost as a function of logits of many digits."""
+    from mpmath import mp
+
+    w = [mp.mpf(1)] * classes if weight is None else [mp.mpf(a) for a in weight]
+    given = {"label_smoothing": 0.0, "z_loss": 0.0, "gamma": 0.0, "poly": 0.0, "log_target": False, "beta": 0.0}
+    given = {k: v if isinstance(v, bool) else mp.mpf(v) for k, v in {**given, **options}.items()}
+
+    def logits(a: Sequence[Any]) -> list[Any]:
+        return [softcap * mp.tanh(scale * b / softcap) if softcap else scale * b for b in a]
+
+    def cost(a: Sequence[Any]) -> Any:
+        return _exact_cost(name, logits(a), target, w, logits, **given)
+
+    return cost
 
 
 def _exact_cost(

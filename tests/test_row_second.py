@@ -1,0 +1,223 @@
+"""Second derivatives of losses of class indices, which kernels compute on numbers that carry a derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import inf, nan
+from typing import Any
+
+import pytest
+import torch
+from devices import KERNELS
+from test_rows import OPTIONS, build, cases
+from torch import Tensor
+
+import cupylosses.functional as F
+from cupylosses import autograd, row_launch
+from cupylosses.row_definition import row_registry
+from cupylosses.row_engine import RowPlan
+from cupylosses.testing import row_properties
+from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
+from cupylosses.testing.row_truth import exact_second, truth
+from cupylosses.testing.tolerance import compare, same_bits
+
+pytestmark = pytest.mark.kernels
+
+#: Those of which each is taken in another way; what is too long for shared memory is nothing special here.
+WAYS = ("lanes", "block", "columns", "gather", "gather, apart")
+
+#: Losses of class indices.
+LOSSES = [name for name, x in row_registry().items() if x.row]
+
+
+@pytest.fixture
+def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> Tensor:
+        raise AssertionError("the formula was taken")
+
+    monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
+
+
+@pytest.mark.parametrize("layout", WAYS)
+@pytest.mark.parametrize(
+    ("place", "how", "dtype"),
+    [
+        *[(place, "alike", "float32") for place in PLACES],
+        *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
+        ("apart", "transposed", "bfloat16"),
+        ("contiguous", "alike", "float16"),
+        ("misaligned", "of a class", "float64"),
+    ],
+)
+def test_layouts(layout: str, place: str, how: str, dtype: str, no_formula: None) -> None:
+    given = row_properties.of_layout(layout, device=KERNELS, place=place, dtype=dtype)
+    for reduction in ("mean", "none"):
+        row_properties.second_agrees_with_truth(given, how, reduction)
+
+
+@pytest.mark.parametrize(
+    ("what", "setting"), [x for name in OPTIONS if name in LOSSES for x in cases(2) if x.values[0] == name]
+)
+def test_options(what: str, setting: Mapping[str, Any]) -> None:
+    """Every choice of every two options with each other."""
+    name, arguments = build(what, setting, KERNELS)
+    x = arguments["input"].detach().requires_grad_()
+    along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
+    value = getattr(F, name)(**{**arguments, "input": x})
+    grad_output = (torch.rand(value.shape, dtype=torch.float64) + 0.25).to(value).requires_grad_()
+    exact = truth(name, arguments, grad_output.detach(), directions=along)
+    gradient = torch.autograd.grad(value, x, grad_output, create_graph=True)[0]
+    found = torch.autograd.grad(gradient, (grad_output, x), along, materialize_grads=True)
+    for a, expected, like in zip(found, (exact.along, exact.changed), (grad_output, x), strict=True):
+        assert expected is not None and (a.dtype, a.shape) == (like.dtype, like.shape)
+        # As good as it was computed.
+        narrow = a.float() if a.dtype == torch.float64 and x.dtype != torch.float64 else a
+        comparison = compare(narrow.cpu(), expected)
+        assert comparison.ok, str(comparison)
+
+
+@pytest.mark.parametrize("layout", WAYS)
+@pytest.mark.parametrize("options", [{}, {"gamma": 1.5, "z_loss": 0.1, "label_smoothing": 0.1}], ids=str)
+def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: None) -> None:
+    """Of the largest logits, which are relative to each other, any may be the label's."""
+    given = row_properties.of_layout(layout, device=KERNELS)
+    row_properties.second_of_equal_logits(given, **options if row_registry()[given.loss].softmax else {})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("gap", [1.0, 17.0, 40.0, 80.0])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gamma": 1.0}, {"gamma": 2.0}, {"gamma": 0.5}, {"poly": 0.75}, {"gamma": 1.5, "poly": 0.5}],
+    ids=str,
+)
+def test_sure_rows_keep_their_digits(dtype: str, gap: float, options: Mapping[str, float], no_formula: None) -> None:
+    """Right and wrong, along directions that have nearly everything in common."""
+    kind = getattr(torch, dtype)
+    eps, tiny = torch.finfo(kind).eps, torch.finfo(kind).tiny
+    for label in (0, 3):
+        x = torch.tensor([[gap, 0.0, -1.5, -0.25]], dtype=kind, device=KERNELS, requires_grad=True)
+        g = torch.ones((), dtype=kind, device=KERNELS, requires_grad=True)
+        v = torch.tensor([[64.0, 65.0, 64.5, 62.0]], dtype=kind, device=KERNELS)
+        value = F.cross_entropy(x, torch.tensor([label], device=KERNELS), reduction="sum", **options)
+        gradient = torch.autograd.grad(value, x, g, create_graph=True)[0]
+        along, changed = torch.autograd.grad(gradient, (g, x), v)
+        exact, slopes = exact_second("cross_entropy", x[0].tolist(), label, v[0].tolist(), **options)
+        for found, expected in zip([along.item(), *changed[0].tolist()], [exact, *slopes], strict=True):
+            assert abs(found - expected) <= 128 * eps * abs(expected) + tiny, (found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 40), (3, 700), (3, 4, 5)], ids=str)
+def test_impossible_classes(shape: tuple[int, ...], no_formula: None) -> None:
+    """A logit of -inf has no second derivative, whatever its direction is, and changes no other one."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(shape[0], *shape[2:], dtype=torch.int64)
+    x[:, 2] = -inf
+    v = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    without = [z.index_select(1, torch.tensor([i for i in range(shape[1]) if i != 2])) for z in (x, v)]
+    drawn = [row_properties.Drawn(z.to(KERNELS), y.to(KERNELS), 1) for z in (x, without[0])]
+    g = torch.ones(y.shape, device=KERNELS)
+    (_, found), (_, expected) = (
+        second(a, b.to(KERNELS), g, reduction="none") for a, b in zip(drawn, (v, without[1]), strict=True)
+    )
+    assert bool((found[:, 2] == 0).all())
+    torch.testing.assert_close(torch.cat([found[:, :2], found[:, 3:]], 1), expected)
+
+
+@pytest.mark.parametrize("layout", WAYS)
+def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
+    """Are not read: whatever they, their directions and their grad_outputs hold, they are 0."""
+    given = row_properties.of_layout(layout, device=KERNELS)
+    dim, y = given.class_dim, given.target
+    mask = torch.rand(y.shape, generator=torch.Generator().manual_seed(1)).to(KERNELS) < 0.7
+    out = (y == -100) | ~mask
+    along, g = directions(given, "alike"), torch.linspace(0.5, 2.0, y.numel(), device=KERNELS).view(y.shape)
+    expected = None
+    for bad in (0.0, nan, inf):
+        spoiled = given._replace(input=given.input.masked_fill(out.unsqueeze(dim), bad))
+        v = along.masked_fill(out.unsqueeze(dim), bad)
+        found = second(spoiled, v, g.masked_fill(out, bad), reduction="none", mask=mask)
+        expected = expected or found
+        assert all(map(same_bits, found, expected))
+        assert bool((found[0][out] == 0).all()) and bool((found[1].movedim(dim, -1)[out] == 0).all())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("row", [[nan, 1.0, 2.0], [inf, 1.0, 2.0], [-inf] * 3], ids=["nan", "inf", "-inf"])
+@pytest.mark.parametrize("along", [[1.0, 1.0, 1.0], [0.5, -1.0, 2.0]], ids=str)
+def test_rows_without_a_value(name: str, row: list[float], along: list[float], no_formula: None) -> None:
+    """Have none along any direction, and leave others alone."""
+    if not row_registry()[name].softmax:
+        pytest.skip("only the label is read")
+    x = torch.tensor([row, [0.5, -0.5, 1.0]], device=KERNELS)
+    given = row_properties.Drawn(x, torch.tensor([0, 1], device=KERNELS), 1, name)
+    v, g = torch.tensor([along, along], device=KERNELS), torch.ones(2, device=KERNELS)
+    of_grad_output, changed = second(given, v, g, reduction="none")
+    assert bool(of_grad_output[0].isnan()) and bool(changed[0].isnan().all())
+    assert bool(of_grad_output[1].isfinite()) and bool(changed[1].isfinite().all())
+
+
+def test_a_slope_of_zero_moves(no_formula: None) -> None:
+    """Where lse is 0 its square has no slope, and a curvature."""
+    x = torch.full((1, 4), -torch.tensor(4.0).log().item(), dtype=torch.float64, device=KERNELS, requires_grad=True)
+    function = partial(
+        F.cross_entropy, target=torch.tensor([1], device=KERNELS), weight=torch.zeros(4).to(x), z_loss=0.5
+    )
+    v = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64, device=KERNELS)
+    gradient = torch.autograd.grad(function(x, reduction="sum"), x, create_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(gradient, x, v)[0], torch.full_like(v, v.mean().item() / 4))
+
+
+@pytest.mark.parametrize("layout", WAYS)
+def test_order_and_grid_do_not_matter(layout: str) -> None:
+    given = row_properties.of_layout(layout, device=KERNELS)
+    along, g = directions(given, "alike"), torch.ones((), device=KERNELS)
+    expected = second(given, along, g)
+    for count in (1, 3):
+        with row_properties.blocks(count, KERNELS):
+            assert all(map(same_bits, second(given, along, g), expected))
+
+
+def test_hessian_vector_products_read_twice(monkeypatch: pytest.MonkeyPatch, no_formula: None) -> None:
+    """By double backward, forward over reverse, and the trick of going backward twice; and run one kernel."""
+    ran: list[str] = []
+    run = RowPlan.run
+
+    def noted(plan: RowPlan, kind: str, *rest: Any, **more: Any) -> None:
+        ran.append(kind)
+        run(plan, kind, *rest, **more)
+
+    monkeypatch.setattr(RowPlan, "run", noted)
+    given = row_properties.of_layout("lanes", device=KERNELS, dtype="float64")
+    v = directions(given, "alike")
+
+    def loss(x: Tensor) -> Tensor:
+        return F.cross_entropy(x, given.target, reduction="sum")
+
+    x = given.input.clone().requires_grad_()
+    gradient = torch.autograd.grad(loss(x), x, create_graph=True)[0]
+    ran.clear()
+    expected = torch.autograd.grad(gradient, x, v)[0]
+    assert ran == ["second"]
+    found = torch.func.jvp(torch.func.grad(loss), (x.detach(),), (v,))[1]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+    found = torch.autograd.functional.hvp(loss, x.detach(), v)[1]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_layouts_are_what_they_are_called() -> None:
+    """That rows are taken in every way."""
+    kinds = set()
+    for layout in WAYS:
+        shape, dim, name = LAYOUTS[layout]
+        x = torch.empty(shape)
+        of_rows = tuple(n for d, n in enumerate(shape) if d != dim)
+        strides = tuple(s for d, s in enumerate(x.stride()) if d != dim)
+        rows = row_launch.Rows(strides, x.stride(dim), 4, 0)
+        others = [torch.empty(of_rows).stride()] * 3
+        softmax = row_registry()[name].softmax
+        found = row_launch.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
+        assert (found.kind == "gather") == layout.startswith("gather")
+        kinds.add(found.kind)
+    assert kinds == {"lanes", "block", "long columns", "gather"}
