@@ -105,23 +105,32 @@ def gradients(
     return _applied(plan, device, given, divisor, call, slopes.contiguous(), upstream, per_row), None
 
 
-def second(call: RowCall, grad_output: torch.Tensor, directions: torch.Tensor) -> tuple[Any, Any] | None:
-    """The derivatives along directions of a value per row of class indices, and of its gradient for a grad_output per
-    row; None where no kernel can read the arrays.
+def second(
+    call: RowCall,
+    grad_output: torch.Tensor,
+    directions: tuple[torch.Tensor | None, torch.Tensor | None],
+    wanted: tuple[bool, bool],
+) -> tuple[Any, tuple[Any, Any]] | None:
+    """The derivatives along directions of a value per row, and of the gradients of operands that are wanted for a
+    grad_output per row; None where no kernel can read the arrays.
     """
     if call.weight is not None and not call.weight.is_contiguous():
         call = call._replace(weight=call.weight.contiguous())
-    directions = directions.resolve_neg()
-    found = row_torch.find(call, directions)
+    of_first, of_second = (x if x is None else x.resolve_neg() for x in directions)
+    found = row_torch.find(call, (of_first, of_second))
     if found is None:
         return None
     plan, device = found
     if device.is_gpu and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
-            return second(call, grad_output, directions)
-    given = row_arrays.index_arguments(call, device)
+            return second(call, grad_output, directions, wanted)
     upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
-    return row_engine.second(plan, device, given, directions.data_ptr(), upstream.data_ptr())
+    if call.kind != "indices":
+        return row_term_autograd.second(call, plan, device, upstream, (of_first, of_second), wanted)
+    assert of_first is not None  # labels have no direction
+    given = row_arrays.index_arguments(call, device)
+    along, changed = row_engine.second(plan, device, given, of_first.data_ptr(), upstream.data_ptr())
+    return along, (changed if wanted[0] else None, None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -86,9 +86,8 @@ class RowVariant:
 
     @property
     def number(self) -> str:
-        """What is computed with: of second derivatives, numbers that carry a derivative."""
-        compute = STORAGE[self.compute][0]
-        return f"Nest<{compute}>" if self.kind == "second" else compute
+        """What is computed with."""
+        return number_of(self.kind, self.compute)
 
     @property
     def entry(self) -> str:
@@ -122,6 +121,11 @@ def varying_arguments(variant: RowVariant) -> list[str]:
     }[variant.kind]
     arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
     return [*arguments, *divisor_arguments(variant.counted)]
+
+
+def number_of(kind: str, compute: str) -> str:
+    """The type that an entry point computes with: of second derivatives, numbers that carry a derivative."""
+    return f"Nest<{STORAGE[compute][0]}>" if kind == "second" else STORAGE[compute][0]
 
 
 def divisor_arguments(counted: bool) -> list[str]:

@@ -166,24 +166,46 @@ def second_layout(
     sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    lanes, width, threads = 1, 1, THREADS
+    lanes = _lanes(sizes, strides, logits, gradients, together) if together and softmax else 1
+    kind, width, threads = _read_again(classes, lanes, together)
     if not softmax:
-        kind, width = "gather", WARP if gradients.class_stride == 1 and classes > 1 else 1
-    elif together and classes > FEW_CLASSES:
-        lanes = _lanes(sizes, strides, logits, gradients, together)
-        width = _power_of_two(max(2 * (lanes - 1), -(-classes // (lanes * VECTORS))))
-        kind = "lanes" if width <= WARP else "block"
-        width = min(width, THREADS)
-        threads = THREADS if kind == "lanes" else width
-    else:
-        kind = "long columns"
-    of_block = kind == "block"
-    per_block = 1 if of_block else threads // WARP
-    units = rows if of_block else -(-rows // (WARP // width))
+        kind, width, threads = "gather", WARP if gradients.class_stride == 1 and classes > 1 else 1, THREADS
+    per_block, units = _teams(kind, rows, width, threads)
     words = _words(
         rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
     )
+    lanes = 1 if kind == "long columns" else lanes
     return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+
+
+def second_term_layout(
+    shape: Sequence[int], classes: int, operands: Sequence[Rows], others: Sequence[Sequence[int]]
+) -> RowLayout:
+    """The same with a target per class, and directions that lie as gradients do."""
+    logits, gradients, targets, target_gradients = operands
+    rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
+    sizes, strides = launch.merge(shape, rows_of)
+    together = classes == 1 or all(x.class_stride == 1 for x in operands)
+    lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands) if together else 1
+    kind, width, threads = _read_again(classes, lanes, together)
+    per_block, units = _teams(kind, prod(shape), width, threads)
+    apart = [x.class_stride for x in (logits, gradients, targets)]
+    words = _words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
+    lanes = 1 if kind == "long columns" else lanes
+    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+
+
+def _read_again(classes: int, lanes: int, together: bool) -> tuple[str, int, int]:
+    """Kind, threads that share a row, and threads of a block, where nothing stays on chip."""
+    if not together or classes <= FEW_CLASSES:
+        return "long columns", 1, THREADS
+    width = _power_of_two(max(2 * (lanes - 1), -(-classes // (lanes * VECTORS))))
+    return ("lanes", width, THREADS) if width <= WARP else ("block", min(width, THREADS), min(width, THREADS))
+
+
+def _teams(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
+    """Teams of a block, and how many there are to be."""
+    return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
 def _groups(units: int) -> int:

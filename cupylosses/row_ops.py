@@ -5,7 +5,7 @@ that the second reads each logit once more and knows all else:
 
     row_values     the value, and, so far as they are asked for, the slopes (4 numbers per row), lse per row, accuracy
     row_gradients  the gradients of the operands that are wanted
-    row_second     of class indices, how a value per row and its gradient move along directions
+    row_second     how a value per row, and the gradients that are wanted, move along directions of the operands
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ library.define(f"row_values({_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 library.define(
     f"row_gradients(Tensor grad_output, Tensor? slopes, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT
 )
-library.define(f"row_second(Tensor grad_output, Tensor directions, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
+library.define(
+    f"row_second(Tensor grad_output, Tensor? of_first, Tensor? of_second, bool[] wanted, {_ARGUMENTS}) -> Tensor[]",
+    tags=EXACT,
+)
 
 values = torch.ops.cupylosses.row_values.default
 second = torch.ops.cupylosses.row_second.default
@@ -127,29 +130,49 @@ def _gradients_of_formula(
         return row_torch.by_formula(call._replace(operands=(first, second)), grad_output, wanted, create_graph=False)
 
 
-def _second(grad_output: torch.Tensor, directions: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+def _second(
+    grad_output: torch.Tensor,
+    of_first: torch.Tensor | None,
+    of_second: torch.Tensor | None,
+    wanted: Sequence[bool],
+    *arguments: Any,
+) -> list[torch.Tensor]:
     call = call_of(*arguments)
-    first = call.operands[0]
+    given = grad_output, (of_first, of_second), (wanted[0], wanted[1])
     with torch.no_grad():
-        found = row_autograd.second(call, grad_output, directions) if first.numel() else None
+        found = row_autograd.second(call, *given) if call.operands[0].numel() else None
         if found is None:
-            found = _second_of_formula(call, grad_output, directions)
+            found = _second_of_formula(call, *given)
     along, changed = found
-    given = [*_tensors(call), grad_output, directions]
-    return [
-        laid_out(along, _dense(call.row_shape), given),
-        laid_out(changed, dense_strides(first.shape, first.stride()), given),
+    tensors = [*_tensors(call), grad_output, of_first, of_second]
+    of_operands = [
+        laid_out(g, dense_strides(x.shape, x.stride()), tensors)
+        for x, g in zip(call.operands, changed, strict=True)
+        if g is not None
     ]
+    return [laid_out(along, _dense(call.row_shape), tensors), *of_operands]
 
 
 def _second_of_formula(
-    call: RowCall, grad_output: torch.Tensor, directions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    call: RowCall,
+    grad_output: torch.Tensor,
+    directions: tuple[torch.Tensor | None, torch.Tensor | None],
+    wanted: tuple[bool, bool],
+) -> tuple[torch.Tensor, tuple[Any, Any]]:
+    moving = [v is not None for v in directions]
     with autograd._differentiating():
-        upstream, first = grad_output.detach().requires_grad_(), call.operands[0].detach().requires_grad_()
-        gradient, _ = row_torch.by_formula(call._replace(operands=(first, call.operands[1])), upstream, (True, False))
-        along, changed = torch.autograd.grad(gradient, (upstream, first), directions, materialize_grads=True)
-    return along.to(autograd._DTYPES[str(call.out_dtype)]), changed
+        upstream = grad_output.detach().requires_grad_()
+        first, second = (
+            x.detach().requires_grad_(m or w) for x, m, w in zip(call.operands, moving, wanted, strict=True)
+        )
+        gradients = row_torch.by_formula(call._replace(operands=(first, second)), upstream, moving)
+        outputs = [g for g in gradients if g is not None]
+        inputs = [upstream, *[x for x, w in zip((first, second), wanted, strict=True) if w]]
+        given = [v for v in directions if v is not None]
+        along, *changed = torch.autograd.grad(outputs, inputs, given, materialize_grads=True)
+    rest = iter(changed)
+    of_first, of_second = (next(rest) if w else None for w in wanted)
+    return along.to(autograd._DTYPES[str(call.out_dtype)]), (of_first, of_second)
 
 
 def _uncaptured(call: RowCall) -> RowCall:
@@ -209,11 +232,13 @@ def _fake_gradients(
 
 
 @torch.library.register_fake(second, lib=library)
-def _fake_second(grad_output: torch.Tensor, directions: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+def _fake_second(
+    grad_output: torch.Tensor,
+    of_first: torch.Tensor | None,
+    of_second: torch.Tensor | None,
+    wanted: Sequence[bool],
+    *arguments: Any,
+) -> list[torch.Tensor]:
     call = call_of(*arguments)
-    first = call.operands[0]
-    strides = dense_strides(first.shape, first.stride())
-    return [
-        first.new_empty(call.row_shape, dtype=autograd._DTYPES[str(call.out_dtype)]),
-        torch.empty_strided(first.shape, strides, dtype=first.dtype, device=first.device),
-    ]
+    along = call.operands[0].new_empty(call.row_shape, dtype=autograd._DTYPES[str(call.out_dtype)])
+    return [along, *_fake_gradients(grad_output, None, wanted, *arguments)]

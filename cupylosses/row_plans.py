@@ -33,13 +33,13 @@ def index_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | No
     )  # fmt: skip
 
 
-def term_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None) -> TermPlan:
-    """The same of a target per class."""
+def term_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None, moving: bool = False) -> TermPlan:
+    """The same of a target per class, or of second derivatives along directions that lie as gradients do."""
     first, second = call.operands
     return TermPlan(
         call.loss, call.flags, (_tensor(first, device), _tensor(second, device)), _tensor(call.weight, device),
         _tensor(call.mask, device), call.class_dim, promoted, out_dtype, call.softcap != 0.0,
-        device.processors, device.launcher, device.chip,
+        device.processors, device.launcher, device.chip, moving,
     )  # fmt: skip
 
 

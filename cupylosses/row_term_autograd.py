@@ -49,6 +49,26 @@ def gradients(
     return row_term_engine.verified_gradients(plan, device, given, divisor, wanted, upstream.data_ptr(), None)
 
 
+def second(
+    call: RowCall,
+    plan: TermPlan,
+    device: autograd.TorchDevice,
+    grad_output: torch.Tensor,
+    directions: tuple[torch.Tensor | None, torch.Tensor | None],
+    wanted: tuple[bool, bool],
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """The derivatives along directions of a value per row, and of the gradients that are wanted for a grad_output per
+    row.
+    """
+    placed = [
+        x if x is None else row_torch.laid_out(x, x.shape, strides)
+        for x, strides in zip(directions, plan.gradient_strides, strict=True)
+    ]
+    first, other = (0 if x is None else x.data_ptr() for x in placed)
+    given = row_arrays.term_arguments(call, device)
+    return row_term_engine.second(plan, device, given, wanted, (first, other), grad_output.data_ptr())
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The Functions
 

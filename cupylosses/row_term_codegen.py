@@ -12,6 +12,9 @@ from cupylosses.row_launch import LONG_TERM_VECTORS, MAX_THREADS, THREADS
 
 _FILES = (*row_codegen.FILES, "row_terms.cuh", "resident_terms.cuh", "long_terms.cuh", "term_columns.cuh")
 
+#: Those of second derivatives.
+_SECOND_FILES = (*codegen.nested(_FILES), "row_second.cuh", "term_second.cuh")
+
 #: Entry points: what each computes. The keys are the kinds of :class:`TermVariant`.
 TERM_KINDS = {
     "value": "the reduced value",
@@ -20,6 +23,7 @@ TERM_KINDS = {
     "values": "a value per row",
     "gradient": "the gradients for a grad_output per row",
     "count": "how many rows the mask leaves",
+    "second": "the derivatives along directions of a value per row, and of the gradients",
 }
 
 
@@ -64,6 +68,11 @@ class TermVariant:
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
+    def number(self) -> str:
+        """What is computed with, as that of :class:`cupylosses.row_codegen.RowVariant`."""
+        return row_codegen.number_of(self.kind, self.compute)
+
+    @property
     def entry(self) -> str:
         """The name of the kernel."""
         return f"{self.loss.name}_terms_{self.kind}_{STORAGE[self.input][1]}"
@@ -80,7 +89,7 @@ def varying_arguments(variant: TermVariant) -> list[str]:
         f"const {STORAGE[variant.weight][0] if variant.weight else 'unsigned char'}* weights",
         f"const {STORAGE[variant.mask][0] if variant.mask else 'unsigned char'}* mask",
         f"{result}* values",
-        f"{STORAGE[variant.compute][0]}* lse",
+        f"{variant.number}* lse",
     ]
     arguments += {
         "value": ["double* memory", f"{result}* value"],
@@ -89,6 +98,11 @@ def varying_arguments(variant: TermVariant) -> list[str]:
         "values": [],
         "gradient": [f"const {result}* grad_output"],
         "count": ["double* memory", "double* value"],
+        "second": [
+            f"const {input}* directions",
+            f"const {target}* target_directions",
+            f"const {result}* grad_output",
+        ],
     }[variant.kind]
     arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
     return [*arguments, *row_codegen.divisor_arguments(variant.counted)]
@@ -104,12 +118,13 @@ def _(variant: TermVariant) -> str:
     storage = [variant.input, variant.target, variant.result]
     precision = row_codegen.precision(storage, variant.compute)
     body = f"{_functors(variant)}\n{_entry(variant)}"
-    return f'{precision}{codegen._skeleton(_FILES)}#line 1 "<{variant.title}>"\n{body}'
+    files = _SECOND_FILES if variant.kind == "second" else _FILES
+    return f'{precision}{codegen._skeleton(files)}#line 1 "<{variant.title}>"\n{body}'
 
 
 def _functors(variant: TermVariant) -> str:
     """The term, and the penalty, as functors on dual numbers."""
-    loss, compute = variant.loss, STORAGE[variant.compute][0]
+    loss, compute = variant.loss, variant.number
     second = "log_q" if loss.dense == "logits" else "target"
     given = {"Term": ("term", ["log_p", second, "weight", "classes"]), "Penalty": ("penalty", ["lse"])}
     lines = []
@@ -136,13 +151,16 @@ def _entry(variant: TermVariant) -> str:
     types = [variant.input, variant.target, variant.weight, variant.mask, variant.result]
     flags = [variant.loss.dense == "logits", variant.capped, *variant.gradients]
     parameters = ", ".join(f"{x.name}_" for x in variant.loss.parameters)
-    block = variant.layout in ("block", "long")
+    block, again = variant.layout in ("block", "long"), variant.kind == "second"
+    long = f"TermReader<LongTerms<{variant.lanes}, {LONG_TERM_VECTORS}>>"
     unit = f"BlocksUnit<{variant.cluster}> unit" if block else "LaneUnit unit{width}"
     reader = {
-        "long": f"TermReader<LongTerms<{variant.lanes}, {LONG_TERM_VECTORS}>>",
+        "long": long,
         "columns": "TermReader<TermColumns<true>>",
         "long columns": "TermReader<TermColumns<false>>",
-    }.get(variant.layout, f"ResidentTermReader<{variant.lanes}>")
+    }.get(variant.layout, long if again else f"ResidentTermReader<{variant.lanes}>")
+    program = f"TermProgram<Term, Penalty, Space, {', '.join(map(dtype, types))}, "
+    program += f"{', '.join(str(x).lower() for x in flags)}>"
     cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
     call = {
         "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
@@ -153,23 +171,23 @@ def _entry(variant: TermVariant) -> str:
         "values": "row_values<Reader>(program, unit, groups)",
         "gradient": "row_gradient<Reader>(program, unit, groups, grad_output)",
         "count": "count_rows(program, groups, memory, value)",
+        "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
     }[variant.kind]
     arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
     lines = [
         f"using Result = {dtype(variant.result)};",
         f"using Space = RowSpace<{'kMaxRank' if variant.many else '1'}>;",
-        f"using Program = TermProgram<Term, Penalty, Space, {', '.join(map(dtype, types))},",
-        f"                            {', '.join(str(x).lower() for x in flags)}>;",
+        f"using Program = {f'MovingTermProgram<{program}>' if again else program};",
         "using Compute = Program::Compute;",
         f"using Reader = {reader};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS if block else THREADS}){cluster}',
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS if block and not again else THREADS}){cluster}',
         f"{variant.entry}({', '.join(arguments)}) {{",
         *codegen._counted_divisor(variant.counted, variant.kind),
-        f"  const Program program{{Term{{{parameters}}}, Penalty{{{parameters}}}, space, input, target, gradients,",
-        f"                        target_gradients, {'weights' if variant.weight else 'nullptr'},",
+        f"  const Program program{{{'{' * again}Term{{{parameters}}}, Penalty{{{parameters}}}, space, input, target,",
+        f"                        gradients, target_gradients, {'weights' if variant.weight else 'nullptr'},",
         f"                        {'mask' if variant.mask else 'nullptr'},",
-        "                        {logit_scale, softcap}, values, lse};",
+        f"                        {{logit_scale, softcap}}, values, lse{'}, directions, target_directions' * again}}};",
         *([] if variant.kind == "count" else [f"  const {unit};"]),
         f"  {call};",
         "}",

@@ -31,7 +31,7 @@ class TermArguments(NamedTuple):
 
 
 class TermPlan:
-    """Everything about a call but addresses and numbers."""
+    """Everything about a call but addresses and numbers; ``moving`` along directions, of its second derivatives."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class TermPlan:
         processors: int,
         launcher: Callable[..., Any] | None = None,
         chip: row_launch.Chip | None = None,
+        moving: bool = False,
     ) -> None:
         self.loss, self.operands, self.class_dim = loss, operands, class_dim
         self.promoted, self.result = promoted, out_dtype or promoted
@@ -64,9 +65,11 @@ class TermPlan:
             for x, gradient in zip(operands, self.gradient_strides, strict=True)
             for strides, misalignment in ((x.strides, x.misalignment), (gradient, 0))
         ]
-        self.layout = row_launch.term_layout(
-            self.shape, self.classes, tensors, (masks, self.result_strides), chip or row_launch.Chip()
-        )
+        layout = self.shape, self.classes, tensors, (masks, self.result_strides)
+        if moving:
+            self.layout = row_launch.second_term_layout(*layout)
+        else:
+            self.layout = row_launch.term_layout(*layout, chip or row_launch.Chip())
         self.slot = hash((loss.name, "terms", self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
         self._launchers: dict[Any, Any] = {}
 
@@ -195,6 +198,23 @@ def gradients(
     found = _new(plan, device, wanted)
     plan.run("gradient", device, given, Divisor(1.0), (grad_output,), _addresses(device, found))
     return found
+
+
+def second(
+    plan: TermPlan,
+    device: Device,
+    given: TermArguments,
+    wanted: tuple[bool, bool],
+    directions: tuple[int, int],
+    grad_output: int,
+) -> tuple[Any, Pair]:
+    """The derivatives along directions, which lie as gradients do or are not there (0), of a value per row and of the
+    gradients that are wanted for a grad_output per row.
+    """
+    along, changed = device.empty(plan.shape, plan.result_strides, plan.result), _new(plan, device, wanted)
+    own = (*directions, grad_output)
+    plan.run("second", device, given, Divisor(1.0), own, _addresses(device, changed), device.address(along))
+    return along, changed
 
 
 def _new(plan: TermPlan, device: Device, wanted: tuple[bool, bool]) -> Pair:

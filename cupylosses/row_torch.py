@@ -14,9 +14,9 @@ from cupylosses.autograd import TorchDevice
 from cupylosses.row_call import RowCall
 
 
-def find(call: RowCall, directions: torch.Tensor | None = None) -> tuple[Any, TorchDevice] | None:
-    """The plan for a call, or for its second derivatives along directions, made where there is none yet, and the device
-    of its arrays; None where no kernel can read one of them.
+def find(call: RowCall, directions: Sequence[torch.Tensor | None] = ()) -> tuple[Any, TorchDevice] | None:
+    """The plan for a call, or for its second derivatives along directions of its operands, made where there is none
+    yet, and the device of its arrays; None where no kernel can read one of them.
     """
     first, second = call.operands
     host = autograd._host
@@ -25,7 +25,7 @@ def find(call: RowCall, directions: torch.Tensor | None = None) -> tuple[Any, To
     key: list[Any] = [*row_arrays.own_key(call), torch.is_autocast_enabled()]
     key.append(host and autograd._is_autocast_cpu_enabled())
     plain, strided = autograd._PLAIN, torch.strided
-    for x in (first, second, call.weight, call.mask, directions):
+    for x in (first, second, call.weight, call.mask, *directions):
         if x is None:
             key.append(None)
             continue
@@ -38,9 +38,10 @@ def find(call: RowCall, directions: torch.Tensor | None = None) -> tuple[Any, To
             return None
         device = _device_of(call)
         if call.kind == "indices":
-            plan: Any = row_plans.index_plan(call, device, _promoted(call), call.out_dtype, directions)
+            along = directions[0] if directions else None
+            plan: Any = row_plans.index_plan(call, device, _promoted(call), call.out_dtype, along)
         else:
-            plan = row_plans.term_plan(call, device, _promoted(call), call.out_dtype)
+            plan = row_plans.term_plan(call, device, _promoted(call), call.out_dtype, bool(directions))
         found = row_arrays.remember(tuple(key), plan, device)
     return found
 

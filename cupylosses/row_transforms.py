@@ -4,8 +4,8 @@ In a graph stand the operators of ``row_ops.py``, with the reduction in the kern
 forward mode take the rows apart: kernels compute a value per row, and from a grad_output per row the gradients, for
 which a batch is one more dimension of rows; torch adds up the values, which are few, and divides.
 
-A tangent of a row's value is the sum of its gradient times the tangents of its logits. Second derivatives of class
-indices are kernels' too, third ones, and those of targets per class, the formula's.
+A tangent of a row's value is the sum of its gradient times the tangents of its logits. Second derivatives are kernels'
+too, third ones the formula's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cupylosses.reference import divide
 from cupylosses.row_call import RowCall, RowResult
 
 #: Where the first operand stands among the arguments of `_Traced`, of `_Values`, of `_Gradients` and of `_Second`.
-_OF_TRACED, _OF_VALUES, _OF_GRADIENTS, _OF_SECOND = 7, 4, 8, 6
+_OF_TRACED, _OF_VALUES, _OF_GRADIENTS, _OF_SECOND = 7, 4, 8, 8
 
 
 def evaluate(call: RowCall) -> Any:
@@ -246,32 +246,23 @@ class _Gradients(Function):
         ctx.save_for_forward(grad_output, slopes, weight, mask, first, second)
         ctx.set_materialize_grads(False)
         ctx.rest = rest
-        ctx.of_indices = row_ops.decode(rest[2])[0].kind == "indices"
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         nothing = (None,) * (_OF_GRADIENTS - 1)
         if not any(v is not None for v in cotangents):
             return None, *nothing, None, None
-        if ctx.of_indices:
-            grad_output, _, rest = _of_indices(ctx)
-            along, changed = _Second.apply(grad_output, cotangents[0], *rest)
-            return along, *nothing, changed.to(ctx.saved_tensors[-2].dtype), None
-        function, primals = _differentiable(ctx)
-        values, pull = torch.func.vjp(function, *primals)
-        first, *others = pull(_directed(values, cotangents))
-        return first, *nothing, *others, *(None,) * (2 - len(others))
+        wanted = tuple(ctx.needs_input_grad[_OF_GRADIENTS:])
+        grad_output, _, rest = _rest_of(ctx)
+        along, *changed = _Second.apply(grad_output, *_all_of(cotangents, ctx.rest[0]), wanted, *rest)
+        operands = [x for x, w in zip(ctx.saved_tensors[-2:], wanted, strict=True) if w]
+        found = [g.to(x.dtype) for g, x in zip(changed, operands, strict=True)]
+        return along, *nothing, *_all_of(found, wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
-        if ctx.of_indices:
-            grad_output, slopes, rest = _of_indices(ctx)
-            return (_moved(grad_output, slopes, tangents[0], tangents[_OF_GRADIENTS], *rest),)
-        function, primals = _differentiable(ctx)
-        # A dual number takes no operand that is expanded.
-        primals = tuple([x.contiguous() for x in primals])
-        moved = (tangents[0], *tangents[_OF_GRADIENTS:])[: len(primals)]
-        return torch.func.jvp(function, primals, _directed(primals, moved))[1]
+        grad_output, slopes, rest = _rest_of(ctx)
+        return tuple(_moved(grad_output, slopes, tangents[0], tangents[_OF_GRADIENTS:], ctx.rest[0], *rest))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
@@ -293,14 +284,17 @@ class _Gradients(Function):
 
 
 class _Second(Function):
-    """Of class indices, how a value per row moves along directions, and how its gradient for a grad_output per row
-    does: the derivatives of the gradient with respect to grad_output and logits, as a function of all of these.
+    """How a value per row moves along directions of the operands, of which one may be None, and how the gradients that
+    are wanted do for a grad_output per row: the derivatives of the gradients of the operands that have a direction with
+    respect to grad_output and operands, as a function of all of these.
     """
 
     @staticmethod
     def forward(
         grad_output: torch.Tensor,
-        directions: torch.Tensor,
+        of_first: torch.Tensor | None,
+        of_second: torch.Tensor | None,
+        wanted: tuple[bool, bool],
         text: str,
         numbers: tuple[float, ...],
         weight: torch.Tensor | None,
@@ -308,96 +302,105 @@ class _Second(Function):
         first: torch.Tensor,
         second: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        return tuple(row_ops.second(grad_output, directions, text, numbers, None, None, weight, mask, first, second))
+        arguments = text, numbers, None, None, weight, mask, first, second
+        return tuple(row_ops.second(grad_output, of_first, of_second, wanted, *arguments))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad_output, directions, text, numbers, *tensors = inputs
-        ctx.save_for_backward(grad_output, directions, *tensors)
-        ctx.save_for_forward(grad_output, directions, *tensors)
+        grad_output, of_first, of_second, wanted, text, numbers, *tensors = inputs
+        ctx.save_for_backward(grad_output, of_first, of_second, *tensors)
+        ctx.save_for_forward(grad_output, of_first, of_second, *tensors)
         ctx.set_materialize_grads(False)
-        ctx.rest = text, numbers
+        ctx.wanted, ctx.rest = wanted, (text, numbers)
 
     @staticmethod
-    def backward(ctx: Any, of_along: torch.Tensor | None, of_changed: torch.Tensor | None) -> Any:
-        grad_output, directions, *tensors = ctx.saved_tensors
-        nothing = (None,) * (_OF_SECOND - 2)
-        if of_along is None and of_changed is None:
-            return None, None, *nothing, None, None
-        by_grad_output, by_directions, _, _, by_first, _ = transforms._needed(ctx, ctx.saved_tensors)
-        if not by_grad_output and not by_first:
-            # Both are linear in the directions: this is how Hessian-vector products are taken backwards twice.
-            found = None
-            if by_directions:
-                found = _moved(grad_output, None, of_along, of_changed, *ctx.rest, *tensors)
-            return None, found, *nothing, None, None
-        function = _second_of_formula(*ctx.rest, *tensors)
-        values, pull = torch.func.vjp(function, grad_output, directions, tensors[2])
-        upstream, along, first = pull(_directed(values, (of_along, of_changed)))
-        return upstream, along, *nothing, first, None
+    def backward(ctx: Any, of_along: torch.Tensor | None, *of_changed: torch.Tensor | None) -> Any:
+        grad_output, *directions, weight, mask, first, second = ctx.saved_tensors
+        nothing, cotangents = (None,) * 5, (of_along, *of_changed)
+        if all(x is None for x in cotangents):
+            return None, None, None, *nothing, None, None
+        moving = tuple([v is not None for v in directions])
+        needed = transforms._needed(ctx, ctx.saved_tensors)
+        if not (needed[0] or needed[-2] or needed[-1]):
+            # All is linear in the directions: this is how Hessian-vector products are taken backwards twice.
+            again = _all_of(of_changed, ctx.wanted)
+            found = _moved(grad_output, None, of_along, again, moving, *ctx.rest, weight, mask, first, second)
+            return None, *_all_of(found, moving), *nothing, None, None
+        function, primals = _second_again(ctx)
+        values, pull = torch.func.vjp(function, *primals)
+        upstream, *others = pull(_directed(values, cotangents))
+        rest = iter(others)
+        by_directions = [next(rest) if m else None for m in moving]
+        return upstream, *by_directions, *nothing, next(rest), next(rest, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
-        grad_output, directions, *tensors = ctx.saved_tensors
-        function = _second_of_formula(*ctx.rest, *tensors)
+        function, primals = _second_again(ctx)
         # A dual number takes no operand that is expanded.
-        primals = tuple([x.contiguous() for x in (grad_output, directions, tensors[2])])
-        moved = _directed(primals, (*tangents[:2], tangents[_OF_SECOND]))
-        return torch.func.jvp(function, primals, moved)[1]
+        primals = tuple([x.contiguous() for x in primals])
+        _, of_first, of_second, *_ = ctx.saved_tensors
+        along = [t for x, t in zip((of_first, of_second), tangents[1:3], strict=True) if x is not None]
+        moved = (tangents[0], *along, *tangents[_OF_SECOND:])[: len(primals)]
+        return torch.func.jvp(function, primals, _directed(primals, moved))[1]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        grad_output, directions, text, numbers, *tensors = inputs
-        size, (of_grad_output, of_directions, _, _, *dims) = info.batch_size, in_dims
-        if dims[0] is not None:
+        grad_output, *directions, wanted, text, numbers, weight, mask, first, second = inputs
+        size, (of_grad_output, *of_directions, _, _, _, of_weight, of_mask, by_first, by_second) = (
+            info.batch_size,
+            in_dims,
+        )
+        tensors, dims = (weight, mask, first, second), (of_weight, of_mask, by_first, by_second)
+        if of_weight is not None:
+            moving = tuple([v is not None for v in directions])
+            given = [v for v in directions if v is not None]
 
-            def second(grad_output: torch.Tensor, directions: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
-                return _second_of_formula(text, numbers, *tensors)(grad_output, directions, tensors[2])
+            def found_of(grad_output: torch.Tensor, given: list[torch.Tensor], *tensors: Any) -> tuple[Any, ...]:
+                function, operands = _second_of_formula(moving, wanted, text, numbers, *tensors)
+                return function(grad_output, *given, *operands)
 
-            found = torch.vmap(second, (of_grad_output, of_directions, *dims))(grad_output, directions, *tensors)
+            given_dims = [d for d, m in zip(of_directions, moving, strict=True) if m]
+            found = torch.vmap(found_of, (of_grad_output, given_dims, *dims))(grad_output, given, *tensors)
         else:
             grad_output = _in_front(grad_output, of_grad_output, size)
-            directions = _in_front(directions, of_directions, size)
+            directions = [
+                v if v is None else _in_front(v, d, size) for v, d in zip(directions, of_directions, strict=True)
+            ]
             arguments = _batched(size, text, numbers, tensors, dims)
-            found = _Second.apply(grad_output, directions, *arguments)
-        return found, (0, 0)
+            found = _Second.apply(grad_output, *directions, wanted, *arguments)
+        return found, (0,) * len(found)
 
 
-def _of_indices(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
-    """grad_output and slopes of gradients of class indices, and the other arguments, from the text on."""
-    grad_output, slopes, weight, mask, first, second = ctx.saved_tensors
-    _, wide, text, numbers = ctx.rest
-    return grad_output, slopes, (text, numbers, weight, mask, _widened((first,), (wide,))[0], second)
+def _rest_of(ctx: Any) -> tuple[torch.Tensor, torch.Tensor | None, tuple[Any, ...]]:
+    """grad_output and slopes of gradients, and the other arguments, from the text on."""
+    grad_output, slopes, weight, mask, *operands = ctx.saved_tensors
+    wanted, wide, text, numbers = ctx.rest
+    return grad_output, slopes, (text, numbers, weight, mask, *_widened(operands, wanted if wide else (False, False)))
 
 
 def _moved(
     grad_output: torch.Tensor,
     slopes: torch.Tensor | None,
     of_grad_output: torch.Tensor | None,
-    of_first: torch.Tensor | None,
+    directions: Sequence[Any],
+    wanted: Sequence[bool],
     text: str,
     numbers: tuple[float, ...],
     *tensors: Any,
-) -> torch.Tensor:
-    """How a gradient of class indices moves with grad_output and the logits, of which one is not None: they are the
+) -> list[torch.Tensor]:
+    """How the gradients that are wanted move with grad_output and the operands, where these do; they are the
     derivatives of `_Second`, too, with respect to the directions.
     """
-    found = []
+    wanted = tuple(wanted)
+    found: list[Sequence[torch.Tensor]] = []
     if of_grad_output is not None:
-        if slopes is None:
+        if slopes is None and row_ops.decode(text)[1]:
             _, slopes, *_ = _Values.apply(text, numbers, *[x if x is None else x.detach() for x in tensors])
-        found += _Gradients.apply(of_grad_output, slopes, (True, False), False, text, numbers, *tensors)
-    if of_first is not None:
-        directions = of_first.to(tensors[2].dtype)
-        found.append(_Second.apply(grad_output, directions, text, numbers, *tensors)[1])
-    return found[0] if len(found) == 1 else found[0] + found[1]
-
-
-def _differentiable(ctx: Any) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
-    """The gradients by the formula, and what they are a function of."""
-    grad_output, _, *tensors = ctx.saved_tensors
-    function, operands = _gradients_of_formula(*ctx.rest, *tensors)
-    return function, (grad_output, *operands)
+        found.append(_Gradients.apply(of_grad_output, slopes, wanted, False, text, numbers, *tensors))
+    if any([v is not None for v in directions]):
+        given = [v if v is None else v.to(x.dtype) for v, x in zip(directions, tensors[2:], strict=True)]
+        found.append(_Second.apply(grad_output, *given, wanted, text, numbers, *tensors)[1:])
+    return [x[0] if len(x) == 1 else x[0] + x[1] for x in zip(*found, strict=True)]
 
 
 def _gradients_of_formula(
@@ -426,22 +429,29 @@ def _gradients_of_formula(
     return found, (first,) if row_ops.decode(text)[0].kind == "indices" else (first, second)
 
 
+def _second_again(ctx: Any) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+    """What `_Second` computed, by the formula, and what it is a function of."""
+    grad_output, *directions, weight, mask, first, second = ctx.saved_tensors
+    moving = tuple([v is not None for v in directions])
+    function, operands = _second_of_formula(moving, ctx.wanted, *ctx.rest, weight, mask, first, second)
+    return function, (grad_output, *[v for v in directions if v is not None], *operands)
+
+
 def _second_of_formula(
-    text: str,
-    numbers: tuple[float, ...],
-    weight: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    first: torch.Tensor,
-    second: torch.Tensor,
-) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What `_Second` computes, as a function of grad_output, directions and logits that torch can differentiate."""
+    moving: Sequence[bool], wanted: Sequence[bool], text: str, numbers: tuple[float, ...], *tensors: Any
+) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+    """The same as a function of grad_output, the directions that there are, and the floating operands that torch can
+    differentiate; and these.
+    """
+    gradients, operands = _gradients_of_formula(moving, False, text, numbers, *tensors)
 
-    def found(grad_output: torch.Tensor, directions: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        gradients, _ = _gradients_of_formula((True, False), False, text, numbers, weight, mask, first, second)
-        _, pull = torch.func.vjp(gradients, grad_output, first)
-        return pull((directions,))
+    def found(grad_output: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        directions, floating = given[: sum(moving)], given[sum(moving) :]
+        _, pull = torch.func.vjp(gradients, grad_output, *floating)
+        along, *changed = pull(directions)
+        return along, *[g for g, w in zip(changed, wanted, strict=False) if w]
 
-    return found
+    return found, operands
 
 
 def _widened(operands: Sequence[torch.Tensor], which: Sequence[bool]) -> list[torch.Tensor]:

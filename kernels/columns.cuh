@@ -19,7 +19,7 @@ struct Column {
   using P = Pack<Storage, kLanes>;
   using Index = typename ClassIndex<kStaged>::type;
   static constexpr bool kKept = kStaged;
-  const Storage* at;
+  typename PointerTo<Storage>::type at;
   int64 stride;
   Index classes;
 
@@ -101,8 +101,7 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
   constexpr bool kPlain = kStaged && !Program::kSmoothed && !Program::kCapped;
   int64 offset[kRowStreams];
   program.space.offsets(row, offset);
-  const Source column{program.logits(offset), program.space.class_stride[kLogits],
-                      static_cast<Index>(program.space.classes)};
+  const Source column{program.logits(offset), program.step(), static_cast<Index>(program.space.classes)};
   Index labels[kLanes];
   bool any = false;
 #pragma unroll

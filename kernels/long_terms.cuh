@@ -10,9 +10,9 @@ struct LongTerms {
     using Target = typename Program::Target;
 
     const Unit& unit;
-    const RowView<Input, kLanes> view;
-    const Input* x;
-    const Target* t;
+    const typename Program::template View<kLanes> view;
+    typename PointerTo<Input>::type x;
+    typename PointerTo<Target>::type t;
     bool exists;
     bool counts;
 
@@ -20,8 +20,8 @@ struct LongTerms {
                                        bool exists)
         : unit(unit),
           view(program.input, offset[kLogits], program.space.classes),
-          x(program.input + offset[kLogits]),
-          t(program.targets + offset[kLabels]),
+          x(program.logits(offset)),
+          t(program.targets_of(offset)),
           exists(exists),
           counts(exists && program.counts(offset)) {
     }

@@ -62,6 +62,10 @@ __device__ __forceinline__ Nest<T> undefined(Nest<T> nan) {
   return {nan.value, nan.value};
 }
 template <class T>
+__device__ __forceinline__ bool same(Nest<T> x, Nest<T> y) {
+  return x.value == y.value && x.along == y.along;
+}
+template <class T>
 __device__ __forceinline__ bool vanishes(Nest<T> x) {
   return x.value == T(0) && x.along == T(0);
 }

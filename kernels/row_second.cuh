@@ -52,54 +52,47 @@ __device__ __forceinline__ Number widen(Moving<Storage> x) {
   return {number.value, direction.value};
 }
 
-// Both, from some element on: where one logit lies behind another, their directions are `step` apart.
+// Both, from some class on; without directions nothing moves.
 template <class Storage>
 struct MovingPointer {
   const Storage* numbers;
   const Storage* directions;
-  int64 step;
+  int64 number_step;  // from class to class
+  int64 direction_step;
 
-  __device__ __forceinline__ MovingPointer operator+(int64 n) const {
-    return {numbers + n, directions + n * step, step};
+  __device__ __forceinline__ MovingPointer operator+(int64 classes) const {
+    const Storage* const moved = directions == nullptr ? nullptr : directions + classes * direction_step;
+    return {numbers + classes * number_step, moved, number_step, direction_step};
   }
+};
+template <class Storage>
+struct PointerTo<Moving<Storage>> {
+  using type = MovingPointer<Storage>;
 };
 
 // Directions may lie anywhere, the same one for several classes or rows included.
 template <int kLanes, class Storage>
 __device__ __forceinline__ Pack<Storage, kLanes> load_apart(const Storage* from, int64 step) {
   using P = Pack<Storage, kLanes>;
-  if (step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(P) == 0) return load_stream<kLanes>(from);
-  P pack;
+  if (from != nullptr && step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(P) == 0)
+    return load_stream<kLanes>(from);
+  P pack{};
+  if (from == nullptr) return pack;
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) pack.lane[i] = load_reused<1>(from + i * step).lane[0];
   return pack;
 }
 
+// Precondition: several logits are neighbours.
 template <int kLanes, class Storage>
 __device__ __forceinline__ Pack<Moving<Storage>, kLanes> load_stream(MovingPointer<Storage> at) {
   const auto numbers = load_stream<kLanes>(at.numbers);
-  const auto directions = load_apart<kLanes>(at.directions, at.step);
+  const auto directions = load_apart<kLanes>(at.directions, at.direction_step);
   Pack<Moving<Storage>, kLanes> pack;
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) pack.lane[i] = {numbers.lane[i], directions.lane[i]};
   return pack;
 }
-
-// One row, class by class, of which `at.step` is the way from the direction of a class to that of the next.
-template <class Storage>
-struct Column<Moving<Storage>, 1, false> {
-  using Index = int64;
-  static constexpr bool kKept = false;
-  MovingPointer<Storage> at;
-  int64 stride;
-  int64 classes;
-
-  __device__ __forceinline__ void fetch() const {
-  }
-  __device__ __forceinline__ Pack<Moving<Storage>, 1> read(int64 c) const {
-    return {{{load_stream<1>(at.numbers + c * stride).lane[0], load_reused<1>(at.directions + c * at.step).lane[0]}}};
-  }
-};
 
 // The program of rows with directions: `along` is its value, `changed` its gradient. Base: a RowProgram whose
 // arithmetic is on nested numbers.
@@ -111,7 +104,11 @@ struct MovingProgram : Base {
   const Storage* directions;
 
   __device__ __forceinline__ MovingPointer<Storage> logits(const int64 (&offset)[kRowStreams]) const {
-    return {Base::logits(offset), directions + offset[kDirections], this->space.class_stride[kDirections]};
+    return {Base::logits(offset), directions + offset[kDirections], Base::step(),
+            this->space.class_stride[kDirections]};
+  }
+  __device__ __forceinline__ int64 step() const {
+    return 1;
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return {Base::raw(offset, c), directions[offset[kDirections] + c * this->space.class_stride[kDirections]]};

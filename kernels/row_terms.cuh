@@ -46,7 +46,7 @@ __device__ __forceinline__ Compute absorbed(const Normal<Compute>& part, Compute
 template <class Compute>
 __device__ __forceinline__ void merge(Normal<Compute>& part, const Normal<Compute>& other) {
   const Compute largest = larger(part.largest, other.largest);
-  part.rest = part.largest == largest ? part.rest + absorbed(other, largest) : absorbed(part, largest) + other.rest;
+  part.rest = same(part.largest, largest) ? part.rest + absorbed(other, largest) : absorbed(part, largest) + other.rest;
   part.largest = largest;
 }
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void join_normal(Normal<Compute>& part, int lanes) {
   if (lanes == 1) return;
   const Compute largest = join_lanes(part.largest, lanes, Larger{});
   const int lane = threadIdx.x % kWarp, first = lane & -lanes;
-  const unsigned equal = __ballot_sync(0xffffffffu, part.largest == largest) >> first;
+  const unsigned equal = __ballot_sync(0xffffffffu, same(part.largest, largest)) >> first;
   const bool leads = __ffs(static_cast<int>(equal)) - 1 == lane - first;
   part.rest = join_lanes(leads ? part.rest : absorbed(part, largest), lanes, Plus{});
   part.largest = largest;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
     part.rest = absorbed(part, largest);
     part.largest = largest;
 #pragma unroll
-    for (int i = kLanes - 1; i >= 0; --i) leader = z[i] == largest ? i : leader;
+    for (int i = kLanes - 1; i >= 0; --i) leader = same(z[i], largest) ? i : leader;
   }
   const Compute relative_to = reference(part.largest);
 #pragma unroll
@@ -116,7 +116,7 @@ struct Softmax {
   }
   // 1 - p. Of two classes that share the largest logit each has half at most, so that nothing cancels for either.
   __device__ __forceinline__ Compute complement(Compute z, Compute p) const {
-    return z == largest ? rest : Compute(1) - p;
+    return same(z, largest) ? rest : Compute(1) - p;
   }
 };
 
@@ -145,7 +145,11 @@ struct TermProgram {
   using Compute = typename Term::Compute;
   using Input = Input_;
   using Target = Target_;
+  using Gradient = Input_;
+  using TargetGradient = Target_;
   using Result = Result_;
+  template <int kLanes>
+  using View = RowView<Input_, kLanes>;
   static constexpr bool kTeacher = kTeacher_;
   static constexpr int kSoftmaxes = kTeacher ? 2 : 1;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
@@ -183,6 +187,20 @@ struct TermProgram {
     return true;
   }
 
+  // Both operands of a row from its first class on, and the way from one to the next.
+  __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
+    return input + offset[kLogits];
+  }
+  __device__ __forceinline__ const Target* targets_of(const int64 (&offset)[kRowStreams]) const {
+    return targets + offset[kLabels];
+  }
+  __device__ __forceinline__ int64 step() const {
+    return space.class_stride[kLogits];
+  }
+  __device__ __forceinline__ int64 target_step() const {
+    return space.class_stride[kLabels];
+  }
+
   // h and its derivatives for class c, of which z is the logit, and t the target or the teacher's logit.
   __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
     Compute second = t;
@@ -205,6 +223,7 @@ struct TermProgram {
     const auto found = penalty(variable<1u, 0>(lse_of_row));
     row.value = counts ? row.sums.value + found.value : Compute(0);
     row.slope = tangent_or_zero(found, 0);
+    if (row.value != row.value) row.value = undefined(row.value);
     if (!first) return;
     if (values != nullptr) values[offset[kResults]] = Narrow<Result>::from(row.value);
     if (lse != nullptr) lse[offset[kResults]] = lse_of_row;
@@ -297,11 +316,11 @@ struct StoreTerms {
     }
     if constexpr (Program::kInputGradient) {
       store_stream<kLanes>(program.gradients + offset[kGradients] + first * stride,
-                           NarrowPack<typename Program::Input, kLanes>::from(by_z));
+                           NarrowPack<typename Program::Gradient, kLanes>::from(by_z));
     }
     if constexpr (Program::kTargetGradient) {
       store_stream<kLanes>(program.target_gradients + offset[kTargetGradients] + first * target_stride,
-                           NarrowPack<typename Program::Target, kLanes>::from(by_t));
+                           NarrowPack<typename Program::TargetGradient, kLanes>::from(by_t));
     }
   }
 

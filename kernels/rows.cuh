@@ -36,6 +36,12 @@ __device__ __forceinline__ void report_label(RowStatus* status, int64 site, int6
   atomicExch(&status->code, 2u);
 }
 
+// What numbers are read through.
+template <class Storage>
+struct PointerTo {
+  using type = const Storage*;
+};
+
 template <class T>
 constexpr bool kIsAbsent = false;
 template <>
@@ -140,9 +146,12 @@ struct RowProgram {
     t.weight = t.counts ? weight(t.label) : Compute(0);
   }
 
-  // The logits from the first class of a row, and that of a class.
+  // The logits of a row from its first class on, the way from one to the next, and that of a class.
   __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
     return input + offset[kLogits];
+  }
+  __device__ __forceinline__ int64 step() const {
+    return space.class_stride[kLogits];
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return input[offset[kLogits] + c * space.class_stride[kLogits]];

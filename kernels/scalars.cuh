@@ -206,6 +206,11 @@ template <class T>
 __device__ __forceinline__ T undefined(T nan) {
   return nan;
 }
+// Whether they are equal, and stay so.
+template <class T>
+__device__ __forceinline__ bool same(T x, T y) {
+  return x == y;
+}
 // Whether it is 0, and stays so.
 template <class T>
 __device__ __forceinline__ bool vanishes(T x) {

@@ -12,18 +12,18 @@ struct TermColumns {
     using X = Pack<Input, 1>;
     using T = Pack<Target, 1>;
 
-    const Input* x;
-    const Target* t;
+    typename PointerTo<Input>::type x;
+    typename PointerTo<Target>::type t;
     int64 x_stride, t_stride, classes;
     bool exists;
     bool counts;
 
     __device__ __forceinline__ Classes(const Program& program, const Unit&, const int64 (&offset)[kRowStreams],
                                        bool exists)
-        : x(program.input + offset[kLogits]),
-          t(program.targets + offset[kLabels]),
-          x_stride(program.space.class_stride[kLogits]),
-          t_stride(program.space.class_stride[kLabels]),
+        : x(program.logits(offset)),
+          t(program.targets_of(offset)),
+          x_stride(program.step()),
+          t_stride(program.target_step()),
           classes(program.space.classes),
           exists(exists),
           counts(exists && program.counts(offset)) {

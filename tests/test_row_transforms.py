@@ -1,6 +1,4 @@
-"""Losses of rows under torch's transforms, through kernels but for third derivatives, and second ones of targets per
-class.
-"""
+"""Losses of rows under torch's transforms, through kernels but for third derivatives."""
 
 from __future__ import annotations
 
@@ -32,15 +30,8 @@ OF_POINTWISE = ("copies of a Module",)
 #: What takes a gradient of a gradient that is constant, which the truth has none of.
 OF_CURVED = ("`create_graph=True`", "third derivatives")
 
-#: What the formulas are for: of any loss, and of targets per class.
+#: What the formulas are for.
 BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")
-OF_TARGETS = (
-    "`torch.autograd.gradgradcheck`",
-    "`create_graph=True`",
-    "`torch.autograd.functional.hvp`",
-    "`torch.func.hessian`",
-    "`jacfwd(jacfwd)`",
-)
 
 each_loss = pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
 
@@ -124,8 +115,7 @@ def test_transforms_run_kernels(row_loss: RowLoss, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
     for transform in TRANSFORMS.values():
-        others: tuple[str, ...] = () if row_loss.row else OF_TARGETS
-        others += () if row_loss.softmax else OF_CURVED
+        others = () if row_loss.softmax else OF_CURVED
         if not transform.gpu and transform.name not in (*OF_POINTWISE, *BY_FORMULA, *others):
             assert transform.outcome(RowSubject(row_loss, KERNELS)) is None, transform.name
 
@@ -448,6 +438,9 @@ def test_operators_keep_their_promises(
         upstream = torch.randn_like(value).T.contiguous().T if value.ndim else torch.randn_like(value)
         wanted = [True, not indices]
         torch.library.opcheck(row_ops.gradients, (upstream, more[0] if indices else None, wanted, *given))
+        if call.reduction == "none":
+            along = [torch.randn_like(x) if w else None for x, w in zip(operands, wanted, strict=True)]
+            torch.library.opcheck(row_ops.second, (upstream, *along, wanted, *given))
 
 
 def test_calls_are_found_by_text() -> None:

@@ -484,16 +484,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "directions taken for neighbours",
         ROW_SECOND,
-        "directions + n * step",
-        "directions + n",
+        "directions + classes * direction_step",
+        "directions + classes",
         ("rows, second",),
-    ),
-    Mutant(
-        "direction of the first class for all",
-        ROW_SECOND,
-        "at.directions + c * at.step",
-        "at.directions",
-        ("rows, second, classes",),
     ),
     Mutant(
         "leaders among equal logits that differ from lane to lane",

@@ -109,13 +109,16 @@ def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, chip: Chip
     weighted = loss.weights is not None and "probabilities" in loss.targets
     for setting, every in product(flags, (False, True)):
         rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
-        plan = TermPlan(
+        given = (
             loss, setting, (logits, logits), _tensor(logits.dtype, logits.shape[dim : dim + 1])
-            if weighted and every else None, _tensor("bool", rows) if every else None, dim, logits.dtype, None,
-            every and loss.scale == "logit_scale", 1, note, chip,
+            if weighted and every else None, _tensor("bool", rows) if every else None, dim, logits.dtype,
         )  # fmt: skip
+        capped = every and loss.scale == "logit_scale"
+        plan = TermPlan(*given, None, capped, 1, note, chip)
+        for wanted in [(True, False), (True, True)][: 1 if fast else 2]:
+            TermPlan(*given, "float64", capped, 1, note, chip, True)._load("second", wanted, False)
         for kind in TERM_KINDS:
-            if kind == "count" and not every:
+            if kind == "second" or (kind == "count" and not every):
                 continue
             written = "gradient" in kind
             for wanted in [(True, False), (True, True)][: 1 if fast else 2] if written else [(False, False)]:
