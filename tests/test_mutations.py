@@ -175,6 +175,8 @@ BATTERY: dict[str, Callable[[], None]] = {
     "terms, long": terms(term_properties.terms_agree_with_truth, "cross_entropy", "long"),
     "terms, columns": terms(term_properties.terms_agree_with_truth, "cross_entropy", "columns"),
     "terms, everything": terms(term_properties.terms_agree_with_truth, "cross_entropy with everything", "lanes"),
+    "terms, second": terms(term_properties.terms_second_agree_with_truth, "distillation_loss, mixed", "lanes"),
+    "terms, second, equal": terms(term_properties.terms_second_of_equal_logits, "distillation_loss, mixed", "lanes"),
     "terms, sure": of_shape(term_properties.terms_keep_sure_rows, "lanes"),
     "terms, equal": of_shape(term_properties.terms_share_equal_logits, "lanes"),
     "notes": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),

@@ -1,4 +1,4 @@
-"""Second derivatives of losses of class indices, which kernels compute on numbers that carry a derivative."""
+"""Second derivatives of losses of rows, which kernels compute on numbers that carry a derivative."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from cupylosses.row_definition import row_registry
 from cupylosses.row_engine import RowPlan
 from cupylosses.testing import row_properties
 from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
-from cupylosses.testing.row_truth import exact_second, truth
+from cupylosses.testing.row_term_properties import (
+    TERM_LAYOUTS,
+    TERM_LOSSES,
+    draw_terms,
+    terms_second_agree_with_truth,
+    terms_second_of_equal_logits,
+)
+from cupylosses.testing.row_truth import NAMES, exact_second, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
 pytestmark = pytest.mark.kernels
@@ -66,15 +73,51 @@ def test_options(what: str, setting: Mapping[str, Any]) -> None:
     along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
     value = getattr(F, name)(**{**arguments, "input": x})
     grad_output = (torch.rand(value.shape, dtype=torch.float64) + 0.25).to(value).requires_grad_()
-    exact = truth(name, arguments, grad_output.detach(), directions=along)
+    exact = truth(name, arguments, grad_output.detach(), directions={"input": along})
     gradient = torch.autograd.grad(value, x, grad_output, create_graph=True)[0]
     found = torch.autograd.grad(gradient, (grad_output, x), along, materialize_grads=True)
-    for a, expected, like in zip(found, (exact.along, exact.changed), (grad_output, x), strict=True):
+    for a, expected, like in zip(found, (exact.along, exact.changed["input"]), (grad_output, x), strict=True):
         assert expected is not None and (a.dtype, a.shape) == (like.dtype, like.shape)
         # As good as it was computed.
         narrow = a.float() if a.dtype == torch.float64 and x.dtype != torch.float64 else a
         comparison = compare(narrow.cpu(), expected)
         assert comparison.ok, str(comparison)
+
+
+@pytest.mark.parametrize("layout", ["lanes", "block", "columns"])
+@pytest.mark.parametrize("row_loss", TERM_LOSSES)
+def test_targets_per_class(row_loss: str, layout: str, no_formula: None) -> None:
+    """Mixed derivatives, too, and of one operand alone."""
+    for reduction, dtypes, places, moving in (
+        ("mean", ("float32", "float32"), ("contiguous", "contiguous"), (True, True)),
+        ("none", ("bfloat16", "float32"), ("misaligned", "apart"), (True, False)),
+        ("sum", ("float64", "float64"), ("apart", "sliced"), (False, True)),
+    ):
+        call = draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, dtypes, places, reduction=reduction)
+        terms_second_agree_with_truth(call, moving)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (3, 43), (2, 301)], ids=str)
+@pytest.mark.parametrize("row_loss", ["distillation_loss, mixed", "cross_entropy with everything"])
+def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int, ...], no_formula: None) -> None:
+    terms_second_of_equal_logits(draw_terms(row_loss, shape, KERNELS))
+
+
+@pytest.mark.parametrize("row_loss", TERM_LOSSES)
+def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> None:
+    """Are 0, whatever they and their directions hold."""
+    call = draw_terms(row_loss, (6, 43), KERNELS, reduction="none")
+    out = torch.tensor([True, False] * 3, device=KERNELS)
+    names, expected = NAMES[call.name][:2], None
+    for bad in (0.0, nan, inf):
+        spoiled = {n: call.arguments[n].masked_fill(out[:, None], bad) for n in names}
+        leaves, spoilt = call.with_(mask=~out, **spoiled).differentiable()
+        g = torch.ones(6, device=KERNELS).masked_fill(out, bad).requires_grad_()
+        first = torch.autograd.grad(spoilt(), leaves, g, create_graph=True)
+        along = [torch.linspace(-1.0, 2.0, 6 * 43).view(6, 43).to(KERNELS).masked_fill(out[:, None], bad)] * 2
+        found = torch.autograd.grad(first, [g, *leaves], along)
+        expected = expected or found
+        assert all(map(same_bits, found, expected)) and all(bool((x[out] == 0).all()) for x in found)
 
 
 @pytest.mark.parametrize("layout", WAYS)

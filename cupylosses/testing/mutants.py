@@ -37,6 +37,7 @@ TERM_COLUMNS = "kernels/term_columns.cuh"
 SOFTMAX = "kernels/softmax.cuh"
 RESIDENT_ROWS = "kernels/resident_rows.cuh"
 ROW_SECOND = "kernels/row_second.cuh"
+TERM_SECOND = "kernels/term_second.cuh"
 
 MUTANTS: tuple[Mutant, ...] = (
     # Which elements are visited
@@ -477,8 +478,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "direction looked for where the logit lies",
         ROW_SECOND,
-        "directions + offset[kDirections], this",
-        "directions + offset[kLogits], this",
+        "directions + offset[kDirections], Base",
+        "directions + offset[kLogits], Base",
         ("rows, second", "rows, second, apart"),
     ),
     Mutant(
@@ -501,6 +502,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "leads ? e - Compute(1) : e",
         "leads ? Compute(0) : e",
         ("rows, second, equal",),
+    ),
+    Mutant(
+        "target that moves as the logits do",
+        TERM_SECOND,
+        "Base::target_step(), target_directions,",
+        "Base::target_step(), directions,",
+        ("terms, second",),
+    ),
+    Mutant(
+        "leader among equal logits that moves otherwise",
+        ROW_TERMS,
+        "leader = same(z[i], largest) ? i : leader;",
+        "leader = z[i] == largest ? i : leader;",
+        ("terms, second, equal",),
+    ),
+    Mutant(
+        "complement of another one of equal logits",
+        ROW_TERMS,
+        "return same(z, largest) ? rest",
+        "return z == largest ? rest",
+        ("terms, second, equal",),
     ),
     Mutant(
         "rows counted without their weights",

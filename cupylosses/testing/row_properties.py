@@ -222,10 +222,10 @@ def second_agrees_with_truth(given: Drawn, how: str = "alike", reduction: str = 
     along = directions(given, how)
     arguments = {**given.arguments, "reduction": reduction, **chosen}
     grad_output = upstream(given.function(**arguments))
-    exact = truth(given.loss, arguments, grad_output, directions=along)
-    assert exact.along is not None and exact.changed is not None
+    exact = truth(given.loss, arguments, grad_output, directions={"input": along})
+    assert exact.along is not None
     found = second(given, along, grad_output, reduction=reduction, **chosen)
-    for name, x, expected in zip(("grad_output", "logits"), found, (exact.along, exact.changed), strict=True):
+    for name, x, expected in zip(("grad_output", "logits"), found, (exact.along, exact.changed["input"]), strict=True):
         compared = compare(x.cpu(), expected)
         require(compared.ok, f"derivative of the gradient with respect to {name}, {reduction}: {compared}")
 

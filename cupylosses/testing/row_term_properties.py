@@ -137,6 +137,35 @@ def terms_agree_with_truth(call: TermCall, both: bool = True) -> None:
             require(found.ok, f"gradient of {operand}: {found}")
 
 
+def terms_second_agree_with_truth(call: TermCall, moving: tuple[bool, bool] = (True, True)) -> None:
+    """How gradients move along directions of the operands that have one is that of float64."""
+    import torch
+
+    leaves, call = call.differentiable()
+    names = [n for n, m in zip(NAMES[call.name], moving, strict=False) if m]
+    generator = torch.Generator().manual_seed(3)
+    along = {n: torch.randn(leaves[0].shape, generator=generator).to(call.arguments[n]) for n in names}
+    value = call()
+    grad_output = upstream(value.detach()).requires_grad_()
+    exact = truth(call.name, call.arguments, grad_output.detach(), directions=along)
+    assert exact.along is not None
+    inputs = [call.arguments[n] for n in names]
+    first = torch.autograd.grad(value, inputs, grad_output, create_graph=True)
+    found = torch.autograd.grad(first, [grad_output, *leaves], list(along.values()), materialize_grads=True)
+    expected = {"grad_output": exact.along, **exact.changed}
+    for (name, x), result in zip(expected.items(), found, strict=True):
+        compared = compare(result.cpu(), x)
+        require(compared.ok, f"derivative of the gradients with respect to {name}: {compared}")
+
+
+def terms_second_of_equal_logits(call: TermCall) -> None:
+    """The same where several logits are the largest."""
+    first, other = NAMES[call.name][:2]
+    chosen = [x for x in (first, other) if x == first or row_registry()[call.name].dense == "logits"]
+    equal = {n: call.arguments[n].clamp(-4.0, 1.0).round() for n in chosen if n}
+    terms_second_agree_with_truth(call.with_(**equal, reduction="none"))
+
+
 def terms_write_one_gradient_in_one_pass_or_two(call: TermCall) -> None:
     """Whatever forward expects, gradients have the bits of those that backward computes alone; and so have those of a
     second backward, in memory of their own.

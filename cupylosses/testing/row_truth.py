@@ -48,7 +48,7 @@ _COMMON = {
 @dataclass(frozen=True)
 class RowTruth:
     """The value, the gradients by the names of the operands, lse per row (0 where rows do not count) and accuracy; and
-    how value and gradient of the first operand move along the directions of its logits, if there are any.
+    how value and gradients move along directions, if there are any.
     """
 
     value: Expected
@@ -56,7 +56,7 @@ class RowTruth:
     lse: Tensor | None = None
     accuracy: float | None = None
     along: Expected | None = None
-    changed: Expected | None = None
+    changed: Mapping[str, Expected] = field(default_factory=dict)
 
 
 def truth(
@@ -64,9 +64,11 @@ def truth(
     arguments: Mapping[str, Any],
     grad_output: Tensor | float = 1.0,
     device: str = "cpu",
-    directions: Tensor | None = None,
+    directions: Mapping[str, Tensor] | None = None,
 ) -> RowTruth:
-    """Of a call by name, computed on a device; every label has to be a class or ignored."""
+    """Of a call by name, computed on a device, along directions of operands by their names; every label has to be a
+    class or ignored.
+    """
     import torch
 
     first, second, weights = NAMES[name]
@@ -111,7 +113,7 @@ def truth(
     leaves = [z] if hard else [z, t]
     found: Sequence[Tensor] = [torch.zeros_like(a) for a in leaves]
     if len(z):
-        found = torch.autograd.grad(cost, leaves, per_row, create_graph=directions is not None)
+        found = torch.autograd.grad(cost, leaves, per_row, create_graph=bool(directions))
     gradients = {}
     for n, g, s in zip((first, second), found, (size_of_z, size_of_t), strict=False):
         full, total = torch.zeros_like(logits), torch.zeros_like(logits)
@@ -126,26 +128,31 @@ def truth(
         value[used], total[used] = row, size
         return Expected(*(a.reshape(rows_shape) for a in (value, total, total)))
 
-    along = changed = None
-    if directions is not None:
-        v = directions.detach().to(**wide).movedim(dim, -1).reshape(-1, classes)[used]
-        slopes = torch.autograd.grad(cost.sum(), z, retain_graph=True)[0] if len(z) else torch.zeros_like(z)
-        along = reduced((slopes * v).sum(-1), (size_of_z * v.abs()).sum(-1), divisor or inf)
-        full, total = torch.zeros_like(logits), torch.zeros_like(logits)
-        if found[0].requires_grad:
-            full[used] = torch.autograd.grad(found[0], z, v)[0]
-            p = torch.softmax(z.detach() * scale, -1)
-            # What moves all logits alike moves nothing but a cap, and lse; but the truth is no better than float64.
-            apart = (v - v.gather(-1, z.detach().argmax(-1, keepdim=True))).abs()
-            if given["softcap"] is not None or options["z_loss"]:
-                apart = v.abs()
-            apart = apart + v.abs() * (1.0 if x.dtype == torch.float64 else 1e-8)
-            bent = (1 + options["gamma"]) ** 2 * (scale + (2.0 * scale / given["softcap"] if given["softcap"] else 0.0))
-            each = size_of_z * (apart + (p * apart).sum(-1, keepdim=True))
-            each = each + p * (size_of_z * apart).sum(-1, keepdim=True)
-            total[used] = bent * each * per_row.abs()[:, None]
-        back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
-        changed = Expected(back[0], back[1], back[1])
+    along, changed = None, {}
+    if directions:
+        moved = {n: v.detach().to(**wide).movedim(dim, -1).reshape(-1, classes)[used] for n, v in directions.items()}
+        of_leaves = dict(zip((first, second), leaves, strict=False))
+        slopes = torch.autograd.grad(cost.sum(), leaves, retain_graph=True) if len(z) else found
+        sizes = (size_of_z, size_of_t)
+        terms = {n: (g, s) for n, g, s in zip(of_leaves, slopes, sizes, strict=False)}
+        rows = [sum((terms[n][0] * v).sum(-1) for n, v in moved.items())]
+        rows += [sum((terms[n][1] * v.abs()).sum(-1) for n, v in moved.items())]
+        along = reduced(*rows, divisor or inf)
+        curved = [(g, moved[n]) for n, g in zip(of_leaves, found, strict=True) if n in moved and g.requires_grad]
+        bent: Sequence[Any] = [None] * len(leaves)
+        if curved:
+            outputs, cotangents = zip(*curved, strict=True)
+            bent = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        for n, h in zip(of_leaves, bent, strict=True):
+            full, total = torch.zeros_like(logits), torch.zeros_like(logits)
+            if h is not None:
+                full[used] = h
+                # Of two operands what is wrong is measured by the row.
+                total[used] = 64 * (h.abs() + h.abs().amax(-1, keepdim=True))
+                if hard:
+                    total[used] = per_row.abs()[:, None] * _bent(z.detach(), moved[n], size_of_z, x.dtype, scale, given)
+            back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
+            changed[n] = Expected(back[0], back[1], back[1])
 
     cost = cost.detach()
     expected = reduced(cost, size, divisor)
@@ -154,6 +161,21 @@ def truth(
     right = (z.detach().argmax(-1) == t).double().sum().item() if hard and len(z) else 0.0
     accuracy = right / float(used.sum()) if bool(used.any()) else float("nan")
     return RowTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy, along, changed)
+
+
+def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, given: Mapping[str, Any]) -> Tensor:
+    """The size of how a gradient of that size moves along v, for class indices."""
+    import torch
+
+    p = torch.softmax(z * scale, -1)
+    # What moves all logits alike moves nothing but a cap, and lse; but the truth is no better than float64.
+    apart = (v - v.gather(-1, z.argmax(-1, keepdim=True))).abs()
+    if given["softcap"] is not None or given["z_loss"]:
+        apart = v.abs()
+    apart = apart + v.abs() * (1.0 if kind == torch.float64 else 1e-8)
+    factor = (1 + given["gamma"]) ** 2 * (scale + (2.0 * scale / given["softcap"] if given["softcap"] else 0.0))
+    each = size * (apart + (p * apart).sum(-1, keepdim=True))
+    return factor * (each + p * (size * apart).sum(-1, keepdim=True))
 
 
 def _rows(
