@@ -179,7 +179,8 @@ def _entry(variant: RowVariant) -> str:
     def dtype(name: str) -> str:
         return STORAGE[name][0] if name else "Absent"
 
-    columns, second = "columns" in variant.layout, variant.kind == "second"
+    second = variant.kind == "second"
+    columns = "columns" in variant.layout and not second
     again = second or variant.layout == "long"
     size = f"{variant.lanes}, {LONG_TERM_VECTORS if second else LONG_VECTORS}"
     rank = "kMaxRank" if variant.many else "1"
@@ -207,7 +208,7 @@ def _entry(variant: RowVariant) -> str:
         lines += [f"using Reader = ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>;"]
     else:
         unit = "const LaneUnit unit{width};"
-        if variant.layout != "lanes":
+        if variant.layout not in ("lanes", "long columns"):
             unit = f"const BlocksUnit<{variant.cluster}> unit;"
         reader = f"ResidentReader<{variant.lanes}>"
         lines += [f"using Reader = {f'LongReader<{size}>' if again else reader};"]

@@ -19,7 +19,7 @@ struct Column {
   using P = Pack<Storage, kLanes>;
   using Index = typename ClassIndex<kStaged>::type;
   static constexpr bool kKept = kStaged;
-  typename PointerTo<Storage>::type at;
+  const Storage* at;
   int64 stride;
   Index classes;
 
@@ -40,9 +40,9 @@ struct Column {
     if constexpr (kStaged) return whole(stage() + c * blockDim.x);
     return load_stream<kLanes>(at + c * stride);
   }
-  // -inf in place of a logit of row i. Precondition: kStaged.
-  __device__ __forceinline__ void drop(Index c, int i) const {
-    stage()[c * blockDim.x].lane[i] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+  // A logit of row i, in place of the one that was there. Precondition: kStaged.
+  __device__ __forceinline__ void replace(Index c, int i, Storage x) const {
+    stage()[c * blockDim.x].lane[i] = x;
   }
 };
 
@@ -52,8 +52,8 @@ template <class Source, int kLanes, class Program, class Compute = typename Prog
 __device__ __forceinline__ void store_columns(const Program& program, const Source& column, int64 offset,
                                               const typename Source::Index (&labels)[kLanes],
                                               const RowSlopes<Compute> (&slopes)[kLanes], bool read) {
-  using Gradient = typename Program::Gradient;
-  Gradient* gradients = program.gradients + offset;
+  using Input = typename Program::Input;
+  Input* gradients = program.gradients + offset;
   const int64 stride = program.space.class_stride[kGradients];
   bool none[kLanes];
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_columns(const Program& program, const Sour
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) g[i] = Compute(0);
     }
-    store_stream<kLanes>(gradients + c * stride, NarrowPack<Gradient, kLanes>::from(g));
+    store_stream<kLanes>(gradients + c * stride, NarrowPack<Input, kLanes>::from(g));
   }
 }
 // Row `row + i` of neighbours that begin at `offset`.
@@ -99,9 +99,11 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
   using Index = typename Source::Index;
   // The target's logit is replaced by -inf, so that no class has to be compared with it.
   constexpr bool kPlain = kStaged && !Program::kSmoothed && !Program::kCapped;
+  const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
   int64 offset[kRowStreams];
   program.space.offsets(row, offset);
-  const Source column{program.logits(offset), program.step(), static_cast<Index>(program.space.classes)};
+  const Source column{program.input + offset[kLogits], program.space.class_stride[kLogits],
+                      static_cast<Index>(program.space.classes)};
   Index labels[kLanes];
   bool any = false;
 #pragma unroll
@@ -116,7 +118,7 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
   for (int i = 0; i < kLanes; ++i) {
     z[i] = Compute(0);
     largest[i] = -scalar_infinity(Compute());
-    sums[i] = {};
+    sums[i] = {0, 0, 0};
   }
   if (any) {
     column.fetch();
@@ -132,7 +134,7 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
       largest[i] = program.logit.value(largest[i]);
       if (labels[i] < 0) continue;
       z[i] = program.logit.value(widen<Compute>(column.read(labels[i]).lane[i]));
-      if constexpr (kPlain) column.drop(labels[i], i);
+      if constexpr (kPlain) column.replace(labels[i], i, lowest);
     }
 #pragma unroll 4
     for (Index c = 0; c < column.classes; ++c) {
@@ -155,19 +157,22 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
     // Read again, because registers are short here and labels in the cache.
-    const RowTarget<Compute> t = neighbour(program, offset, i);
-    const RowLoss<Compute> y = program.finish(t, z[i], largest[i], sums[i], true);
-    total += static_cast<double>(y.value);
+    const RowLoss<Compute> y = program.finish(neighbour(program, offset, i), z[i], largest[i], sums[i], true);
+    total += y.value;
     slopes[i] = y.slopes;
-    if constexpr (!kGradient) continue;
-    scale_slopes(program, slopes[i], row_factor(scale, t.offset));
-    if constexpr (kStaged) {
-      if (!any || !slopes[i].none()) continue;
-      for (Index c = 0; c < column.classes; ++c) column.drop(c, i);
-      slopes[i].largest = Compute(0);
-    }
   }
-  if constexpr (kGradient) store_columns<Source>(program, column, offset[kGradients], labels, slopes, any);
+  if constexpr (kGradient) {
+    const Compute factor = scale.factor();
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      scale_slopes(program, slopes[i], factor);
+      if (kStaged && any && slopes[i].none()) {
+        for (Index c = 0; c < column.classes; ++c) column.replace(c, i, lowest);
+        slopes[i].largest = Compute(0);
+      }
+    }
+    store_columns<Source>(program, column, offset[kGradients], labels, slopes, any);
+  }
   return total;
 }
 

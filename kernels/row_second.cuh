@@ -9,7 +9,7 @@
 // derivatives. The largest logit moves too, by which all directions are relative to its own: a direction that is the
 // same for all classes cancels before anything is rounded.
 //
-// Logits and directions are read twice, by a unit of threads (LongReader) or a single one (ColumnReader).
+// Logits and directions are read twice, by a unit of threads or, where classes lie apart or are few, a single one.
 
 // The stream of the directions: of class indices there are no gradients.
 constexpr RowStream kDirections = kTargetGradients;
@@ -94,6 +94,21 @@ __device__ __forceinline__ Pack<Moving<Storage>, kLanes> load_stream(MovingPoint
   return pack;
 }
 
+// Where gradients are stored, from some class on.
+template <class Storage>
+struct Places {
+  Storage* at;
+  int64 step;
+
+  __device__ __forceinline__ Places operator+(int64 classes) const {
+    return {at + classes * step, step};
+  }
+};
+template <int kLanes, class Storage>
+__device__ __forceinline__ void store_stream(Places<Storage> to, const Pack<Storage, kLanes>& pack) {
+  store_stream<kLanes>(to.at, pack);
+}
+
 // The program of rows with directions: `along` is its value, `changed` its gradient. Base: a RowProgram whose
 // arithmetic is on nested numbers.
 template <class Base>
@@ -104,11 +119,11 @@ struct MovingProgram : Base {
   const Storage* directions;
 
   __device__ __forceinline__ MovingPointer<Storage> logits(const int64 (&offset)[kRowStreams]) const {
-    return {Base::logits(offset), directions + offset[kDirections], Base::step(),
-            this->space.class_stride[kDirections]};
+    const auto& stride = this->space.class_stride;
+    return {Base::logits(offset), directions + offset[kDirections], stride[kLogits], stride[kDirections]};
   }
-  __device__ __forceinline__ int64 step() const {
-    return 1;
+  __device__ __forceinline__ Places<Storage> places(const int64 (&offset)[kRowStreams]) const {
+    return {Base::places(offset), this->space.class_stride[kGradients]};
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return {Base::raw(offset, c), directions[offset[kDirections] + c * this->space.class_stride[kDirections]]};

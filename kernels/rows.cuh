@@ -146,12 +146,13 @@ struct RowProgram {
     t.weight = t.counts ? weight(t.label) : Compute(0);
   }
 
-  // The logits of a row from its first class on, the way from one to the next, and that of a class.
+  // The logits of a row from its first class on, and that of a class.
   __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
     return input + offset[kLogits];
   }
-  __device__ __forceinline__ int64 step() const {
-    return space.class_stride[kLogits];
+  // Where the gradients of a row are stored.
+  __device__ __forceinline__ Gradient* places(const int64 (&offset)[kRowStreams]) const {
+    return gradients + offset[kGradients];
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return input[offset[kLogits] + c * space.class_stride[kLogits]];
@@ -197,9 +198,9 @@ __device__ __forceinline__ int target_lane(const RowTarget<Compute>& t, int64 fi
 
 // The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `none`:
 // slopes.none().
-template <int kLanes, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_gradient(const Program& program, typename Program::Gradient* place, int64 first,
-                                               int target, const RowSlopes<Compute>& slopes, bool none,
+template <int kLanes, class Program, class Place, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_gradient(const Program& program, Place place, int64 first, int target,
+                                               const RowSlopes<Compute>& slopes, bool none,
                                                const Pack<typename Program::Input, kLanes>& x) {
   Compute g[kLanes];
   if (none) {
@@ -372,7 +373,7 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
   constexpr int kLanes = View::kLanes;
   const bool none = slopes.none(), read = !none;
   const auto input = program.logits(t.offset);
-  typename Program::Gradient* gradients = program.gradients + t.offset[kGradients];
+  const auto gradients = program.places(t.offset);
   if (single >= 0) {
     store_gradient(program, gradients + single, single, target_lane<1>(t, single), slopes, none,
                    read ? load_stream<1>(input + single) : Pack<Input, 1>{});

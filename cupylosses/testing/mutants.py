@@ -373,7 +373,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rest of a column with its label",
         COLUMNS,
-        "if constexpr (kPlain) column.drop(labels[i], i);",
+        "if constexpr (kPlain) column.replace(labels[i], i, lowest);",
         "",
         ("rows, columns",),
     ),
@@ -478,8 +478,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "direction looked for where the logit lies",
         ROW_SECOND,
-        "directions + offset[kDirections], Base",
-        "directions + offset[kLogits], Base",
+        "directions + offset[kDirections], stride",
+        "directions + offset[kLogits], stride",
         ("rows, second", "rows, second, apart"),
     ),
     Mutant(
