@@ -23,7 +23,10 @@ def dtype_name(x: Any) -> str:
     """The name of an array's dtype."""
     found = _names.get(x.dtype)
     if found is None:
-        found = _names[x.dtype] = str(x.dtype).removeprefix("torch.")
+        found = str(x.dtype)
+        # Those of torch alone are kept: torch.compile cannot read a dictionary that has others for keys.
+        if found.startswith("torch."):
+            found = _names[x.dtype] = found.removeprefix("torch.")
     return found
 
 

@@ -99,7 +99,7 @@ class _Traced(Function):
         second: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         value, *more = row_ops.values(text, numbers, normalizer, divisor, weight, mask, first, second)
-        slopes = more.pop(0) if has_slopes else None
+        slopes, more = (more[0], more[1:]) if has_slopes else (None, more)
         ctx.save_for_backward(slopes, normalizer, weight, mask, first, second)
         ctx.mark_non_differentiable(*more)
         ctx.rest = text, numbers, divisor
