@@ -12,7 +12,14 @@ from cupylosses.codegen import STORAGE
 from cupylosses.expressions import cuda, in_double
 from cupylosses.interop import ITEMSIZE
 from cupylosses.row_definition import RowLoss
-from cupylosses.row_launch import LONG_TERM_VECTORS, LONG_VECTORS, MAX_THREADS, THREADS
+from cupylosses.row_launch import (
+    LANE_BLOCKS,
+    LANE_THREADS,
+    LONG_TERM_VECTORS,
+    LONG_VECTORS,
+    MAX_THREADS,
+    THREADS,
+)
 
 #: The files of ``kernels/`` in the order of their needs.
 FILES = (
@@ -160,12 +167,16 @@ def _functor(variant: RowVariant) -> str:
     """The loss of a row as a functor on dual numbers."""
     loss, compute = variant.loss, variant.number
     names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
-    lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  double {x.name}_;" for x in loss.parameters), ""]
-    lines += codegen._signature(names)
-    lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
+    # Rounded once, not for every row.
+    parameters = [x.name for x in loss.parameters]
+    numbers, scalar = [*parameters, *loss.constants], STORAGE[variant.compute][0]
+    lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  {scalar} {x}_kept;" for x in numbers), ""]
+    lines += [f"  __device__ __forceinline__ explicit Loss({', '.join(f'double {x}_' for x in parameters)}) {{"]
     for name, expression in loss.constants.items():
         lines += [*codegen._written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
-        lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
+    lines += [*(f"    {x}_kept = kept(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
+    lines += codegen._signature(names)
+    lines += [f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers]
     row = cuda(loss.expressions["row"])
     lines += [*codegen._written_at(loss, "row"), f"    const auto _row = ::lift<{compute}>({row});"]
     if loss.penalty is None:
@@ -230,7 +241,9 @@ def _entry(variant: RowVariant) -> str:
         "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
     }[variant.kind]
     bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") and not second else f"{THREADS}"
-    if variant.layout == "lanes" and not second:
+    if variant.layout == "lanes" and variant.kind != "count" and not second:
+        bounds = f"{LANE_THREADS}, {LANE_BLOCKS}"
+    elif variant.layout == "columns" and not second:
         bounds += ", 3"
     cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
     arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]

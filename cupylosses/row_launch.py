@@ -18,10 +18,12 @@ from cupylosses.launch import DECLARED_BYTES, MAX_RANK, SHARED_BYTES, WARP
 
 #: Vectors of a row that a thread takes, as long as there are threads to take the others: of rows in a warp, and longer
 #: ones. What a row costs besides its logits is paid by each warp.
-WARP_VECTORS = 16
+WARP_VECTORS = 8
 VECTORS = 8
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
+#: Neighbouring rows that a thread takes together, where classes lie apart, at most.
+COLUMN_LANES = 4
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 LONG_VECTORS = 4
 #: The same of rows with a target for each class, of which there are two vectors.
@@ -33,8 +35,15 @@ MAX_CLUSTER = 8
 MANY_BLOCKS = 128
 #: Threads of rows in shared memory that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
+#: The same of rows in small blocks, which get in each other's way if there are more, and of neighbouring rows.
+SHORT_THREADS = 512
+COLUMN_THREADS = 768
 #: Bytes of a row that a block takes, where a cluster can take the others.
 PART_BYTES = 130 << 10
+#: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
+#: registers they spill, and each number that is read back waits for the memory.
+LANE_THREADS = 128
+LANE_BLOCKS = 5
 #: Threads of a block that are no unit of their own, and of one that is.
 THREADS = 256
 MAX_THREADS = 1024
@@ -65,7 +74,8 @@ class Rows:
 @dataclass(frozen=True)
 class RowLayout:
     """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``groups`` are partial sums, which teams of threads
-    take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes.
+    take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
+    that a multiprocessor runs at once.
     """
 
     kind: str
@@ -78,6 +88,7 @@ class RowLayout:
     many: bool
     words: list[int]
     cluster: int = 1
+    resident: int = 2048
 
 
 def row_layout(
@@ -90,7 +101,7 @@ def row_layout(
     lanes = _lanes(sizes, strides, logits, gradients, together)
     cluster = 1
     if together and classes > FEW_CLASSES:
-        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * logits.itemsize, rows, chip)
+        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * logits.itemsize, rows, chip, LANE_THREADS)
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * logits.itemsize
         per_block = 1 if kind != "lanes" else threads // WARP
         units = -(-rows // (WARP // width)) if kind == "lanes" else rows
@@ -99,8 +110,8 @@ def row_layout(
         width, per_block = 1, threads // WARP
         units = -(-rows // (lanes * WARP))
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    many = len(sizes) > 1
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster)
+    many, resident = len(sizes) > 1, _resident(kind, lanes, threads)
+    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster, resident)
 
 
 def gather_layout(
@@ -130,7 +141,7 @@ def term_layout(
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     if together and classes > FEW_CLASSES:
         lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * size, rows, chip, TERM_VECTORS)
+        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * size, rows, chip, THREADS, TERM_VECTORS)
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * size
     else:
         kind, lanes, threads, shared = _of_columns(classes, 1, size)
@@ -219,6 +230,16 @@ def _words(
     return [rows, classes, *class_strides, *launch.dimension_words(sizes, strides, MAX_RANK if len(sizes) > 1 else 1)]
 
 
+def label_words(
+    shape: Sequence[int], classes: int, labels: Sequence[int], mask: Sequence[int]
+) -> tuple[bool, list[int]]:
+    """Where labels and mask alone lie, which merge where logits do not: whether in many dimensions, and the words."""
+    sizes, strides = launch.merge(shape, [labels, mask])
+    nowhere = (0,) * len(sizes)
+    streams = [nowhere, nowhere, *strides, nowhere, nowhere]
+    return len(sizes) > 1, _words(prod(shape), classes, (0,) * len(streams), sizes, streams)
+
+
 def blocks(layout: RowLayout, groups: int, processors: int) -> int:
     """The blocks for so many groups: as many as run at once, and no more than there is work for."""
     usable = processors
@@ -231,17 +252,22 @@ def blocks(layout: RowLayout, groups: int, processors: int) -> int:
 
 
 def _at_once(layout: RowLayout) -> int:
-    """Blocks that a multiprocessor runs at once, as far as it is known without compiling: it has 2048 threads, some 227
-    KiB of shared memory, and registers for half of the threads where rows stay on chip, or fewer where a thread has
-    several rows.
+    """Blocks that a multiprocessor runs at once, as far as it is known without compiling: it has some 227 KiB of shared
+    memory.
     """
-    threads = 2048
-    if layout.kind == "columns" and layout.shared:
-        threads = 4096 // max(2, layout.lanes)
-    elif layout.shared or layout.kind == "long":
-        threads = RESIDENT_THREADS
     room = (227 << 10) // (layout.shared + 3072) if layout.shared else 2048
-    return max(1, min(threads // layout.threads, room))
+    return max(1, min(layout.resident // layout.threads, room))
+
+
+def _resident(kind: str, lanes: int, threads: int) -> int:
+    """Threads that a multiprocessor has registers for, or works best with."""
+    if kind == "lanes":
+        return LANE_BLOCKS * LANE_THREADS
+    if kind == "columns" and lanes > 1:
+        return COLUMN_THREADS
+    if kind == "block" and threads <= THREADS:
+        return SHORT_THREADS
+    return RESIDENT_THREADS if kind in ("block", "long") else 2048
 
 
 def _lanes(
@@ -291,17 +317,19 @@ def _stage(vectors: int, count: int) -> int:
 
 
 def _on_chip(
-    classes: int, lanes: int, vector: int, rows: int, chip: Chip, each: int = VECTORS
+    classes: int, lanes: int, vector: int, rows: int, chip: Chip, most: int, each: int | None = None
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes, and a thread of a block takes ``each`` of them.
+    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows have up to
+    ``most`` threads.
     """
+    each = each or VECTORS
     vectors = -(-classes // lanes)
     width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         of_thread = _stage(classes // lanes, width) * vector
-        return "lanes", width, max(WARP, min(THREADS, 1 << (room // of_thread).bit_length() - 1)), 1
+        return "lanes", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(PART_BYTES, room)
     while chip.clusters and cluster < MAX_CLUSTER:
         # More blocks if there are few rows, and enough for each thread to do.
@@ -320,6 +348,7 @@ def _on_chip(
 
 def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:
     """Kind, lanes, threads of a block and bytes of shared memory, for classes that lie apart."""
+    lanes = min(lanes, COLUMN_LANES)
     while lanes * itemsize >= 4 or lanes == 1:
         for threads in (256, 128, 64):
             shared = classes * lanes * itemsize * threads

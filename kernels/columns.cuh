@@ -17,38 +17,48 @@ struct ClassIndex<false> {
 template <class Storage, int kLanes, bool kStaged>
 struct Column {
   using P = Pack<Storage, kLanes>;
+  using Value = Storage;
   using Index = typename ClassIndex<kStaged>::type;
   static constexpr bool kKept = kStaged;
   const Storage* at;
   int64 stride;
   Index classes;
+  P* stage;  // class c is at [c * blockDim.x]
 
-  static __device__ __forceinline__ P* stage() {
-    extern __shared__ uint4 staged[];
-    return reinterpret_cast<P*>(staged) + threadIdx.x;
+  __device__ __forceinline__ Column(const Storage* at, int64 stride, int64 classes)
+      : at(at), stride(stride), classes(static_cast<Index>(classes)), stage(nullptr) {
+    if constexpr (kStaged) {
+      extern __shared__ uint4 staged[];
+      stage = reinterpret_cast<P*>(staged) + threadIdx.x;
+    }
   }
   // Everything at once, so that as much as possible is on its way.
   __device__ __forceinline__ void fetch() const {
     if constexpr (kStaged) {
-      for (int c = 0; c < classes; ++c) {
-        stage_pack(stage() + c * blockDim.x, reinterpret_cast<const P*>(at + c * stride));
+#pragma unroll 4
+      for (Index c = 0; c < classes; ++c) {
+        stage_pack(stage + c * blockDim.x, reinterpret_cast<const P*>(at + c * stride));
       }
       wait_for_copies();
     }
   }
   __device__ __forceinline__ P read(Index c) const {
-    if constexpr (kStaged) return whole(stage() + c * blockDim.x);
+    if constexpr (kStaged) return whole(stage + c * blockDim.x);
     return load_stream<kLanes>(at + c * stride);
   }
-  // A logit of row i, in place of the one that was there. Precondition: kStaged.
-  __device__ __forceinline__ void replace(Index c, int i, Storage x) const {
-    stage()[c * blockDim.x].lane[i] = x;
+  // -inf in place of a logit of row i. Precondition: kStaged.
+  __device__ __forceinline__ void drop(Index c, int i) const {
+    stage[c * blockDim.x].lane[i] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+  }
+  // What is kept of a class, in place of its logits. Precondition: kStaged.
+  __device__ __forceinline__ void replace(Index c, const P& x) const {
+    stage[c * blockDim.x] = x;
   }
 };
 
 // The gradients of kLanes rows; `read` is false where none of them needs its logits. A label of -1 is none.
-// Precondition: kept logits of rows without a gradient have been replaced by -inf.
-template <class Source, int kLanes, class Program, class Compute = typename Program::Compute>
+// kExponentials: what is kept is exp(z - largest), and not the logits.
+template <bool kExponentials, class Source, int kLanes, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_columns(const Program& program, const Source& column, int64 offset,
                                               const typename Source::Index (&labels)[kLanes],
                                               const RowSlopes<Compute> (&slopes)[kLanes], bool read) {
@@ -57,58 +67,109 @@ __device__ __forceinline__ void store_columns(const Program& program, const Sour
   const int64 stride = program.space.class_stride[kGradients];
   bool none[kLanes];
 #pragma unroll
-  for (int i = 0; i < kLanes; ++i) none[i] = !Source::kKept && slopes[i].none();
-#pragma unroll 4
-  for (typename Source::Index c = 0; c < column.classes; ++c) {
-    Compute g[kLanes];
-    if (read) {
-      Compute raw[kLanes];
-      unpack(column.read(c), raw);
-      const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
-#pragma unroll
-      for (int i = 0; i < kLanes; ++i) {
-        g[i] = slopes[i].common * program.logit.exponential(raw[i], slopes[i].largest);
-        if constexpr (Program::kSmoothed) g[i] -= slopes[i].weighted * w;
-        g[i] = c == labels[i] ? slopes[i].target : g[i];
-        g[i] = none[i] ? Compute(0) : g[i] * program.logit.slope(raw[i]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kLanes; ++i) g[i] = Compute(0);
+  for (int i = 0; i < kLanes; ++i) none[i] = slopes[i].none();
+  if (!read) {
+    for (typename Source::Index c = 0; c < column.classes; ++c) {
+      const Compute zeros[kLanes] = {};
+      store_stream<kLanes>(gradients + c * stride, NarrowPack<Input, kLanes>::from(zeros));
     }
-    store_stream<kLanes>(gradients + c * stride, NarrowPack<Input, kLanes>::from(g));
+    return;
+  }
+#pragma unroll 4
+  for (typename Source::Index c = 0; c < column.classes; ++c, gradients += stride) {
+    Compute g[kLanes], raw[kLanes];
+    unpack(column.read(c), raw);
+    const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      g[i] = slopes[i].common * (kExponentials ? raw[i] : program.logit.exponential(raw[i], slopes[i].largest));
+      if constexpr (Program::kSmoothed) g[i] -= slopes[i].weighted * w;
+      g[i] = c == labels[i] ? slopes[i].target : g[i];
+      if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
+      g[i] = none[i] ? Compute(0) : g[i];
+    }
+    store_stream<kLanes>(gradients, NarrowPack<Input, kLanes>::from(g));
   }
 }
-// Row `row + i` of neighbours that begin at `offset`.
-template <class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ RowTarget<Compute> neighbour(const Program& program, const int64 (&offset)[kRowStreams],
-                                                        int i) {
-  RowTarget<Compute> t;
+
+template <class X, class Y>
+constexpr bool kSameType = false;
+template <class X>
+constexpr bool kSameType<X, X> = true;
+
+// The largest raw logit of each of kLanes rows.
+template <class Source, int kLanes, class Compute>
+__device__ __forceinline__ void largest_of_columns(const Source& column, Compute (&largest)[kLanes]) {
+  using Storage = typename Source::Value;
+  if constexpr (sizeof(Storage) == 2 && sizeof(Compute) == 4 && kLanes % 2 == 0 && kLargerPairs) {
+    LargestOfPairs<Storage, 2> found[kLanes / 2];
+#pragma unroll 4
+    for (typename Source::Index c = 0; c < column.classes; ++c) {
+      const auto x = column.read(c);
 #pragma unroll
-  for (int s = 0; s < kRowStreams; ++s) t.offset[s] = offset[s] + i * program.space.at.stride[s][0];
-  program.read_label(t);
-  return t;
+      for (int i = 0; i < kLanes / 2; ++i) found[i].add(reinterpret_cast<const Pack<Storage, 2>*>(&x)[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) largest[i] = found[i / 2].half(i % 2);
+  } else {
+#pragma unroll 4
+    for (typename Source::Index c = 0; c < column.classes; ++c) {
+      Compute raw[kLanes];
+      unpack(column.read(c), raw);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) largest[i] = larger(largest[i], raw[i]);
+    }
+  }
 }
 
-// Losses and gradients of kLanes neighbouring rows from `row`; the sum of the values.
+// The labels of kLanes neighbouring rows from `row`, read ahead of their turn; what is said of no rows is not used.
+template <int kLanes, class Program>
+struct ColumnNotes {
+  typename Program::Note note[kLanes];
+
+  __device__ __forceinline__ void read(const Program& program, int64 row) {
+    int64 offset[kRowStreams];
+    program.space.offsets(row < program.space.rows ? row : 0, offset);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      int64 at[kRowStreams];
+#pragma unroll
+      for (int s = 0; s < kRowStreams; ++s) at[s] = offset[s] + i * program.space.at.stride[s][0];
+      note[i] = program.note(at);
+    }
+  }
+  // Row i of those that begin at `offset`.
+  __device__ __forceinline__ RowTarget<typename Program::Compute> target(const Program& program,
+                                                                         const int64 (&offset)[kRowStreams],
+                                                                         int i) const {
+    RowTarget<typename Program::Compute> t;
+#pragma unroll
+    for (int s = 0; s < kRowStreams; ++s) t.offset[s] = offset[s] + i * program.space.at.stride[s][0];
+    program.judge(t, note[i]);
+    return t;
+  }
+};
+
+// Losses and gradients of kLanes neighbouring rows from `row`, which `now` is about; the sum of the values.
 template <bool kGradient, int kLanes, bool kStaged, class Program, class Scale>
-__device__ __forceinline__ double visit_columns(const Program& program, int64 row, Scale& scale) {
+__device__ __forceinline__ double visit_columns(const Program& program, int64 row,
+                                                const ColumnNotes<kLanes, Program>& now, Scale& scale) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
   using Source = Column<Input, kLanes, kStaged>;
   using Index = typename Source::Index;
   // The target's logit is replaced by -inf, so that no class has to be compared with it.
   constexpr bool kPlain = kStaged && !Program::kSmoothed && !Program::kCapped;
-  const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
+  // The exponentials take the places of their logits where they fit.
+  constexpr bool kExponentials = kGradient && kStaged && !Program::kCapped && kSameType<Input, Compute>;
   int64 offset[kRowStreams];
   program.space.offsets(row, offset);
-  const Source column{program.input + offset[kLogits], program.space.class_stride[kLogits],
-                      static_cast<Index>(program.space.classes)};
+  const Source column(program.input + offset[kLogits], program.space.class_stride[kLogits], program.space.classes);
   Index labels[kLanes];
   bool any = false;
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
-    const auto t = neighbour(program, offset, i);
+    const auto t = now.target(program, offset, i);
     labels[i] = t.counts ? static_cast<Index>(t.label) : Index(-1);
     any |= t.counts;
   }
@@ -122,33 +183,31 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
   }
   if (any) {
     column.fetch();
-#pragma unroll 4
-    for (Index c = 0; c < column.classes; ++c) {
-      Compute raw[kLanes];
-      unpack(column.read(c), raw);
-#pragma unroll
-      for (int i = 0; i < kLanes; ++i) largest[i] = larger(largest[i], raw[i]);
-    }
+    largest_of_columns<Source>(column, largest);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       largest[i] = program.logit.value(largest[i]);
       if (labels[i] < 0) continue;
       z[i] = program.logit.value(widen<Compute>(column.read(labels[i]).lane[i]));
-      if constexpr (kPlain) column.replace(labels[i], i, lowest);
+      if constexpr (kPlain) column.drop(labels[i], i);
     }
 #pragma unroll 4
     for (Index c = 0; c < column.classes; ++c) {
       Compute raw[kLanes];
       unpack(column.read(c), raw);
       const Compute w = Program::kSmoothed ? program.weight(c) : Compute(1);
+      Pack<Compute, kLanes> e;
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        const Compute e = program.logit.exponential(raw[i], reference(largest[i]));
-        sums[i].rest += !kPlain && c == labels[i] ? Compute(0) : e;
+        e.lane[i] = program.logit.exponential(raw[i], reference(largest[i]));
+        sums[i].rest += !kPlain && c == labels[i] ? Compute(0) : e.lane[i];
         if constexpr (Program::kSmoothed) {
           sums[i].distance += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
           sums[i].weights += w;
         }
+      }
+      if constexpr (kExponentials) column.replace(c, e);
+      if constexpr (!kGradient) {
       }
     }
   }
@@ -156,22 +215,14 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
   RowSlopes<Compute> slopes[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
-    // Read again, because registers are short here and labels in the cache.
-    const RowLoss<Compute> y = program.finish(neighbour(program, offset, i), z[i], largest[i], sums[i], true);
+    const RowTarget<Compute> t = now.target(program, offset, i);
+    const RowLoss<Compute> y = program.finish(t, z[i], largest[i], sums[i], true);
     total += y.value;
     slopes[i] = y.slopes;
+    if constexpr (kGradient) scale_slopes(program, slopes[i], scale.factor());
   }
   if constexpr (kGradient) {
-    const Compute factor = scale.factor();
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-      scale_slopes(program, slopes[i], factor);
-      if (kStaged && any && slopes[i].none()) {
-        for (Index c = 0; c < column.classes; ++c) column.replace(c, i, lowest);
-        slopes[i].largest = Compute(0);
-      }
-    }
-    store_columns<Source>(program, column, offset[kGradients], labels, slopes, any);
+    store_columns<kExponentials, Source>(program, column, offset[kGradients], labels, slopes, any);
   }
   return total;
 }
@@ -200,13 +251,18 @@ struct ColumnReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const ColumnUnit& unit, Scale& scale,
                                                int64 groups, double* partials) {
-    const int64 vectors = program.space.rows / kLanes;
+    const int64 vectors = program.space.rows / kLanes, step = groups * kWarp;
 #pragma unroll 1
     for (int64 group = unit.team(); group < groups; group += unit.teams()) {
       double total = 0.0;
+      int64 v = group * kWarp + threadIdx.x % kWarp;
+      ColumnNotes<kLanes, Program> ahead;
+      ahead.read(program, v * kLanes);
 #pragma unroll 1
-      for (int64 v = group * kWarp + threadIdx.x % kWarp; v < vectors; v += groups * kWarp) {
-        total += visit_columns<kGradient, kLanes, kStaged>(program, v * kLanes, scale);
+      for (; v < vectors; v += step) {
+        const ColumnNotes<kLanes, Program> now = ahead;
+        ahead.read(program, (v + step) * kLanes);
+        total += visit_columns<kGradient, kLanes, kStaged>(program, v * kLanes, now, scale);
       }
       if (partials != nullptr) {
         total = warp_sum(total);
@@ -224,13 +280,16 @@ __device__ __forceinline__ void apply_column_slopes(const Program& program, int6
   const int64 vectors = program.space.rows / kLanes, threads = static_cast<int64>(gridDim.x) * blockDim.x;
 #pragma unroll 1
   for (int64 v = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; v < vectors; v += threads) {
-    int64 offset[kRowStreams], labels[kLanes];
+    int64 offset[kRowStreams];
     program.space.offsets(v * kLanes, offset);
+    ColumnNotes<kLanes, Program> now;
+    now.read(program, v * kLanes);
+    int64 labels[kLanes];
     RowSlopes<Compute> slopes[kLanes];
     bool any = false;
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
-      const auto t = neighbour(program, offset, i);
+      const auto t = now.target(program, offset, i);
       labels[i] = t.counts ? t.label : -1;
       slopes[i] = program.slopes[t.offset[kResults]];
       any |= !slopes[i].none();
@@ -238,7 +297,7 @@ __device__ __forceinline__ void apply_column_slopes(const Program& program, int6
       scale_slopes(program, slopes[i], static_cast<Compute>(g * scale));
     }
     using Source = Column<typename Program::Input, kLanes, false>;
-    const Source column{program.input + offset[kLogits], program.space.class_stride[kLogits], program.space.classes};
-    store_columns<Source>(program, column, offset[kGradients], labels, slopes, any);
+    const Source column(program.input + offset[kLogits], program.space.class_stride[kLogits], program.space.classes);
+    store_columns<false, Source>(program, column, offset[kGradients], labels, slopes, any);
   }
 }

@@ -11,7 +11,6 @@
 // A row ahead of its turn.
 template <class Program>
 struct RowAhead {
-  int64 row;
   bool exists;
   RowTarget<typename Program::Compute> target;
   typename Program::Input logit;  // the target's
@@ -31,6 +30,9 @@ struct Refill {
 
 template <int kLanes>
 struct ResidentReader {
+  // Vectors that a thread takes together, so that their steps overlap.
+  static constexpr int kTogether = 4;
+
   // This thread's k-th vector is at [k * blockDim.x].
   template <class P>
   static __device__ __forceinline__ P* stage() {
@@ -38,13 +40,43 @@ struct ResidentReader {
     return reinterpret_cast<P*>(staged) + threadIdx.x;
   }
 
+  // f(v, at) for every staged vector v of the thread in front of `end`, from `v` and its place `at` on, which are moved
+  // behind them; behind it, or some of it, then(v, at).
+  template <class P, class F, class Then>
+  static __device__ __forceinline__ void each(int& v, P*& at, int end, int count, const F& f, const Then& then) {
+#pragma unroll 1
+    for (; v + (kTogether - 1) * count < end; v += kTogether * count, at += kTogether * blockDim.x) {
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) f(v + k * count, at + k * blockDim.x);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) then(v + k * count, at + k * blockDim.x);
+    }
+#pragma unroll 1
+    for (; v < end; v += count, at += blockDim.x) {
+      f(v, at);
+      then(v, at);
+    }
+  }
+  template <class P, class F>
+  static __device__ __forceinline__ void each(int& v, P*& at, int end, int count, const F& f) {
+    each(v, at, end, count, f, [](int, const P*) {});
+  }
+
+  // What memory says of a row's label, which is on its way for a row's time; of no row, what it says of the first.
   template <class Program>
-  static __device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 row) {
+  static __device__ __forceinline__ typename Program::Note ask(const Program& program, int64 row) {
+    int64 offset[kRowStreams];
+    program.space.offsets(row < program.space.rows ? row : 0, offset);
+    return program.note(offset);
+  }
+
+  template <class Program>
+  static __device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 row,
+                                                           const typename Program::Note& note) {
     RowAhead<Program> ahead;
     ahead.exists = row < program.space.rows;
-    ahead.row = ahead.exists ? row : 0;
-    program.space.offsets(ahead.row, ahead.target.offset);
-    program.read_label(ahead.target);
+    program.space.offsets(ahead.exists ? row : 0, ahead.target.offset);
+    program.judge(ahead.target, note);
     ahead.target.counts &= ahead.exists;
     ahead.target.wrong &= ahead.exists;
     return ahead;
@@ -64,7 +96,7 @@ struct ResidentReader {
     if (single >= 0) ahead.end = input[single];
     const P* from = reinterpret_cast<const P*>(input + view.head);
     // Half a row ahead of when it is copied, so that copies do not wait for the memory itself.
-    if (Unit::kBlock && sizeof(P) == 16 && unit.index() == 0) bring_to_cache(from, view.vectors * 16u);
+    if (sizeof(P) == 16 && unit.index() == 0 && view.vectors >= kWarp) bring_to_cache(from, view.vectors * 16u);
     return {from, view.vectors};
   }
 
@@ -82,31 +114,41 @@ struct ResidentReader {
     if (walk.group >= groups) return;
     const int index = unit.index(), count = unit.count(), classes = static_cast<int>(program.space.classes);
     P* const row = stage<P>();
-    RowAhead<Program> ahead = look(program, walk.first + unit.row());
+    const int64 first = walk.first + unit.row();
+    RowAhead<Program> ahead = look(program, first, ask(program, first));
+    RowWalk<Unit> later = walk;
+    later.advance(unit, groups, program.space.rows);
+    typename Program::Note asked = ask(program, later.first + unit.row());
     Refill<P> next = fetch<Unit, Program, P>(program, unit, ahead);
     P* at = row;
-    for (int v = index; v < next.vectors; v += count, at += blockDim.x) next.place(v, at);
+    int v = index;
+    const auto refill = [&](int i, P* place) { next.place(i, place); };
+    each(v, at, next.vectors, count, refill);
     double total = 0.0;
+    Compute factor = 0;
+    bool scaled = false;
     int turn = 0;
 #pragma unroll 1
     for (;;) {
       const RowAhead<Program> now = ahead;
       const RowTarget<Compute>& t = now.target;
       const int64 group = walk.group;
-      walk.advance(unit, groups, program.space.rows);
+      walk = later;
       const bool more = walk.group < groups;
-      if (more) ahead = look(program, walk.first + unit.row());
+      if (more) {
+        later.advance(unit, groups, program.space.rows);
+        ahead = look(program, walk.first + unit.row(), asked);
+        asked = ask(program, later.first + unit.row());
+      }
 
       const RowView<Input, kLanes, int> view(program.input, t.offset[kLogits], classes);
       const int single = view.end(index), present = t.counts ? view.vectors : 0;
       const bool has_end = t.counts && single >= 0;
       wait_for_copies();
       Largest<Compute, Input, kLanes> found;
+      v = index;
       at = row;
-#pragma unroll 4
-      for (int v = index; v < present; v += count, at += blockDim.x) {
-        found.add(whole(at));
-      }
+      each(v, at, present, count, [&](int, const P* place) { found.add(whole(place)); });
       const Compute raw = has_end ? larger(found.get(), widen<Compute>(now.end)) : found.get();
       next = {nullptr, 0};
       if (more) next = fetch<Unit, Program, P>(program, unit, ahead);
@@ -121,45 +163,55 @@ struct ResidentReader {
         reinterpret_cast<Input*>(row + target_vector / count * blockDim.x)[target_lane] = lowest;
       }
       const Input end = kPlain && in_end ? lowest : now.end;
+      const auto lane_of = [&](int i) { return !kPlain && i == target_vector ? target_lane : -1; };
+      const int end_lane = !kPlain && in_end ? 0 : -1;
 
       const Compute z = t.counts ? program.logit.value(widen<Compute>(now.logit)) : Compute(0);
       RowPart<Compute> part{program.logit.value(join_lanes(raw, unit.lanes(), Larger{})), {0, 0, 0}};
       const Compute relative_to = reference(part.largest);
+      v = index;
       at = row;
-      const int visited = kGradient ? present : larger(present, next.vectors);
-#pragma unroll 4
-      for (int v = index; v < visited; v += count, at += blockDim.x) {
-        const int lane = !kPlain && v == target_vector ? target_lane : -1;
-        if (kGradient || v < present) {
-          add_classes(program, view.first(v), lane, z, relative_to, whole(at), part.sums);
-        }
-        if constexpr (!kGradient) next.place(v, at);
-      }
-      if (has_end) {
-        add_classes(program, single, !kPlain && in_end ? 0 : -1, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
-      }
+      each(
+          v, at, present, count,
+          [&](int i, P* place) {
+            add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums);
+          },
+          [&](int i, P* place) {
+            if constexpr (!kGradient) refill(i, place);
+          });
+      if constexpr (!kGradient) each(v, at, next.vectors, count, refill);
+      if (has_end) add_classes(program, single, end_lane, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
       join_sums<Program::kSmoothed>(part.sums, unit.lanes());
       join_warps<Program::kSmoothed>(unit, part, turn);
 
       const RowLoss<Compute> y = program.finish(t, z, part.largest, part.sums, now.exists && index == 0);
       total += y.value;
       if constexpr (kGradient) {
+        if (!scaled) factor = kept(scale.factor());
+        scaled = true;
         RowSlopes<Compute> slopes = y.slopes;
-        scale_slopes(program, slopes, scale.factor());
+        scale_slopes(program, slopes, factor);
         const bool none = slopes.none();
         Input* const gradients = program.gradients + t.offset[kGradients];
+        const int stored = now.exists ? view.vectors : 0;
+        v = index;
         at = row;
-        Input* out = gradients + view.first(index);
-        const int stored = now.exists ? view.vectors : 0, visited = larger(stored, next.vectors);
-#pragma unroll 4
-        for (int v = index; v < visited; v += count, at += blockDim.x, out += count * kLanes) {
-          const int lane = !kPlain && v == target_vector ? target_lane : -1;
-          if (v < stored) store_gradient(program, out, view.first(v), lane, slopes, none, whole(at));
-          next.place(v, at);
+        if (none) {
+          for (int i = index; i < stored; i += count) {
+            store_gradient(program, gradients + view.first(i), 0, -1, slopes, true, Pack<Input, kLanes>{});
+          }
+        } else {
+          each(
+              v, at, stored, count,
+              [&](int i, P* place) {
+                store_gradient(program, gradients + view.first(i), view.first(i), lane_of(i), slopes, false,
+                               whole(place));
+              },
+              refill);
         }
+        each(v, at, next.vectors, count, refill);
         if (now.exists && single >= 0) {
-          store_gradient(program, gradients + single, single, !kPlain && in_end ? 0 : -1, slopes, none,
-                         Pack<Input, 1>{{end}});
+          store_gradient(program, gradients + single, single, end_lane, slopes, none, Pack<Input, 1>{{end}});
         }
         // By the thread that has just stored something else there.
         if (kPlain && has_target && !none) {

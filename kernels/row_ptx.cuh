@@ -9,6 +9,35 @@ __device__ __forceinline__ float exp2_or_zero(float x) {
   return y;
 }
 
+// The larger one, or NaN if x is.
+__device__ __forceinline__ float larger_or_nan(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#else
+  return x < y ? y : x;
+#endif
+}
+
+// The same number, which the compiler does not find out again where it is used, but keeps.
+__device__ __forceinline__ float kept(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+__device__ __forceinline__ double kept(double x) {
+  asm volatile("" : "+d"(x));
+  return x;
+}
+
+// 0, as the compiler does not know: what is read from an address with it is no number that threads share, for all it
+// can tell. It moves those to registers of their own, and for that it waits for the memory.
+__device__ __forceinline__ int64 unknown_zero() {
+  unsigned y;
+  asm("mov.u32 %0, %%tid.y;" : "=r"(y));
+  return y;
+}
+
 // Whether pairs of 16-bit numbers can be compared in their word.
 constexpr bool kLargerPairs = __CUDA_ARCH__ >= 800;
 

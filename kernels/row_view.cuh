@@ -126,10 +126,14 @@ struct LargestOfPairs {
       found = larger_pair(found, reinterpret_cast<const unsigned*>(&x)[i], Storage{});
     }
   }
-  __device__ __forceinline__ float get() const {
+  // That of the even lanes (0) or the odd ones.
+  __device__ __forceinline__ float half(int i) const {
     Pack<Storage, 2> pair;
     reinterpret_cast<unsigned&>(pair) = found;
-    return larger(widen<float>(pair.lane[0]), widen<float>(pair.lane[1]));
+    return widen<float>(pair.lane[i]);
+  }
+  __device__ __forceinline__ float get() const {
+    return larger(half(0), half(1));
   }
 };
 

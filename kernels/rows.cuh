@@ -137,13 +137,32 @@ struct RowProgram {
   }
   // What the label says. Precondition: the offsets are known.
   __device__ __forceinline__ void read_label(RowTarget<Compute>& t) const {
-    t.counts = true;
-    if constexpr (kMasked) t.counts = mask[t.offset[kRowMask]] != Mask_(0);
-    t.label = t.counts ? static_cast<int64>(labels[t.offset[kLabels]]) : 0;
-    t.counts &= t.label != ignored;
+    judge(t, note(t.offset));
+  }
+
+  // What memory says of a row's label. It is read without a look at it, so that it can be on its way for long.
+  struct Note {
+    Label_ label;
+    bool shown;
+  };
+  __device__ __forceinline__ Note note(const int64 (&offset)[kRowStreams]) const {
+    const int64 zero = unknown_zero();
+    Note found{labels[offset[kLabels] + zero], true};
+    if constexpr (kMasked) found.shown = mask[offset[kRowMask] + zero] != Mask_(0);
+    return found;
+  }
+  __device__ __forceinline__ void judge(RowTarget<Compute>& t, const Note& found) const {
+    t.label = found.shown ? static_cast<int64>(found.label) : 0;
+    t.counts = found.shown && t.label != ignored;
     t.wrong = t.counts && (t.label < 0 || t.label >= space.classes);
     t.counts &= !t.wrong;
     t.weight = t.counts ? weight(t.label) : Compute(0);
+  }
+  // What such a row adds to what a mean is divided by.
+  __device__ __forceinline__ Compute counted(const Note& found) const {
+    RowTarget<Compute> t;
+    judge(t, found);
+    return t.weight;
   }
 
   // The logits of a row from its first class on, and that of a class.

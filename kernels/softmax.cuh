@@ -22,6 +22,19 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
   return copysign(size, x);
 }
 
+// exp(x) of an x that is not above 0. In half the instructions of expf: what rounding x / log 2 leaves out is put right
+// behind the power, and not in front of it. Below -1000, where the power is 0, it would be infinite.
+__device__ __forceinline__ float exponential_below(float x) {
+  constexpr float kLn2 = 0.693147181f;
+  x = larger_or_nan(x, -1000.0f);
+  const float power = x * kLog2E, e = exp2_or_zero(power);
+  return fmaf(e, fmaf(-power, kLn2, x), e);
+}
+template <class T>
+__device__ __forceinline__ T exponential_below(T x) {
+  return scalar_exp(x);
+}
+
 // z as a function of x, and it rises with x: scale and softcap are above 0.
 template <class Compute, bool kCapped_>
 struct Logit {
@@ -46,15 +59,15 @@ struct Logit {
     }
     return scale * x;
   }
-  // exp(value(x) - largest).
+  // exp(value(x) - largest). Precondition: value(x) is no larger.
   __device__ __forceinline__ Compute exponential(Compute x, Compute largest) const {
     // One rounding less, and two instructions: what `largest` loses in the product is the same for all classes.
     if constexpr (kNarrow && kSingle<Compute>) {
       if constexpr (kCapped) return exp2_or_zero(fmaf(value(x), kLog2E, -largest * kLog2E));
       return exp2_or_zero(fmaf(x, scale * kLog2E, -largest * kLog2E));
     }
-    if constexpr (!kCapped) return scalar_exp(scalar_fma(x, scale, -largest));
-    return scalar_exp(value(x) - largest);
+    if constexpr (!kCapped) return exponential_below(scalar_fma(x, scale, -largest));
+    return exponential_below(value(x) - largest);
   }
   // dz/dx, but for the factor that is the same everywhere.
   __device__ __forceinline__ Compute common_slope() const {

@@ -15,6 +15,7 @@ from cupylosses.checks import FLOATING
 from cupylosses.interop import ITEMSIZE
 from cupylosses.launch import DECLARED_BYTES
 from cupylosses.row_launch import (
+    COLUMN_LANES,
     FEW_CLASSES,
     MAX_CLUSTER,
     MAX_GROUPS,
@@ -206,19 +207,19 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
     ("classes", "dtype", "kind", "cluster"),
     [
         (33, "float32", "lanes", 1),
-        (2048, "float32", "lanes", 1),
-        (2049, "float32", "block", 1),
+        (1024, "float32", "lanes", 1),
+        (1025, "float32", "block", 1),
         (32768, "float32", "block", 1),
         (33300, "float32", "block", 2),
         (266000, "float32", "block", 8),
         (500000, "float32", "long", 1),
-        (4096, "bfloat16", "lanes", 1),
-        (4097, "float16", "block", 1),
+        (2048, "bfloat16", "lanes", 1),
+        (2049, "float16", "block", 1),
         (65536, "bfloat16", "block", 1),
         (128256, "bfloat16", "block", 2),
         (262144, "bfloat16", "block", 4),
-        (1024, "float64", "lanes", 1),
-        (1025, "float64", "block", 1),
+        (512, "float64", "lanes", 1),
+        (513, "float64", "block", 1),
     ],
 )
 def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int) -> None:
@@ -238,6 +239,14 @@ def test_few_rows_take_many_blocks() -> None:
     assert of((64, 4096), 1).threads > of((4096, 4096), 1).threads
 
 
+def test_labels_of_an_image_are_one_dimension() -> None:
+    """Its logits are not: between those of two images lie the other classes."""
+    shape, labels, nothing = (8, 64, 64), (4096, 64, 1), (0, 0, 0)
+    assert of((8, 19, 64, 64), 1).many
+    assert not row_launch.label_words(shape, 19, labels, nothing)[0]
+    assert row_launch.label_words(shape, 19, labels, (0, 64, 1))[0]
+
+
 @pytest.mark.parametrize(("classes", "kind"), [(1, "columns"), (FEW_CLASSES, "columns"), (FEW_CLASSES + 1, "lanes")])
 def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> None:
     assert of((1000, classes), 1).kind == kind
@@ -251,7 +260,7 @@ def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> No
         (21, "float32", "columns", 4, 128),
         (150, "float32", "columns", 1, 64),
         (193, "float32", "long columns", 1, 256),
-        (19, "bfloat16", "columns", 8, 128),
+        (19, "bfloat16", "columns", 4, 256),
         (384, "bfloat16", "columns", 1, 64),
         (385, "bfloat16", "long columns", 1, 256),
         (97, "float64", "long columns", 1, 256),
@@ -293,7 +302,8 @@ def test_misaligned_logits_are_read_one_by_one(dtype: str, address: int) -> None
     most = 16 // ITEMSIZE[dtype]
     assert of((4, 64), 1, dtype, address=address).lanes == (1 if address % 16 else most)
     apart = of((4, 5, 64), 1, dtype, address=address).lanes * ITEMSIZE[dtype]
-    assert address % apart == 0 and (apart == 16 or address % (2 * apart))
+    widest = min(16, COLUMN_LANES * ITEMSIZE[dtype])
+    assert address % apart == 0 and (apart == widest or address % (2 * apart))
 
 
 @pytest.mark.parametrize(("step", "lanes"), [(64, 4), (68, 4), (66, 2), (65, 1)])
@@ -310,9 +320,9 @@ def test_odd_rows_keep_their_vectors(dtype: str, classes: int) -> None:
 
 def test_few_threads_take_a_short_row() -> None:
     """So that a warp has several rows at once, and a long row as many threads as it has work for."""
-    widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024, 2048)}
+    widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024)}
     assert all(a <= b for a, b in zip(list(widths.values()), list(widths.values())[1:], strict=False))
-    assert widths[33] < WARP == widths[2048]
+    assert widths[33] < WARP == widths[1024]
     assert of((4096, 4096), 1).threads < of((4096, 32000), 1).threads == MAX_THREADS
 
 

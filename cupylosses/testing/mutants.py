@@ -373,7 +373,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rest of a column with its label",
         COLUMNS,
-        "if constexpr (kPlain) column.replace(labels[i], i, lowest);",
+        "if constexpr (kPlain) column.drop(labels[i], i);",
         "",
         ("rows, columns",),
     ),
@@ -422,8 +422,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vector of the next row brought to where it is not looked for",
         RESIDENT_ROWS,
-        "next.place(v, at);\n        }\n        if (now.exists",
-        "next.place(v, at + blockDim.x);\n        }\n        if (now.exists",
+        "const auto refill = [&](int i, P* place) { next.place(i, place); };",
+        "const auto refill = [&](int i, P* place) { next.place(i, place + blockDim.x); };",
         ("rows, cluster",),
     ),
     Mutant(
@@ -526,9 +526,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rows counted without their weights",
-        ROW_COUNT,
-        "t.counts ? static_cast<double>(t.weight) : 0.0",
-        "t.counts ? 1.0 : 0.0",
+        ROWS,
+        "return t.weight;",
+        "return t.counts ? Compute(1) : Compute(0);",
         ("rows, weighted",),
     ),
     Mutant(
@@ -549,7 +549,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "largest logit among the others",
         ROW_TERMS,
-        "leader = z[i] == largest ? i : leader;",
+        "leader = same(z[i], largest) ? i : leader;",
         "leader = -1;",
         ("terms, lanes",),
     ),
@@ -570,7 +570,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what the largest probability falls short of 1 by, by subtraction",
         ROW_TERMS,
-        "return z == largest ? rest : Compute(1) - p;",
+        "return same(z, largest) ? rest : Compute(1) - p;",
         "return Compute(1) - p;",
         ("terms, sure",),
     ),

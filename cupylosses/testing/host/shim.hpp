@@ -390,6 +390,20 @@ inline float exp2_or_zero(float x) {
   return exp2f(x);
 }
 
+inline float larger_or_nan(float x, float y) {
+  return x < y ? y : x;
+}
+inline float kept(float x) {
+  return x;
+}
+inline double kept(double x) {
+  return x;
+}
+
+inline int64 unknown_zero() {
+  return 0;
+}
+
 constexpr bool kLargerPairs = true;
 inline unsigned larger_half_pair(unsigned x, unsigned y) {
   unsigned z = 0;
