@@ -114,6 +114,7 @@ class RowPlan:
             rows_of(self.gradient_strides, class_dim, size, 0),
             (target.strides, masks, self.result_strides),
         )
+        self._labels = target.strides, masks
         if directions is not None:
             along = rows_of(directions.strides, class_dim, size, directions.misalignment)
             self.layout = row_launch.second_layout(*given, along, loss.softmax)
@@ -162,13 +163,14 @@ class RowPlan:
     def _load(self, kind: str, counted: bool) -> Any:
         x, (input, label, weight, mask) = self.layout, self._dtypes
         layout, width, threads, groups, shared = x.kind, x.width, x.threads, x.groups, x.shared
-        blocks, cluster = self.blocks, x.cluster
+        blocks, cluster, many, words = self.blocks, x.cluster, x.many, x.words
         if kind in ("count", "apply"):
             shared, cluster = 0, 1
         if kind == "count":
             layout, threads = "lanes", row_launch.THREADS
             weight = weight if self.loss.mean_of_weights else ""
             groups = self.count_groups
+            many, words = row_launch.label_words(self.shape, self.classes, *self._labels)
             blocks = min(-(-groups // (threads // launch.WARP)), 8 * self.processors)
         elif kind == "apply" and layout not in ("columns", "long columns", "gather"):
             # Rows are cut into pieces where there are too few to fill a GPU.
@@ -181,9 +183,9 @@ class RowPlan:
             blocks = max(1, min(-(-self.rows * groups // per), self.processors * (2048 // threads)))
         variant = RowVariant(
             self.loss, kind, layout, x.lanes, input, label, weight, mask, self.result, self.compute,
-            x.many, self._smoothed, self._capped, counted, cluster,
+            many, self._smoothed, self._capped, counted, cluster,
         )  # fmt: skip
-        return self.launcher(variant, blocks, threads, (groups, width, x.words), shared)
+        return self.launcher(variant, blocks, threads, (groups, width, words), shared)
 
     @cached_property
     def count_groups(self) -> int:

@@ -5,15 +5,26 @@
 // Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
 template <class Program>
 __device__ __forceinline__ void count_rows(const Program& program, int64 groups, double* memory, double* count) {
+  // Labels that a thread has on their way together; a loop that may end at each of them has one.
+  constexpr int kTogether = 8;
   const Workspace work = workspace(memory);
   const int64 rows = program.space.rows, warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  const int64 step = groups * kWarp;
 #pragma unroll 1
   for (int64 group = global_warp(); group < groups; group += warps) {
     double total = 0.0;
-#pragma unroll 4
-    for (int64 row = group * kWarp + threadIdx.x % kWarp; row < rows; row += groups * kWarp) {
-      const auto t = program.target(row);
-      total += t.counts ? static_cast<double>(t.weight) : 0.0;
+    for (int64 row = group * kWarp + threadIdx.x % kWarp; row < rows; row += kTogether * step) {
+      typename Program::Note note[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        int64 offset[kRowStreams];
+        program.space.offsets(row + k * step < rows ? row + k * step : 0, offset);
+        note[k] = program.note(offset);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        total += row + k * step < rows ? static_cast<double>(program.counted(note[k])) : 0.0;
+      }
     }
     total = warp_sum(total);
     if (threadIdx.x % kWarp == 0) work.partials[group] = total;

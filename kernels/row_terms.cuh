@@ -171,15 +171,15 @@ struct TermProgram {
   Result* values;
   Compute* lse;
 
-  // What count_rows asks of a row.
-  struct Counted {
+  // As RowProgram's, for count_rows.
+  struct Note {
     bool counts;
-    Compute weight;
   };
-  __device__ __forceinline__ Counted target(int64 row) const {
-    int64 offset[kRowStreams];
-    space.offsets(row, offset);
-    return {counts(offset), Compute(1)};
+  __device__ __forceinline__ Note note(const int64 (&offset)[kRowStreams]) const {
+    return {counts(offset)};
+  }
+  __device__ __forceinline__ Compute counted(const Note& found) const {
+    return found.counts ? Compute(1) : Compute(0);
   }
 
   __device__ __forceinline__ bool counts(const int64 (&offset)[kRowStreams]) const {
