@@ -400,7 +400,7 @@ inline double kept(double x) {
   return x;
 }
 
-inline int64 unknown_zero() {
+inline long long unknown_zero() {
   return 0;
 }
 
