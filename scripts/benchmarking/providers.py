@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
+from rich.text import Text
 
 from benchmarking import workloads
 from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS, QUACK, QUACK_OP, RIVALS
@@ -218,7 +219,8 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
     except Absent as reason:
         status = f"absent: {reason}"
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
+        # Some color what they say.
+        first = (Text.from_ansi(str(error).strip()).plain.splitlines() or [""])[0]
         status = f"failed: {type(error).__name__}: {first[:200]}"
     del result
     # CUDA tells of an error that it outlives once more, to whoever launches next: not to the next provider.
