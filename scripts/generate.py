@@ -310,12 +310,17 @@ def transforms() -> str:
     rows = []
     for name, summary in tried():
         outcomes = [x for x in found if x["transform"] == name]
-        wrong = [f"`{x['loss']}`" for x in outcomes if x["outcome"] != "works"]
-        wrong += [f"`{x}`" for x in registry() if x not in {y["loss"] for y in outcomes}]
-        losses = f"all but {', '.join(dict.fromkeys(wrong))}" if wrong else "all"
-        where = " and ".join(sorted({x["where"] for x in outcomes}))
-        rows.append((name, summary, losses, where))
-    return table(("What", "Tried", "Losses", "Where"), rows)
+        where = " and ".join(sorted({x["where"] for x in outcomes if x["loss"] in registry()}))
+        of_rows = works(outcomes, row_registry()) if any(x["loss"] in row_registry() for x in outcomes) else ""
+        rows.append((name, summary, works(outcomes, registry()), where, of_rows))
+    return table(("What", "Tried", "Losses", "Where", "Losses of rows"), rows)
+
+
+def works(outcomes: Sequence[Mapping[str, str]], losses: Mapping[str, Definition]) -> str:
+    """With which of these losses something works."""
+    wrong = [x["loss"] for x in outcomes if x["loss"] in losses and x["outcome"] != "works"]
+    wrong += [x for x in losses if x not in {y["loss"] for y in outcomes}]
+    return f"all but {', '.join(f'`{x}`' for x in dict.fromkeys(wrong))}" if wrong else "all"
 
 
 def tried() -> Iterator[tuple[str, str]]:

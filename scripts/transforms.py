@@ -23,8 +23,10 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from cupylosses.definition import registry
+from cupylosses.row_definition import row_registry
 from cupylosses.testing import host
-from cupylosses.testing.transforms import TRANSFORMS, Subject
+from cupylosses.testing.row_subject import subject, suits
+from cupylosses.testing.transforms import TRANSFORMS
 
 RECORD = ROOT / "docs" / "transforms.csv"
 
@@ -40,15 +42,16 @@ def tried(name: str, transforms: list[str]) -> list[tuple[str, str, str, str]]:
 
 
 def _outcomes(name: str, transforms: list[str]) -> Iterator[tuple[str, str]]:
+    loss = {**registry(), **row_registry()}[name]
     for t in TRANSFORMS.values():
-        if t.name in transforms and (WHERE == "GPU" or not t.gpu):
-            error = t.outcome(Subject(registry()[name], "cuda" if WHERE == "GPU" else "cpu"))
+        if t.name in transforms and suits(t, loss) and (WHERE == "GPU" or not t.gpu):
+            error = t.outcome(subject(loss, "cuda" if WHERE == "GPU" else "cpu"))
             yield t.name, "works" if error is None else f"{type(error).__name__}: {str(error).splitlines()[:1]}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loss", default=",".join(registry()), help="names, separated by commas")
+    parser.add_argument("--loss", default=",".join([*registry(), *row_registry()]), help="names, separated by commas")
     parser.add_argument("--transform", default="", help="a part of the names of those to try")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, default=RECORD, help="the file to write")

@@ -16,6 +16,8 @@ from cupylosses.definition import Loss, named, registry
 from cupylosses.directional import directional
 from cupylosses.forms import form
 from cupylosses.reduction import Reduction
+from cupylosses.row_definition import row_registry
+from cupylosses.testing.row_subject import suits
 from cupylosses.testing.transforms import TRANSFORMS, Subject, Transform, close
 
 RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
@@ -41,9 +43,10 @@ def test_the_table_is_complete() -> None:
 
     What takes a GPU may be left for one who has it; the table then excepts the loss.
     """
-    found = recorded().keys()
-    assert found <= {(loss, name) for loss in registry() for name in TRANSFORMS}
-    assert found >= {(loss, name) for loss in registry() for name, x in TRANSFORMS.items() if not x.gpu}
+    found, every = recorded().keys(), {**registry(), **row_registry()}
+    possible = [(loss, x) for loss in every for x in TRANSFORMS.values() if suits(x, every[loss])]
+    assert found <= {(loss, x.name) for loss, x in possible}
+    assert found >= {(loss, x.name) for loss, x in possible if not x.gpu}
 
 
 @chosen(gpu=False)

@@ -1,0 +1,88 @@
+"""Losses of rows as what `cupylosses.testing.transforms` tries: functions of their floating operands, whose labels are
+always the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cupylosses import functional
+from cupylosses.definition import Loss
+from cupylosses.row_definition import RowLoss
+from cupylosses.testing.transforms import Subject, Transform
+
+#: What is not tried: a Module takes labels too, which a subject has itself.
+OF_POINTWISE = ("copies of a Module",)
+
+#: What takes a gradient of a gradient that is constant, which the truth has none of.
+OF_CURVED = ("`create_graph=True`", "third derivatives")
+
+
+def subject(loss: Loss | RowLoss, device: str) -> Subject:
+    """A loss of either kind for a transform to be tried with."""
+    return RowSubject(loss, device) if isinstance(loss, RowLoss) else Subject(loss, device)
+
+
+def suits(transform: Transform, loss: Loss | RowLoss) -> bool:
+    """Whether a transform can be tried with a loss: what takes a GPU, with element-wise ones alone."""
+    if not isinstance(loss, RowLoss):
+        return True
+    return not transform.gpu and transform.name not in (*OF_POINTWISE, *(() if loss.softmax else OF_CURVED))
+
+
+class RowSubject(Subject):
+    """A loss of rows as a function of its floating operands alone."""
+
+    def __init__(self, loss: Any, device: str) -> None:
+        self.loss, self.device, self.seed = _Mean(loss), device, 0
+        self.rows: RowLoss = loss
+        self.function = self._call
+
+    def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        count = floating(self.rows)
+        drawn = [torch.randn(shapes[0], generator=generator, dtype=torch.float64) for _ in range(count)]
+        if not self.rows.softmax:
+            drawn[0] = torch.log_softmax(drawn[0], -1)
+        if self.rows.dense == "probabilities" and count == 2:
+            drawn[1] = torch.softmax(drawn[1], -1)
+        return [x.to(self.device, getattr(torch, dtype)) for x in drawn]
+
+    def _call(self, x: Tensor, *others: Tensor, reduction: str = "mean") -> Tensor:
+        return getattr(functional, self.rows.name)(x, *(others or [self._labels(x)]), reduction=reduction, class_dim=-1)
+
+    def truth(self, *operands: Tensor) -> Tensor:
+        """The mean by torch's own functions."""
+        x, *others = operands
+        name = self.rows.name
+        if name == "distillation_loss":
+            p, q = (torch.log_softmax(y, -1) for y in (x, others[0]))
+            return (q.exp() * (q - p)).sum(-1).mean()
+        if name == "kl_div_with_logits":
+            return (torch.xlogy(others[0], others[0]) - others[0] * torch.log_softmax(x, -1)).sum(-1).mean()
+        log_p = x if name == "nll_loss" else torch.log_softmax(x, -1)
+        own = log_p.gather(-1, self._labels(x).long()[..., None])[..., 0]
+        return (-own * (1 - own.exp()) ** 2 if name == "softmax_focal_loss" else -own).mean()
+
+    def _labels(self, x: Tensor) -> Tensor:
+        """The same for every sample of a batch."""
+        count = x[..., 0].numel()
+        return (torch.arange(count, device=x.device) * 7 % x.shape[-1]).reshape(x.shape[:-1])
+
+
+class _Mean:
+    """What the transforms ask of a definition."""
+
+    warn_broadcast = True
+    mean_of_rows = True
+
+    def __init__(self, loss: RowLoss) -> None:
+        self.operands, self.class_name, self.name = loss.operands[: floating(loss)], loss.class_name, loss.name
+
+
+def floating(loss: RowLoss) -> int:
+    """How many operands are given to a subject: labels it has itself."""
+    return 1 if loss.row else 2
