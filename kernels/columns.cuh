@@ -19,7 +19,6 @@ struct Column {
   using P = Pack<Storage, kLanes>;
   using Value = Storage;
   using Index = typename ClassIndex<kStaged>::type;
-  static constexpr bool kKept = kStaged;
   const Storage* at;
   int64 stride;
   Index classes;

@@ -1,7 +1,8 @@
 // Rows that stay on chip: each thread of the unit has its vectors of the row in shared memory, where nobody but itself
 // reads them, so that no barrier is needed. Where it has used a vector for the last time, it has that of its next row
 // copied there at once, so that the memory of the GPU does not wait for arithmetic. What is known of the next row is
-// asked for ahead, too, because its logits are not read before its label is known to count.
+// asked for ahead, too, because its logits are not read before its label is known to count; and its label a row
+// earlier, so that nobody waits for that.
 //
 // Not in registers: compilers keep every logit in each form that it has been computed to, and spill.
 //
