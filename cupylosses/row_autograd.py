@@ -121,7 +121,7 @@ def second(
     if found is None:
         return None
     plan, device = found
-    if device.is_gpu and autograd._current_device() != device.index:
+    if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return second(call, grad_output, directions, wanted)
     upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)

@@ -101,8 +101,9 @@ def row_layout(
     lanes = _lanes(sizes, strides, logits, gradients, together)
     cluster = 1
     if together and classes > FEW_CLASSES:
-        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * logits.itemsize, rows, chip, LANE_THREADS)
-        shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * logits.itemsize
+        vector = lanes * logits.itemsize
+        kind, width, threads, cluster = _on_chip(classes, lanes, vector, rows, chip, LANE_THREADS, VECTORS)
+        shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * vector
         per_block = 1 if kind != "lanes" else threads // WARP
         units = -(-rows // (WARP // width)) if kind == "lanes" else rows
     else:
@@ -317,13 +318,12 @@ def _stage(vectors: int, count: int) -> int:
 
 
 def _on_chip(
-    classes: int, lanes: int, vector: int, rows: int, chip: Chip, most: int, each: int | None = None
+    classes: int, lanes: int, vector: int, rows: int, chip: Chip, most: int, each: int
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
     vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows have up to
     ``most`` threads.
     """
-    each = each or VECTORS
     vectors = -(-classes // lanes)
     width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES

@@ -203,6 +203,22 @@ def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
 
 
 @pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of kernels that losses of class indices have run, in order."""
+    from cupylosses.row_engine import RowPlan
+
+    found: list[str] = []
+    run = RowPlan.run
+
+    def noted(plan: RowPlan, kind: str, *rest: Any, **more: Any) -> None:
+        found.append(kind)
+        run(plan, kind, *rest, **more)
+
+    monkeypatch.setattr(RowPlan, "run", noted)
+    return found
+
+
+@pytest.fixture
 def kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel cache that nothing has been compiled into, on disk and in this process."""
     from cupylosses import compiler

@@ -16,7 +16,6 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses import autograd, row_launch
 from cupylosses.row_definition import row_registry
-from cupylosses.row_engine import RowPlan
 from cupylosses.testing import row_properties
 from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
 from cupylosses.testing.row_term_properties import (
@@ -223,16 +222,8 @@ def test_order_and_grid_do_not_matter(layout: str) -> None:
             assert all(map(same_bits, second(given, along, g), expected))
 
 
-def test_hessian_vector_products_read_twice(monkeypatch: pytest.MonkeyPatch, no_formula: None) -> None:
+def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) -> None:
     """By double backward, forward over reverse, and the trick of going backward twice; and run one kernel."""
-    ran: list[str] = []
-    run = RowPlan.run
-
-    def noted(plan: RowPlan, kind: str, *rest: Any, **more: Any) -> None:
-        ran.append(kind)
-        run(plan, kind, *rest, **more)
-
-    monkeypatch.setattr(RowPlan, "run", noted)
     given = row_properties.of_layout("lanes", device=KERNELS, dtype="float64")
     v = directions(given, "alike")
 

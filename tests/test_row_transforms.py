@@ -18,7 +18,6 @@ import cupylosses.functional as F
 from cupylosses import autograd, row_ops
 from cupylosses.row_call import RowCall
 from cupylosses.row_definition import RowLoss, row_registry
-from cupylosses.row_engine import RowPlan
 from cupylosses.testing.row_subject import RowSubject, suits
 from cupylosses.testing.tolerance import same_bits
 from cupylosses.testing.transforms import TRANSFORMS, Transform, close
@@ -291,17 +290,9 @@ def test_no_rows(reduction: str, dense: bool) -> None:
 
 
 @pytest.mark.kernels
-def test_one_read_for_the_value_and_one_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_read_for_the_value_and_one_for_the_gradient(ran: list[str]) -> None:
     """A graph's backward knows of class indices what the forward found, and only counts again; so does ``vmap``."""
     torch.compiler.reset()
-    ran: list[str] = []
-    run = RowPlan.run
-
-    def noted(plan: RowPlan, kind: str, *rest: Any, **more: Any) -> None:
-        ran.append(kind)
-        run(plan, kind, *rest, **more)
-
-    monkeypatch.setattr(RowPlan, "run", noted)
     x, y = drawn(4, 5, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 3], device=KERNELS)
     compiled = torch.compile(F.cross_entropy, fullgraph=True, backend="aot_eager")
     gradients(compiled, [x], target=y)
