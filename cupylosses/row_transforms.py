@@ -11,6 +11,7 @@ too, third ones the formula's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -38,11 +39,12 @@ def gradients(call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool]) 
     upstream = grad_output.double()
     if call.reduction != "none":
         below = _divisor(_placed(call))
-        # With nothing to divide by no row has a gradient. The reciprocal is what kernels multiply by.
+        # With nothing to divide by no row has a gradient, nor has that gradient one: 0 * inf must not arise. The
+        # reciprocal is what kernels multiply by.
         if isinstance(below, float):
             upstream = upstream * (1.0 / below if below else 0.0)
         else:
-            upstream = torch.where(below == 0, 0.0, upstream * below.reciprocal())
+            upstream = torch.where(below == 0, 0.0, upstream) * torch.where(below == 0, inf, below).reciprocal()
         upstream = upstream.expand(call.row_shape)
     indices = call.kind == "indices"
     text = _per_row(call._replace(lse=False, check="off"), indices)

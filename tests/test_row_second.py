@@ -212,6 +212,26 @@ def test_a_slope_of_zero_moves(no_formula: None) -> None:
     torch.testing.assert_close(torch.autograd.grad(gradient, x, v)[0], torch.full_like(v, v.mean().item() / 4))
 
 
+@pytest.mark.parametrize("divided", ["by rows", "by weights", "by a normalizer"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_nothing_to_divide_by(name: str, divided: str, no_formula: None) -> None:
+    """There is no gradient then, whatever it is to be multiplied by, so it does not move."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(KERNELS).requires_grad_()
+    options: dict[str, Any] = {
+        "by rows": {"ignore_index": 0},
+        "by weights": {"weight": torch.zeros(4, device=KERNELS)},
+        "by a normalizer": {"normalizer": torch.tensor(0.0, device=KERNELS)},
+    }[divided]
+    if divided == "by weights" and not row_registry()[name].mean_of_weights:
+        pytest.skip("a mean is of rows")
+    value = getattr(F, name)(x, torch.zeros(3, dtype=torch.int64, device=KERNELS), **options)
+    for upstream in (1.0, inf):
+        g = torch.tensor(upstream, device=KERNELS, requires_grad=True)
+        gradient = torch.autograd.grad(value, x, g, create_graph=True)[0]
+        found = torch.autograd.grad(gradient, (g, x), torch.ones_like(x), materialize_grads=True)
+        assert all(bool((y == 0).all()) for y in (gradient, *found))
+
+
 @pytest.mark.parametrize("layout", WAYS)
 def test_order_and_grid_do_not_matter(layout: str) -> None:
     given = row_properties.of_layout(layout, device=KERNELS)
