@@ -215,7 +215,7 @@ def _entry(variant: RowVariant) -> str:
         unit = "const LaneUnit unit{width};"
         lines += ["using Reader = GatherReader;"]
     elif columns:
-        unit = "const ColumnUnit unit;"
+        unit = "const LaneUnit unit{width};"
         lines += [f"using Reader = ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>;"]
     else:
         unit = "const LaneUnit unit{width};"

@@ -132,10 +132,10 @@ class RowPlan:
     def blocks(self) -> int:
         return row_launch.blocks(self.layout, self.layout.groups, self.processors)
 
-    @cached_property
-    def teams(self) -> int:
-        """How many teams of threads leave a note of the grad_output they expected."""
-        return self.blocks * self.layout.per_block
+    @property
+    def notes(self) -> int:
+        """How many notes are left of the grad_output that was expected: one for each group by each of its blocks."""
+        return self.layout.groups * self.layout.cluster
 
     def run(
         self,
@@ -237,7 +237,7 @@ def reduce_with_gradient(
     capturing = stream != 0 and device.capturing()
     value = device.empty((), (), plan.result)
     gradient = new_gradient(plan, device)
-    notes = device.empty((plan.teams,), (1,), "float64")
+    notes = device.empty((plan.notes,), (1,), "float64")
     _memory, memory = device.workspace(stream, plan.layout.groups, capturing)
     noted = device.address(notes)
     own = (memory, device.address(value), device.expectation(plan.slot), noted)

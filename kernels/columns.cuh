@@ -206,8 +206,6 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
         }
       }
       if constexpr (kExponentials) column.replace(c, e);
-      if constexpr (!kGradient) {
-      }
     }
   }
   double total = 0.0;
@@ -226,35 +224,17 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
   return total;
 }
 
-// The threads of a warp, each of which takes kLanes rows.
-struct ColumnUnit {
-  static constexpr bool kBlock = false;
-  static constexpr int kBlocks = 1;
-  __device__ __forceinline__ int64 note() const {
-    return team();
-  }
-  __device__ __forceinline__ int64 team() const {
-    return global_warp();
-  }
-  __device__ __forceinline__ int64 teams() const {
-    return static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
-  }
-  __device__ __forceinline__ bool leads() const {
-    return threadIdx.x % kWarp == 0;
-  }
-};
-
-// As LongReader. Precondition: the rows are whole vectors.
+// As LongReader, for lanes of their own, each of which takes kLanes rows. Precondition: the rows are whole vectors.
 template <int kLanes, bool kStaged>
 struct ColumnReader {
   template <bool kGradient, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const ColumnUnit& unit, Scale& scale,
-                                               int64 groups, double* partials) {
+  static __device__ __forceinline__ void sweep(const Program& program, const LaneUnit& unit, Scale& scale, int64 groups,
+                                               const Workspace& work) {
     const int64 vectors = program.space.rows / kLanes, step = groups * kWarp;
 #pragma unroll 1
-    for (int64 group = unit.team(); group < groups; group += unit.teams()) {
+    for (int group = static_cast<int>(unit.team()); group < groups; group = next_group(unit, group, work.drawn)) {
       double total = 0.0;
-      int64 v = group * kWarp + threadIdx.x % kWarp;
+      int64 v = static_cast<int64>(group) * kWarp + unit.row();
       ColumnNotes<kLanes, Program> ahead;
       ahead.read(program, v * kLanes);
 #pragma unroll 1
@@ -263,10 +243,7 @@ struct ColumnReader {
         ahead.read(program, (v + step) * kLanes);
         total += visit_columns<kGradient, kLanes, kStaged>(program, v * kLanes, now, scale);
       }
-      if (partials != nullptr) {
-        total = warp_sum(total);
-        if (unit.leads()) partials[group] = total;
-      }
+      close_group(unit, scale, group, total, work.partials);
     }
   }
 };

@@ -104,7 +104,7 @@ struct ResidentReader {
   // As LongReader's.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
-                                               double* partials) {
+                                               const Workspace& work) {
     using Compute = typename Program::Compute;
     using Input = typename Program::Input;
     using P = Pack<Input, kLanes>;
@@ -113,12 +113,13 @@ struct ResidentReader {
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
     RowWalk<Unit> walk(unit);
     if (walk.group >= groups) return;
+    GroupQueue<Unit> queue(unit, work.drawn);
     const int index = unit.index(), count = unit.count(), classes = static_cast<int>(program.space.classes);
     P* const row = stage<P>();
     const int64 first = walk.first + unit.row();
     RowAhead<Program> ahead = look(program, first, ask(program, first));
     RowWalk<Unit> later = walk;
-    later.advance(unit, groups, program.space.rows);
+    later.advance(unit, queue, groups, program.space.rows, 0);
     typename Program::Note asked = ask(program, later.first + unit.row());
     Refill<P> next = fetch<Unit, Program, P>(program, unit, ahead);
     P* at = row;
@@ -128,16 +129,16 @@ struct ResidentReader {
     double total = 0.0;
     Compute factor = 0;
     bool scaled = false;
-    int turn = 0;
+    int parity = 0;
 #pragma unroll 1
     for (;;) {
       const RowAhead<Program> now = ahead;
       const RowTarget<Compute>& t = now.target;
-      const int64 group = walk.group;
+      const int group = walk.group;
       walk = later;
       const bool more = walk.group < groups;
       if (more) {
-        later.advance(unit, groups, program.space.rows);
+        later.advance(unit, queue, groups, program.space.rows, parity);
         ahead = look(program, walk.first + unit.row(), asked);
         asked = ask(program, later.first + unit.row());
       }
@@ -183,7 +184,7 @@ struct ResidentReader {
       if constexpr (!kGradient) each(v, at, next.vectors, count, refill);
       if (has_end) add_classes(program, single, end_lane, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
       join_sums<Program::kSmoothed>(part.sums, unit.lanes());
-      join_warps<Program::kSmoothed>(unit, part, turn);
+      join_warps<Program::kSmoothed>(unit, part, Turn{parity, queue.drawn});
 
       const RowLoss<Compute> y = program.finish(t, z, part.largest, part.sums, now.exists && index == 0);
       total += y.value;
@@ -219,13 +220,10 @@ struct ResidentReader {
           gradients[t.label] = Narrow<Input>::from(slopes.target);
         }
       }
-      turn ^= 1;
+      parity ^= 1;
 
       if (walk.group == group) continue;
-      if (partials != nullptr) {
-        total = unit.total(total);
-        if (unit.leads()) partials[group] = total;
-      }
+      close_group(unit, scale, group, total, work.partials);
       if (!more) return;
       total = 0.0;
     }

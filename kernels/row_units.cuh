@@ -27,6 +27,13 @@ struct Plus {
   }
 };
 
+// A visit of a row by a unit. `parity` alternates between 0 and 1 from visit to visit; `drawn` is what the unit's first
+// thread tells the others (GroupQueue).
+struct Turn {
+  int parity;
+  unsigned drawn;
+};
+
 // What another lane of the warp has. Precondition: all 32 lanes call it together.
 template <class T>
 __device__ __forceinline__ T of_lane(T x, int offset) {
@@ -74,11 +81,12 @@ struct LaneUnit {
   __device__ __forceinline__ int64 teams() const {
     return static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   }
-  __device__ __forceinline__ int64 note() const {
-    return team();
-  }
   __device__ __forceinline__ bool leads() const {
     return threadIdx.x % kWarp == 0;
+  }
+  // What the team's first thread drew.
+  __device__ __forceinline__ unsigned told(const Turn& turn) const {
+    return __shfl_sync(0xffffffffu, turn.drawn, 0);
   }
 
   // The sum of what the first threads of the team's rows hold, in its leader.
@@ -118,34 +126,39 @@ struct BlocksUnit {
   __device__ __forceinline__ int64 teams() const {
     return gridDim.x / kBlocks;
   }
-  // Each block of a cluster takes a note of its own, because it reads for itself what is expected.
-  __device__ __forceinline__ int64 note() const {
-    return blockIdx.x;
-  }
   __device__ __forceinline__ bool leads() const {
     return index() == 0;
   }
+  // What the team's first thread drew before its last call of share().
+  __device__ __forceinline__ unsigned told(const Turn& turn) const {
+    return tellings()[turn.parity ^ 1];
+  }
 
-  // Hands `mine`, the same in all lanes of a warp, to all warps of the unit: in `all`, in the order of the warps.
-  // Precondition: `turn` alternates between 0 and 1 from call to call. Who still reads what it was handed in the last
-  // call but one has not come to the barrier of the last call, so that one barrier is enough.
+  // Hands `mine`, the same in all lanes of a warp, to all warps of the unit: in `all`, in the order of the warps; and
+  // what the first thread drew.
+  // Precondition: the turn's parity alternates from visit to visit. Who still reads what it was handed in the last
+  // visit but one has not come to the barrier of the last one, so that one barrier is enough.
   template <class T>
-  __device__ __forceinline__ void share(const T& mine, int turn, const T*& all) const {
+  __device__ __forceinline__ void share(const T& mine, const Turn& turn, const T*& all) const {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
     // Words, because a T may have constructors.
     alignas(T) __shared__ unsigned words[2][kBlocks * kWarp * sizeof(T) / 4];
-    T* const parts = reinterpret_cast<T*>(words[turn]);
+    T* const parts = reinterpret_cast<T*>(words[turn.parity]);
+    unsigned* const telling = tellings() + turn.parity;
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
     T* place = &parts[rank() * warps + threadIdx.x / kWarp];
     if constexpr (kBlocks == 1) {
       if (lane == 0) *place = mine;
+      if (threadIdx.x == 0) *telling = turn.drawn;
       __syncthreads();
     } else {
+      const unsigned drawn = __shfl_sync(0xffffffffu, turn.drawn, 0);
       if (lane < kBlocks) {
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
           store_in_cluster(reinterpret_cast<unsigned*>(place) + i, lane, reinterpret_cast<const unsigned*>(&mine)[i]);
         }
+        if (rank() == 0 && threadIdx.x < kWarp) store_in_cluster(telling, lane, drawn);
       }
       cluster_barrier();
     }
@@ -159,30 +172,83 @@ struct BlocksUnit {
   __device__ __forceinline__ double total(double x) const {
     return x;
   }
+
+ private:
+  static __device__ __forceinline__ unsigned* tellings() {
+    __shared__ unsigned drawn[2];
+    return drawn;
+  }
 };
 using BlockUnit = BlocksUnit<1>;
 
-// expected grad_output * weight, noted once per team, or block of it. As ExpectedScale, for teams of any size.
-// Preconditions of the constructor: every thread of the team makes it together. Of factor(): a join of the unit lies
-// between the constructor and the first call, in a block because thread 0 reads the slot for all of them.
+// The groups that a team takes: the first ones by its number, and then always the next one that nobody has drawn,
+// because multiprocessors are not equally fast. Which team takes a group changes no bit. A number is drawn long before
+// it is needed, so that nobody waits for it.
+template <class Unit>
+struct GroupQueue {
+  // Each team has so many without drawing: as many as may be asked for before a join of the unit.
+  static constexpr int kGiven = 3;
+  unsigned* counter;  // how many were drawn by all teams; nullptr where all are given
+  unsigned drawn;     // in the first thread of the team
+
+  __device__ __forceinline__ GroupQueue(const Unit& unit, unsigned* counter) : counter(counter), drawn(0) {
+    draw(unit);
+  }
+  // The group after `group`. Preconditions: all threads of the team call it together, with the turn of a visit of which
+  // no join has begun; between two calls that draw lies a join of the unit.
+  __device__ __forceinline__ int after(const Unit& unit, int group, int parity) {
+    const int teams = static_cast<int>(unit.teams());
+    if (counter == nullptr || group < (kGiven - 1) * teams) return group + teams;
+    const int next = kGiven * teams + static_cast<int>(unit.told({parity, drawn}));
+    draw(unit);
+    return next;
+  }
+
+ private:
+  __device__ __forceinline__ void draw(const Unit& unit) {
+    if (counter != nullptr && unit.leads()) drawn = atomicAdd(counter, 1u);
+  }
+};
+
+// The group after `group` of a warp, which has the first one without drawing, and waits for what it draws: what others
+// of the same multiprocessor do not notice, and a register less. Preconditions: all lanes of the warp call it together.
+__device__ __forceinline__ int next_group(const LaneUnit& unit, int group, unsigned* counter) {
+  const int teams = static_cast<int>(unit.teams());
+  if (counter == nullptr) return group + teams;
+  unsigned drawn = 0;
+  if (unit.leads()) drawn = atomicAdd(counter, 1u);
+  return teams + static_cast<int>(unit.told({0, drawn}));
+}
+
+// expected grad_output * weight, noted for each group, by each block of a cluster for itself, because it has read for
+// itself what is expected. As ExpectedScale, for teams of any size.
+// Preconditions of the constructor: every thread of the team makes it together. Of what follows: a join of the unit
+// lies between the constructor and the first call, in a block because thread 0 reads the slot for all of them.
 template <class Unit, class Compute>
 struct TeamScale {
+  double* used;
   double weight;
   double grad_output;
 
-  __device__ __forceinline__ TeamScale(const Unit& unit, const double* expected, double* used, double weight)
-      : weight(weight) {
+  __device__ __forceinline__ TeamScale(const double* expected, double* used, double weight)
+      : used(used), weight(weight) {
     const double loaded = expected == nullptr ? 1.0 : __ldcg(expected);
     if constexpr (Unit::kBlock) {
       if (threadIdx.x == 0) shared() = loaded;
     } else {
       grad_output = __shfl_sync(0xffffffffu, loaded, 0);
     }
-    if (Unit::kBlock ? threadIdx.x == 0 : unit.leads()) used[unit.note()] = Unit::kBlock ? loaded : grad_output;
   }
 
   __device__ __forceinline__ Compute factor() {
     return static_cast<Compute>((Unit::kBlock ? shared() : grad_output) * weight);
+  }
+  __device__ __forceinline__ void note(const Unit& unit, int64 group) const {
+    if constexpr (Unit::kBlock) {
+      if (threadIdx.x == 0) used[group * Unit::kBlocks + unit.rank()] = shared();
+    } else {
+      if (unit.leads()) used[group] = grad_output;
+    }
   }
 
  private:
@@ -191,18 +257,30 @@ struct TeamScale {
     return expected;
   }
 };
+// What else a gradient is multiplied by is known.
+template <class Scale, class Unit>
+__device__ __forceinline__ void note_scale(const Scale&, const Unit&, int64) {
+}
+template <class Unit, class Compute>
+__device__ __forceinline__ void note_scale(const TeamScale<Unit, Compute>& scale, const Unit& unit, int64 group) {
+  scale.note(unit, group);
+}
 
-// Whether a part of the team's gradients was written with another grad_output than the true one, as `verify` of
-// expectation.cuh: the same in all threads of the team, which can only compute together.
+// Whether the gradients of a group that is the team's own were written with another grad_output than the true one, as
+// `verify` of expectation.cuh: the same in all threads of the team, which can only compute together.
 template <class Unit>
-__device__ __forceinline__ bool verify_team(const Unit& unit, double true_grad_output, const double* used,
+__device__ __forceinline__ bool verify_team(const Unit& unit, int64 groups, double true_grad_output, const double* used,
                                             double* expected) {
+  // Each warp of it looks at all of them: there are few.
+  const int64 step = unit.teams();
   bool stale = used == nullptr;
+  for (int64 group = unit.team() + threadIdx.x % kWarp * step; !stale && group < groups; group += kWarp * step) {
 #pragma unroll
-  for (int i = 0; i < Unit::kBlocks; ++i) {
-    stale =
-        stale || __double_as_longlong(used[unit.team() * Unit::kBlocks + i]) != __double_as_longlong(true_grad_output);
+    for (int i = 0; i < Unit::kBlocks; ++i) {
+      stale |= __double_as_longlong(used[group * Unit::kBlocks + i]) != __double_as_longlong(true_grad_output);
+    }
   }
-  if (stale && expected != nullptr && unit.note() == 0 && threadIdx.x == 0) *expected = true_grad_output;
+  stale = __any_sync(0xffffffffu, stale) != 0;
+  if (stale && expected != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *expected = true_grad_output;
   return stale;
 }

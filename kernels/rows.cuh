@@ -357,9 +357,9 @@ __device__ __forceinline__ void join_parts(RowPart<Compute>& part, int lanes) {
   join_sums<kSmoothed>(part.sums, lanes);
 }
 
-// The parts that the warps of a unit found, in each thread of it. `turn`: that of BlocksUnit::share.
+// The parts that the warps of a unit found, in each thread of it.
 template <bool kSmoothed, class Unit, class Compute>
-__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, int turn) {
+__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, const Turn& turn) {
   if constexpr (Unit::kBlock) {
     const RowPart<Compute>* all;
     unit.share(part, turn, all);
@@ -415,10 +415,10 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
 
 // One row of any length: a first read finds the sums, relative to the largest logit so far, a second one the gradient.
 // Preconditions: every thread of the unit calls it together, for a LaneUnit every lane of the warp; `exists` is false
-// where a warp has fewer rows left than it takes at once; `turn` is that of BlocksUnit::share.
+// where a warp has fewer rows left than it takes at once.
 template <bool kGradient, int kLanes, int kVectors, class Unit, class Program, class Scale>
 __device__ __forceinline__ typename Program::Compute long_row(const Program& program, const Unit& unit, int64 row,
-                                                              bool exists, int turn, Scale& scale) {
+                                                              bool exists, const Turn& turn, Scale& scale) {
   using Compute = typename Program::Compute;
   RowTarget<Compute> t = program.target(exists ? row : 0);
   t.counts &= exists;
@@ -449,36 +449,48 @@ __device__ __forceinline__ typename Program::Compute long_row(const Program& pro
 // The rows that a team visits. Row r belongs to group r / unit.rows() % groups, which one team takes whole.
 template <class Unit>
 struct RowWalk {
-  int64 group;
+  int group;
   int64 first;
 
-  __device__ __forceinline__ explicit RowWalk(const Unit& unit) : group(unit.team()), first(group * unit.rows()) {
+  __device__ __forceinline__ explicit RowWalk(const Unit& unit)
+      : group(static_cast<int>(unit.team())), first(unit.team() * unit.rows()) {
   }
-  __device__ __forceinline__ void advance(const Unit& unit, int64 groups, int64 rows) {
+  // Preconditions: those of GroupQueue::after.
+  __device__ __forceinline__ void advance(const Unit& unit, GroupQueue<Unit>& queue, int64 groups, int64 rows,
+                                          int parity) {
     first += groups * unit.rows();
     if (first < rows) return;
-    group += unit.teams();
-    first = group * unit.rows();
+    group = queue.after(unit, group, parity);
+    first = static_cast<int64>(group) * unit.rows();
   }
 };
 
-// Visits every row once: visit(row, exists, turn) yields its value, `turn` is that of BlocksUnit::share.
-// partials[group], if there are any, receives the sum of the values of each group.
-template <class Unit, class Visit>
-__device__ __forceinline__ void walk_rows(const Unit& unit, int64 rows, int64 groups, double* partials,
-                                          const Visit& visit) {
+// What is left of a group: the sum of its values, if there is room for it, and the grad_output that it expected.
+template <class Unit, class Scale>
+__device__ __forceinline__ void close_group(const Unit& unit, const Scale& scale, int64 group, double total,
+                                            double* partials) {
+  note_scale(scale, unit, group);
+  if (partials == nullptr) return;
+  total = unit.total(total);
+  if (unit.leads()) partials[group] = total;
+}
+
+// Visits every row once: visit(row, exists, turn) yields its value.
+template <class Unit, class Scale, class Visit>
+__device__ __forceinline__ void walk_rows(const Unit& unit, const Scale& scale, int64 rows, int64 groups,
+                                          const Workspace& work, const Visit& visit) {
+  GroupQueue<Unit> queue(unit, work.drawn);
   double total = 0.0;
-  int turn = 0;
+  int parity = 0;
 #pragma unroll 1
-  for (RowWalk<Unit> walk(unit); walk.group < groups; turn ^= 1) {
-    const int64 group = walk.group, row = walk.first + unit.row();
-    total += static_cast<double>(visit(row, row < rows, turn));
-    walk.advance(unit, groups, rows);
+  for (RowWalk<Unit> walk(unit); walk.group < groups;) {
+    const int group = walk.group;
+    const int64 row = walk.first + unit.row();
+    total += static_cast<double>(visit(row, row < rows, Turn{parity, queue.drawn}));
+    parity ^= 1;
+    walk.advance(unit, queue, groups, rows, parity);
     if (walk.group == group) continue;
-    if (partials != nullptr) {
-      total = unit.total(total);
-      if (unit.leads()) partials[group] = total;
-    }
+    close_group(unit, scale, group, total, work.partials);
     total = 0.0;
   }
 }
@@ -491,16 +503,17 @@ struct LongReader {
     const Program& program;
     const Unit& unit;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, int turn) const {
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, const Turn& turn) const {
       return long_row<kGradient, kLanes, kVectors>(program, unit, row, exists, turn, scale);
     }
   };
 
-  // As walk_rows.
+  // Every row once; `work` may hold nothing.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
-                                               double* partials) {
-    walk_rows(unit, program.space.rows, groups, partials, Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
+                                               const Workspace& work) {
+    walk_rows(unit, scale, program.space.rows, groups, work,
+              Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
   }
 };
 
@@ -510,6 +523,7 @@ template <class Result>
 __device__ __forceinline__ void divide_sum(int64 groups, double* memory, double divisor, Result* value) {
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return;
+  if (threadIdx.x == 0) *work.drawn = 0;
   const double total = sum_partials(work.partials, groups);
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
@@ -522,7 +536,7 @@ template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void row_value(const Program& program, const Unit& unit, int64 groups, double* memory,
                                           double divisor, Result* value) {
   KnownScale<typename Program::Compute> unused{0};
-  Reader::template sweep<false>(program, unit, unused, groups, workspace(memory).partials);
+  Reader::template sweep<false>(program, unit, unused, groups, workspace(memory));
   divide_sum(groups, memory, divisor, value);
 }
 
@@ -531,27 +545,27 @@ template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void row_value_and_gradient(const Program& program, const Unit& unit, int64 groups,
                                                        double* memory, double divisor, double scale, Result* value,
                                                        const double* expected, double* used) {
-  TeamScale<Unit, typename Program::Compute> expectation(unit, expected, used, scale);
-  Reader::template sweep<true>(program, unit, expectation, groups, workspace(memory).partials);
+  TeamScale<Unit, typename Program::Compute> expectation(expected, used, scale);
+  Reader::template sweep<true>(program, unit, expectation, groups, workspace(memory));
   divide_sum(groups, memory, divisor, value);
 }
 
-// The gradients for the true grad_output, unless this team's part was written with it already.
+// The gradients for the true grad_output, unless those of this team's groups were written with it already.
 template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void verify_row_gradient(const Program& program, const Unit& unit, int64 groups,
                                                     double scale, const Result* grad_output, const double* used,
                                                     double* expected) {
   const double g = widen<double>(*grad_output);
-  if (!verify_team(unit, g, used, expected)) return;
+  if (!verify_team(unit, groups, g, used, expected)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  Reader::template sweep<true>(program, unit, known, groups, nullptr);
+  Reader::template sweep<true>(program, unit, known, groups, {});
 }
 
 // A value per row, and the slopes for the gradient.
 template <class Reader, class Unit, class Program>
 __device__ __forceinline__ void row_values(const Program& program, const Unit& unit, int64 groups) {
   KnownScale<typename Program::Compute> unused{0};
-  Reader::template sweep<false>(program, unit, unused, groups, nullptr);
+  Reader::template sweep<false>(program, unit, unused, groups, {});
 }
 
 // The gradients for a grad_output per row.
@@ -559,7 +573,7 @@ template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void row_gradient(const Program& program, const Unit& unit, int64 groups,
                                              const Result* grad_output) {
   RowScale<typename Program::Compute, Result> scale{grad_output, 1.0};
-  Reader::template sweep<true>(program, unit, scale, groups, nullptr);
+  Reader::template sweep<true>(program, unit, scale, groups, {});
 }
 
 // The gradients from slopes that were stored, in pieces of rows: for a grad_output per row (`result_stride` 1) or one
