@@ -18,6 +18,7 @@ from cupylosses.row_launch import (
     LONG_TERM_VECTORS,
     LONG_VECTORS,
     MAX_THREADS,
+    STREAMED_THREADS,
     THREADS,
 )
 
@@ -30,6 +31,7 @@ FILES = (
     "softmax.cuh",
     "rows.cuh",
     "resident_rows.cuh",
+    "streamed_rows.cuh",
     "row_count.cuh",
     "columns.cuh",
     "row_gather.cuh",
@@ -219,9 +221,11 @@ def _entry(variant: RowVariant) -> str:
         lines += [f"using Reader = ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>;"]
     else:
         unit = "const LaneUnit unit{width};"
-        if variant.layout not in ("lanes", "long columns"):
+        if variant.layout == "streamed block":
+            unit = "const StandingUnit unit{{}, width};"
+        elif variant.layout in ("block", "long"):
             unit = f"const BlocksUnit<{variant.cluster}> unit;"
-        reader = f"ResidentReader<{variant.lanes}>"
+        reader = f"{'StreamedReader' if variant.layout.startswith('streamed') else 'ResidentReader'}<{variant.lanes}>"
         lines += [f"using Reader = {f'LongReader<{size}>' if again else reader};"]
     call = {
         "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
@@ -245,6 +249,8 @@ def _entry(variant: RowVariant) -> str:
         bounds = f"{LANE_THREADS}, {LANE_BLOCKS}"
     elif variant.layout == "columns" and not second:
         bounds += ", 3"
+    elif variant.layout.startswith("streamed"):
+        bounds = f"{LANE_THREADS}, {STREAMED_THREADS // LANE_THREADS}"
     cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
     arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
     weights = "weights" if variant.weight else "nullptr"

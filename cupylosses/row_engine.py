@@ -166,7 +166,12 @@ class RowPlan:
         blocks, cluster, many, words = self.blocks, x.cluster, x.many, x.words
         if kind in ("count", "apply"):
             shared, cluster = 0, 1
-        if kind == "count":
+        if kind in ("value", "values") and x.streamed:
+            layout, threads, shared, cluster = f"streamed {layout}", x.streamed, 0, 1
+            width = x.width if x.kind == "lanes" else x.threads * x.cluster
+            teams = threads // launch.WARP if x.kind == "lanes" else 1
+            blocks = min(-(-groups // teams), self.processors * (row_launch.STREAMED_THREADS // threads))
+        elif kind == "count":
             layout, threads = "lanes", row_launch.THREADS
             weight = weight if self.loss.mean_of_weights else ""
             groups = self.count_groups

@@ -40,6 +40,10 @@ SHORT_THREADS = 512
 COLUMN_THREADS = 768
 #: Bytes of a row that a block takes, where a cluster can take the others.
 PART_BYTES = 130 << 10
+#: Threads of rows without gradients that a multiprocessor can run at once.
+STREAMED_THREADS = 640
+#: Rows that fill a GPU without being shared by several blocks.
+STREAMED_ROWS = 256
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
 LANE_THREADS = 128
@@ -75,7 +79,8 @@ class Rows:
 class RowLayout:
     """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``groups`` are partial sums, which teams of threads
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
-    that a multiprocessor runs at once.
+    that a multiprocessor runs at once. ``streamed`` are the threads of a block that take a row whose gradients are not
+    asked for, 0 where they take it in the same way.
     """
 
     kind: str
@@ -89,6 +94,7 @@ class RowLayout:
     words: list[int]
     cluster: int = 1
     resident: int = 2048
+    streamed: int = 0
 
 
 def row_layout(
@@ -112,7 +118,13 @@ def row_layout(
         units = -(-rows // (lanes * WARP))
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     many, resident = len(sizes) > 1, _resident(kind, lanes, threads)
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster, resident)
+    streamed = 0
+    if kind in ("lanes", "block") and _stage(classes // lanes, width * cluster) <= VECTORS:
+        if kind == "lanes" or rows >= STREAMED_ROWS:
+            streamed = LANE_THREADS if kind == "lanes" else min(LANE_THREADS, threads * cluster)
+    return RowLayout(
+        kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster, resident, streamed
+    )
 
 
 def gather_layout(

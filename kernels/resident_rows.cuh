@@ -18,6 +18,26 @@ struct RowAhead {
   typename Program::Input end;    // what this thread takes of the row's ends
 };
 
+// What memory says of a row's label, which is on its way for a row's time; of no row, what it says of the first.
+template <class Program>
+__device__ __forceinline__ typename Program::Note ask(const Program& program, int64 row) {
+  int64 offset[kRowStreams];
+  program.space.offsets(row < program.space.rows ? row : 0, offset);
+  return program.note(offset);
+}
+
+template <class Program>
+__device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 row,
+                                                  const typename Program::Note& note) {
+  RowAhead<Program> ahead;
+  ahead.exists = row < program.space.rows;
+  program.space.offsets(ahead.exists ? row : 0, ahead.target.offset);
+  program.judge(ahead.target, note);
+  ahead.target.counts &= ahead.exists;
+  ahead.target.wrong &= ahead.exists;
+  return ahead;
+}
+
 // What is copied to the places of a row that are free again.
 template <class P>
 struct Refill {
@@ -61,26 +81,6 @@ struct ResidentReader {
   template <class P, class F>
   static __device__ __forceinline__ void each(int& v, P*& at, int end, int count, const F& f) {
     each(v, at, end, count, f, [](int, const P*) {});
-  }
-
-  // What memory says of a row's label, which is on its way for a row's time; of no row, what it says of the first.
-  template <class Program>
-  static __device__ __forceinline__ typename Program::Note ask(const Program& program, int64 row) {
-    int64 offset[kRowStreams];
-    program.space.offsets(row < program.space.rows ? row : 0, offset);
-    return program.note(offset);
-  }
-
-  template <class Program>
-  static __device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 row,
-                                                           const typename Program::Note& note) {
-    RowAhead<Program> ahead;
-    ahead.exists = row < program.space.rows;
-    program.space.offsets(ahead.exists ? row : 0, ahead.target.offset);
-    program.judge(ahead.target, note);
-    ahead.target.counts &= ahead.exists;
-    ahead.target.wrong &= ahead.exists;
-    return ahead;
   }
 
   // Reads what of a row goes to registers; what is to be copied of it.

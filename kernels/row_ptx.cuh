@@ -29,6 +29,10 @@ __device__ __forceinline__ double kept(double x) {
   asm volatile("" : "+d"(x));
   return x;
 }
+__device__ __forceinline__ unsigned kept(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // 0, as the compiler does not know: what is read from an address with it is no number that threads share, for all it
 // can tell. It moves those to registers of their own, and for that it waits for the memory.

@@ -134,6 +134,11 @@ struct BlocksUnit {
     return tellings()[turn.parity ^ 1];
   }
 
+  // Tells all threads of a block what the first one drew, behind the next barrier.
+  __device__ __forceinline__ void tell(const Turn& turn) const {
+    if (threadIdx.x == 0) tellings()[turn.parity] = turn.drawn;
+  }
+
   // Hands `mine`, the same in all lanes of a warp, to all warps of the unit: in `all`, in the order of the warps; and
   // what the first thread drew.
   // Precondition: the turn's parity alternates from visit to visit. Who still reads what it was handed in the last
@@ -144,12 +149,11 @@ struct BlocksUnit {
     // Words, because a T may have constructors.
     alignas(T) __shared__ unsigned words[2][kBlocks * kWarp * sizeof(T) / 4];
     T* const parts = reinterpret_cast<T*>(words[turn.parity]);
-    unsigned* const telling = tellings() + turn.parity;
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
     T* place = &parts[rank() * warps + threadIdx.x / kWarp];
     if constexpr (kBlocks == 1) {
       if (lane == 0) *place = mine;
-      if (threadIdx.x == 0) *telling = turn.drawn;
+      tell(turn);
       __syncthreads();
     } else {
       const unsigned drawn = __shfl_sync(0xffffffffu, turn.drawn, 0);
@@ -158,7 +162,7 @@ struct BlocksUnit {
         for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
           store_in_cluster(reinterpret_cast<unsigned*>(place) + i, lane, reinterpret_cast<const unsigned*>(&mine)[i]);
         }
-        if (rank() == 0 && threadIdx.x < kWarp) store_in_cluster(telling, lane, drawn);
+        if (rank() == 0 && threadIdx.x < kWarp) store_in_cluster(tellings() + turn.parity, lane, drawn);
       }
       cluster_barrier();
     }

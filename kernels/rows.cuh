@@ -357,29 +357,36 @@ __device__ __forceinline__ void join_parts(RowPart<Compute>& part, int lanes) {
   join_sums<kSmoothed>(part.sums, lanes);
 }
 
+// The parts of `count` warps, at most kMost, in each lane of a warp.
+template <bool kSmoothed, int kMost, class Compute>
+__device__ __forceinline__ RowPart<Compute> join_shared(const RowPart<Compute>* all, int count) {
+  const int lane = threadIdx.x % kWarp;
+  RowPart<Compute> part{-scalar_infinity(Compute()), {}};
+  if (lane < count) part = all[lane];
+#pragma unroll
+  for (int i = kWarp; i < kMost; i += kWarp) {
+    if (lane + i >= count) continue;
+    RowPart<Compute> other = all[lane + i];
+    const Compute largest = larger(part.largest, other.largest);
+    relate(part, largest);
+    relate(other, largest);
+    part.sums.rest += other.sums.rest;
+    if constexpr (kSmoothed) {
+      part.sums.distance += other.sums.distance;
+      part.sums.weights += other.sums.weights;
+    }
+  }
+  join_parts<kSmoothed>(part, kWarp);
+  return part;
+}
+
 // The parts that the warps of a unit found, in each thread of it.
 template <bool kSmoothed, class Unit, class Compute>
 __device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, const Turn& turn) {
   if constexpr (Unit::kBlock) {
     const RowPart<Compute>* all;
     unit.share(part, turn, all);
-    const int lane = threadIdx.x % kWarp, warps = unit.warps();
-    part = {-scalar_infinity(Compute()), {}};
-    if (lane < warps) part = all[lane];
-#pragma unroll
-    for (int i = kWarp; i < Unit::kBlocks * kWarp; i += kWarp) {
-      if (lane + i >= warps) continue;
-      RowPart<Compute> other = all[lane + i];
-      const Compute largest = larger(part.largest, other.largest);
-      relate(part, largest);
-      relate(other, largest);
-      part.sums.rest += other.sums.rest;
-      if constexpr (kSmoothed) {
-        part.sums.distance += other.sums.distance;
-        part.sums.weights += other.sums.weights;
-      }
-    }
-    join_parts<kSmoothed>(part, kWarp);
+    part = join_shared<kSmoothed, Unit::kBlocks * kWarp>(all, unit.warps());
   }
 }
 

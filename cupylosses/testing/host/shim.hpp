@@ -399,6 +399,9 @@ inline float kept(float x) {
 inline double kept(double x) {
   return x;
 }
+inline unsigned kept(unsigned x) {
+  return x;
+}
 
 inline long long unknown_zero() {
   return 0;
