@@ -13,6 +13,8 @@ from cupylosses.expressions import cuda, in_double
 from cupylosses.interop import ITEMSIZE
 from cupylosses.row_definition import RowLoss
 from cupylosses.row_launch import (
+    BLOCK_BLOCKS,
+    BLOCK_THREADS,
     LANE_BLOCKS,
     LANE_THREADS,
     LONG_TERM_VECTORS,
@@ -245,8 +247,12 @@ def _entry(variant: RowVariant) -> str:
         "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
     }[variant.kind]
     bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") and not second else f"{THREADS}"
+    # Numbers of 8 bytes take two registers.
+    wide = 2 if variant.compute == "float64" else 1
     if variant.layout == "lanes" and variant.kind != "count" and not second:
-        bounds = f"{LANE_THREADS}, {LANE_BLOCKS}"
+        bounds = f"{LANE_THREADS}, {LANE_BLOCKS // wide}"
+    elif variant.layout == "block" and variant.kind != "apply" and not second:
+        bounds = f"{BLOCK_THREADS}, {max(1, BLOCK_BLOCKS // wide)}"
     elif variant.layout == "columns" and not second:
         bounds += ", 3"
     elif variant.layout.startswith("streamed"):

@@ -35,11 +35,15 @@ MAX_CLUSTER = 8
 MANY_BLOCKS = 128
 #: Threads of rows in shared memory that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
-#: The same of rows in small blocks, which get in each other's way if there are more, and of neighbouring rows.
-SHORT_THREADS = 512
+#: The same of neighbouring rows.
 COLUMN_THREADS = 768
-#: Bytes of a row that a block takes, where a cluster can take the others.
-PART_BYTES = 130 << 10
+#: Bytes of a row that a block takes, where a cluster can take the others: of logits, and with targets per class.
+PART_BYTES = 65 << 10
+TERM_PART_BYTES = 130 << 10
+#: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for.
+BLOCK_THREADS = 512
+BLOCK_BLOCKS = 3
+GRID = False
 #: Threads of rows without gradients that a multiprocessor can run at once.
 STREAMED_THREADS = 640
 #: Rows that fill a GPU without being shared by several blocks.
@@ -47,7 +51,7 @@ STREAMED_ROWS = 256
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
 LANE_THREADS = 128
-LANE_BLOCKS = 5
+LANE_BLOCKS = 8
 #: Threads of a block that are no unit of their own, and of one that is.
 THREADS = 256
 MAX_THREADS = 1024
@@ -108,7 +112,9 @@ def row_layout(
     cluster = 1
     if together and classes > FEW_CLASSES:
         vector = lanes * logits.itemsize
-        kind, width, threads, cluster = _on_chip(classes, lanes, vector, rows, chip, LANE_THREADS, VECTORS)
+        kind, width, threads, cluster = _on_chip(
+            classes, lanes, vector, rows, chip, (LANE_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
+        )
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * vector
         per_block = 1 if kind != "lanes" else threads // WARP
         units = -(-rows // (WARP // width)) if kind == "lanes" else rows
@@ -154,7 +160,9 @@ def term_layout(
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     if together and classes > FEW_CLASSES:
         lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * size, rows, chip, THREADS, TERM_VECTORS)
+        kind, width, threads, cluster = _on_chip(
+            classes, lanes, lanes * size, rows, chip, (THREADS, MAX_THREADS), TERM_VECTORS, TERM_PART_BYTES
+        )
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * size
     else:
         kind, lanes, threads, shared = _of_columns(classes, 1, size)
@@ -260,6 +268,8 @@ def blocks(layout: RowLayout, groups: int, processors: int) -> int:
         # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
         # many are of use on a GPU of 132.
         usable = max(1, processors * 10 // 11)
+    if GRID:
+        return -(-groups // layout.per_block) * layout.cluster
     at_once = max(1, usable * _at_once(layout) // layout.cluster)
     return max(1, min(-(-groups // layout.per_block), at_once)) * layout.cluster
 
@@ -278,9 +288,9 @@ def _resident(kind: str, lanes: int, threads: int) -> int:
         return LANE_BLOCKS * LANE_THREADS
     if kind == "columns" and lanes > 1:
         return COLUMN_THREADS
-    if kind == "block" and threads <= THREADS:
-        return SHORT_THREADS
-    return RESIDENT_THREADS if kind in ("block", "long") else 2048
+    if kind == "block":
+        return BLOCK_BLOCKS * BLOCK_THREADS
+    return RESIDENT_THREADS if kind == "long" else 2048
 
 
 def _lanes(
@@ -330,29 +340,30 @@ def _stage(vectors: int, count: int) -> int:
 
 
 def _on_chip(
-    classes: int, lanes: int, vector: int, rows: int, chip: Chip, most: int, each: int
+    classes: int, lanes: int, vector: int, rows: int, chip: Chip, threads: tuple[int, int], each: int, part: int
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows have up to
-    ``most`` threads.
+    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
+    that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest.
     """
+    most, at_most = threads
     vectors = -(-classes // lanes)
     width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         of_thread = _stage(classes // lanes, width) * vector
         return "lanes", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
-    cluster, part = 1, min(PART_BYTES, room)
+    cluster, part = 1, min(part, room)
     while chip.clusters and cluster < MAX_CLUSTER:
         # More blocks if there are few rows, and enough for each thread to do.
         if vectors * vector <= part * cluster and not (
-            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * MAX_THREADS
+            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * at_most
         ):
             break
         cluster *= 2
-    threads = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), MAX_THREADS))
-    if _stage(classes // lanes, threads * cluster) * threads * vector <= room:
-        return "block", threads, threads, cluster
+    count = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), at_most))
+    if _stage(classes // lanes, count * cluster) * count * vector <= room:
+        return "block", count, count, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
     return "long", MAX_THREADS, MAX_THREADS, cluster
