@@ -36,6 +36,7 @@ FILES = (
     "streamed_rows.cuh",
     "row_count.cuh",
     "columns.cuh",
+    "short_rows.cuh",
     "row_gather.cuh",
 )
 #: Those of second derivatives.
@@ -195,7 +196,7 @@ def _entry(variant: RowVariant) -> str:
         return STORAGE[name][0] if name else "Absent"
 
     second = variant.kind == "second"
-    columns = "columns" in variant.layout and not second
+    columns = ("columns" in variant.layout or variant.layout == "short") and not second
     again = second or variant.layout == "long"
     size = f"{variant.lanes}, {LONG_TERM_VECTORS if second else LONG_VECTORS}"
     rank = "kMaxRank" if variant.many else "1"
@@ -220,7 +221,8 @@ def _entry(variant: RowVariant) -> str:
         lines += ["using Reader = GatherReader;"]
     elif columns:
         unit = "const LaneUnit unit{width};"
-        lines += [f"using Reader = ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>;"]
+        reader = f"ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>"
+        lines += [f"using Reader = {'ShortReader' if variant.layout == 'short' else reader};"]
     else:
         unit = "const LaneUnit unit{width};"
         if variant.layout == "streamed block":

@@ -120,6 +120,11 @@ def row_layout(
         units = -(-rows // (WARP // width)) if kind == "lanes" else rows
     else:
         kind, lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
+        if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
+            kind, threads = "short", THREADS
+            shared = (classes | 1) * logits.itemsize * threads
+            while shared > SHARED_BYTES:
+                threads, shared = threads // 2, shared // 2
         width, per_block = 1, threads // WARP
         units = -(-rows // (lanes * WARP))
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
@@ -367,6 +372,11 @@ def _on_chip(
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
     return "long", MAX_THREADS, MAX_THREADS, cluster
+
+
+def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether rows of so many classes follow each other."""
+    return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
 def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:
