@@ -343,7 +343,8 @@ def _on_chip(
         return "block", threads, threads, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
-    return "long", MAX_THREADS, MAX_THREADS, cluster
+    threads = max(2 * WARP, min(_power_of_two(-(-vectors // (LONG_VECTORS * cluster))), MAX_THREADS))
+    return "long", threads, threads, cluster
 
 
 def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:
