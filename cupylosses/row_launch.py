@@ -371,7 +371,8 @@ def _on_chip(
         return "block", count, count, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
-    return "long", MAX_THREADS, MAX_THREADS, cluster
+    threads = max(2 * WARP, min(_power_of_two(-(-vectors // (LONG_VECTORS * cluster))), MAX_THREADS))
+    return "long", threads, threads, cluster
 
 
 def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:

@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[COUNTS] = Counter()
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
+    config.addinivalue_line("markers", "formulas: of kernels that differ in what they compute, not in where")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
@@ -147,13 +148,15 @@ def counts(request: pytest.FixtureRequest) -> Counter[str]:
 def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders.
 
-    Undefined behaviour is a matter of indices and addresses: what is looked for in the representatives alone.
+    Undefined behaviour is a matter of indices and addresses: what is looked for in the representatives alone, and in no
+    test that is marked ``formulas``.
     """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
         return
     loss = request.node.callspec.params.get("loss") if hasattr(request.node, "callspec") else None
-    chosen = {} if loss is None or loss in REPRESENTATIVES else {"sanitize": ("thread",)}
+    alike = request.node.get_closest_marker("formulas") or not (loss is None or loss in REPRESENTATIVES)
+    chosen = {"sanitize": ("thread",)} if alike else {}
     with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
         yield
 

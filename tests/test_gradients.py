@@ -183,12 +183,14 @@ def test_reduced_backward_through_later_operations(loss: Loss, device: str) -> N
 # Finite differences
 
 
+@pytest.mark.formulas
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_gradient_is_the_slope(loss: Loss, case: Mapping[str, Any], device: str) -> None:
     for reduction in loss.reductions:
         properties.is_differentiable(getattr(F, loss.name), loss, case, reduction, device)
 
 
+@pytest.mark.formulas
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_second_derivative_is_the_slope_of_the_gradient(loss: Loss, case: Mapping[str, Any], device: str) -> None:
     for reduction in loss.reductions:

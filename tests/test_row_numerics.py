@@ -15,6 +15,8 @@ from cupylosses import define_loss
 from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing.row_truth import NAMES, exact_row
 
+pytestmark = pytest.mark.formulas
+
 LOSSES = row_registry()
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
 of_labels = pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_layouts(layout: str, place: str, how: str, dtype: str, no_formula: None
         row_properties.second_agrees_with_truth(given, how, reduction)
 
 
+@pytest.mark.formulas
 @pytest.mark.parametrize(
     ("what", "setting"),
     [x for name in OPTIONS if name in LOSSES for x in cases(2 if GPU else 1) if x.values[0] == name],

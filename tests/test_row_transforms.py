@@ -22,7 +22,7 @@ from cupylosses.testing.row_subject import RowSubject, suits
 from cupylosses.testing.tolerance import same_bits
 from cupylosses.testing.transforms import TRANSFORMS, Transform, close
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
 
 #: What the formulas are for.
 BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")

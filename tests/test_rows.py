@@ -199,6 +199,7 @@ def test_formulas(what: str, setting: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.formulas
 @pytest.mark.parametrize(("what", "setting"), cases(2))
 def test_kernels(what: str, setting: Mapping[str, Any]) -> None:
     """Every choice of every two."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INF, NAN = float("inf"), float("nan")
 
 #: A GPU of which a block gets little shared memory, so that rows need not be long to be long.
-SMALL = Chip(DECLARED_BYTES + (16 << 10), clusters=True)
+SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True)
 
 
 class Layout(NamedTuple):
@@ -41,8 +41,8 @@ class Layout(NamedTuple):
 LAYOUTS: Mapping[str, Layout] = {
     "lanes": Layout((37, 43)),
     "block": Layout((5, 1031)),
-    "block, cluster": Layout((3, 9001)),
-    "long": Layout((2, 32775)),
+    "block, cluster": Layout((3, 4501)),
+    "long": Layout((2, 16391)),
     "columns": Layout((3, 5, 4, 8)),
     "long columns": Layout((2, 199, 5, 3)),
     "gather": Layout((37, 43), loss="nll_loss"),
