@@ -249,12 +249,12 @@ def _entry(variant: RowVariant) -> str:
         "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
     }[variant.kind]
     bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") and not second else f"{THREADS}"
-    # Numbers of 8 bytes take two registers.
-    wide = 2 if variant.compute == "float64" else 1
+    # Numbers of 8 bytes take two registers, and a cap some more.
+    fewer = 2 if variant.compute == "float64" else 1.5 if variant.capped else 1
     if variant.layout == "lanes" and variant.kind != "count" and not second:
-        bounds = f"{LANE_THREADS}, {LANE_BLOCKS // wide}"
+        bounds = f"{LANE_THREADS}, {int(LANE_BLOCKS / fewer)}"
     elif variant.layout == "block" and variant.kind != "apply" and not second:
-        bounds = f"{BLOCK_THREADS}, {max(1, BLOCK_BLOCKS // wide)}"
+        bounds = f"{BLOCK_THREADS}, {int(BLOCK_BLOCKS / fewer)}"
     elif variant.layout == "columns" and not second:
         bounds += ", 3"
     elif variant.layout.startswith("streamed"):

@@ -105,6 +105,8 @@ class RowPlan:
         self.without_gaps = input.strides == self.gradient_strides and input.misalignment == 0
         self._dtypes = (input.dtype, target.dtype, weight.dtype if weight else "", mask.dtype if mask else "")
         self._smoothed, self._capped = smoothed, capped
+        #: As ``kOnce`` of ``kernels/rows.cuh``.
+        self._once = capped and not smoothed
         masks = launch.broadcast_strides(mask.shape, mask.strides, self.shape) if mask else (0,) * len(self.shape)
         size = ITEMSIZE[input.dtype]
         given = (
@@ -119,8 +121,11 @@ class RowPlan:
             along = rows_of(directions.strides, class_dim, size, directions.misalignment)
             self.layout = row_launch.second_layout(*given, along, loss.softmax)
         else:
-            lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
-            self.layout = lay_out(*given, chip or row_launch.Chip())
+            if not loss.softmax:
+                self.layout = row_launch.gather_layout(*given, chip or row_launch.Chip())
+            else:
+                kept = ITEMSIZE[self.compute] if self._once else 0
+                self.layout = row_launch.row_layout(*given, chip or row_launch.Chip(), kept)
         self.slot = hash((loss.name, self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
         with self._numbering:  # plans are made in a warm-up's thread, too
             self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
@@ -166,7 +171,7 @@ class RowPlan:
         blocks, cluster, many, words = self.blocks, x.cluster, x.many, x.words
         if kind in ("count", "apply"):
             shared, cluster = 0, 1
-        if kind in ("value", "values") and x.streamed:
+        if kind in ("value", "values") and x.streamed and not self._once:
             layout, threads, shared, cluster = f"streamed {layout}", x.streamed, 0, 1
             width = x.width if x.kind == "lanes" else x.threads * x.cluster
             teams = threads // launch.WARP if x.kind == "lanes" else 1

@@ -102,16 +102,24 @@ class RowLayout:
 
 
 def row_layout(
-    shape: Sequence[int], classes: int, logits: Rows, gradients: Rows, others: Sequence[Sequence[int]], chip: Chip
+    shape: Sequence[int],
+    classes: int,
+    logits: Rows,
+    gradients: Rows,
+    others: Sequence[Sequence[int]],
+    chip: Chip,
+    kept: int = 0,
 ) -> RowLayout:
-    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results."""
+    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes of
+    what stays on chip of each class, if those are more than its logit's.
+    """
     sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     lanes = _lanes(sizes, strides, logits, gradients, together)
     cluster = 1
     if together and classes > FEW_CLASSES:
-        vector = lanes * logits.itemsize
+        vector = lanes * max(logits.itemsize, kept)
         kind, width, threads, cluster = _on_chip(
             classes, lanes, vector, rows, chip, (LANE_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
         )

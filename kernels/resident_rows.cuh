@@ -38,6 +38,48 @@ __device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 
   return ahead;
 }
 
+// What is kept of each class in place of its logit: its exponential and its slope as a product, where they take long.
+// They may need twice the room: the second half is as far away as there are places.
+template <class Compute, class P>
+struct Products;
+template <class Compute, class Storage, int kLanes>
+struct Products<Compute, Pack<Storage, kLanes>> {
+  using P = Pack<Storage, kLanes>;
+  static constexpr int kHalves = sizeof(Compute) / sizeof(Storage);
+
+  // The sum of the exponentials but that of lane `target`, as add_classes finds it.
+  template <class Program>
+  static __device__ __forceinline__ Compute put(const Program& program, int target, Compute largest, P* place,
+                                                int half) {
+    Compute raw[kLanes], e[kLanes];
+    unpack(whole(place), raw);
+    Pack<Compute, kLanes> products;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      Compute z, slope;
+      program.logit.evaluate(raw[i], z, slope);
+      e[i] = program.logit.exponential_of(z, largest);
+      products.lane[i] = e[i] * slope;
+    }
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i) place[i * half] = whole(reinterpret_cast<const P*>(&products) + i);
+    if (target >= 0) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        if (i == target) e[i] = Compute(0);
+      }
+    }
+    return sum_of_lanes(e);
+  }
+  static __device__ __forceinline__ void get(const P* place, int half, Compute (&products)[kLanes]) {
+    Pack<Compute, kLanes> all;
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i) reinterpret_cast<P*>(&all)[i] = whole(place + i * half);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) products[i] = all.lane[i];
+  }
+};
+
 template <int kLanes>
 struct ResidentReader {
   // Vectors that a thread takes together, so that their steps overlap.
@@ -62,6 +104,11 @@ struct ResidentReader {
     for (; v < end; v += count, at += blockDim.x) f(v, at);
   }
 
+  // How many places there are for so many vectors.
+  static __device__ __forceinline__ int places(int vectors, int count) {
+    return (vectors + count - 1) / count * blockDim.x;
+  }
+
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Unit& unit, int64 r,
                                                                     bool exists, const Turn& turn, Scale& scale) {
@@ -69,7 +116,7 @@ struct ResidentReader {
     using Input = typename Program::Input;
     using P = Pack<Input, kLanes>;
     // The target is replaced by -inf, which adds nothing, so that no class has to be compared with it.
-    constexpr bool kPlain = !Program::kSmoothed && !Program::kCapped;
+    constexpr bool kPlain = !Program::kSmoothed && !Program::kCapped, kOnce = Program::kOnce;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
     const int index = unit.index(), count = unit.count(), classes = static_cast<int>(program.space.classes);
     P* const row = stage<P>();
@@ -100,6 +147,7 @@ struct ResidentReader {
     Largest<Compute, Input, kLanes> found;
     each(index, row, present, count, [&](int, const P* place) { found.add(whole(place)); });
     const Compute raw = has_end ? larger(found.get(), widen<Compute>(end)) : found.get();
+    const int half = places(view.vectors + 1, count);
     if (kPlain && has_target && in_vector) {
       reinterpret_cast<Input*>(row + target_vector / count * blockDim.x)[target_lane] = lowest;
     }
@@ -107,9 +155,15 @@ struct ResidentReader {
 
     const Compute z = t.counts ? program.logit.value(widen<Compute>(logit)) : Compute(0);
     RowPart<Compute> part{program.logit.value(join_lanes(raw, unit.lanes(), Larger{})), {0, 0, 0}};
+    // Of products that are kept nothing may be relative to a part of the row.
+    if constexpr (kOnce) part.largest = largest_of_warps(unit, part.largest, turn);
     const Compute relative_to = reference(part.largest);
     each(index, row, present, count, [&](int i, P* place) {
-      add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums);
+      if constexpr (kOnce && kGradient) {
+        part.sums.rest += Products<Compute, P>::put(program, lane_of(i), relative_to, place, half);
+      } else {
+        add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums);
+      }
     });
     if (has_end) add_classes(program, single, end_lane, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
     join_sums<Program::kSmoothed>(part.sums, unit.lanes());
@@ -128,14 +182,24 @@ struct ResidentReader {
         }
       } else {
         each(index, row, stored, count, [&](int i, P* place) {
-          store_gradient(program, gradients + view.first(i), view.first(i), lane_of(i), slopes, false, whole(place));
+          if constexpr (kOnce) {
+            Compute g[kLanes];
+            Products<Compute, P>::get(place, half, g);
+#pragma unroll
+            for (int k = 0; k < kLanes; ++k) g[k] *= slopes.common;
+            store_stream<kLanes>(gradients + view.first(i), NarrowPack<Input, kLanes>::from(g));
+          } else {
+            store_gradient(program, gradients + view.first(i), view.first(i), lane_of(i), slopes, false, whole(place));
+          }
         });
       }
       if (exists && single >= 0) {
         store_gradient(program, gradients + single, single, end_lane, slopes, none, Pack<Input, 1>{{end}});
       }
       // By the thread that has just stored something else there.
-      if (kPlain && has_target && !none) gradients[t.label] = Narrow<Input>::from(slopes.target);
+      if ((kPlain || (kOnce && in_vector)) && has_target && !none) {
+        gradients[t.label] = Narrow<Input>::from(slopes.target * program.logit.slope(widen<Compute>(logit)));
+      }
     }
     return y.value;
   }

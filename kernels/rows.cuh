@@ -104,6 +104,8 @@ struct RowProgram {
   using Result = Result_;
   static constexpr bool kSmoothed = kSmoothed_;
   static constexpr bool kCapped = kCapped_;
+  // Whether a class's exponential and slope are best found together, once: their product is all that gradients need.
+  static constexpr bool kOnce = kCapped && !kSmoothed;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kMasked = !kIsAbsent<Mask_>;
 
@@ -230,10 +232,13 @@ __device__ __forceinline__ void store_gradient(const Program& program, Place pla
     unpack(x, raw);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
-      g[i] = slopes.common * program.logit.exponential(raw[i], slopes.largest);
+      const Compute slope = program.logit.slope(raw[i]);
+      g[i] = program.logit.exponential(raw[i], slopes.largest);
+      if constexpr (Program::kOnce) g[i] *= slope;
+      g[i] *= slopes.common;
       if constexpr (Program::kSmoothed) g[i] -= slopes.weighted * program.weight(first + i);
-      if (i == target) g[i] = slopes.target;
-      g[i] *= program.logit.slope(raw[i]);
+      if constexpr (!Program::kOnce) g[i] = (i == target ? slopes.target : g[i]) * slope;
+      if (Program::kOnce && i == target) g[i] = slopes.target * slope;
     }
   }
   store_stream<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
@@ -388,6 +393,20 @@ __device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& p
     unit.share(part, turn, all);
     part = join_shared<kSmoothed, Unit::kBlocks * kWarp>(all, unit.warps());
   }
+}
+
+// The largest of what the warps of a unit found, in each thread of it.
+template <class Unit, class Compute>
+__device__ __forceinline__ Compute largest_of_warps(const Unit& unit, Compute largest, const Turn& turn) {
+  if constexpr (Unit::kBlock) {
+    const Compute* all;
+    unit.share(largest, turn, all);
+    const int lane = threadIdx.x % kWarp, warps = unit.warps();
+    largest = -scalar_infinity(Compute());
+    for (int i = lane; i < warps; i += kWarp) largest = larger(largest, all[i]);
+    largest = join_lanes(largest, kWarp, Larger{});
+  }
+  return largest;
 }
 
 // The gradients of such a part, which is read again.
