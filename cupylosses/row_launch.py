@@ -110,8 +110,8 @@ def row_layout(
     chip: Chip,
     kept: int = 0,
 ) -> RowLayout:
-    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes of
-    what stays on chip of each class, if those are more than its logit's.
+    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
+    that stay on chip of each class, if those are more than its logit's.
     """
     sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -138,9 +138,9 @@ def row_layout(
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     many, resident = len(sizes) > 1, _resident(kind, lanes, threads)
     streamed = 0
-    if kind in ("lanes", "block") and _stage(classes // lanes, width * cluster) <= VECTORS:
-        if kind == "lanes" or rows >= STREAMED_ROWS:
-            streamed = LANE_THREADS if kind == "lanes" else min(LANE_THREADS, threads * cluster)
+    if kind == "lanes" or (kind == "block" and rows >= STREAMED_ROWS):
+        fits = _stage(classes // lanes, width * cluster) <= VECTORS
+        streamed = fits * min(LANE_THREADS, threads * cluster)
     return RowLayout(
         kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster, resident, streamed
     )

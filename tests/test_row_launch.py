@@ -15,6 +15,7 @@ from cupylosses.checks import FLOATING
 from cupylosses.interop import ITEMSIZE
 from cupylosses.launch import DECLARED_BYTES
 from cupylosses.row_launch import (
+    BLOCK_THREADS,
     COLUMN_LANES,
     FEW_CLASSES,
     MAX_CLUSTER,
@@ -127,6 +128,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip) -> None:
         assert unit <= WARP and WARP % unit == 0
     if layout.kind == "columns":
         assert classes * vector * layout.threads == layout.shared <= SHARED_BYTES
+    if layout.kind == "short":
+        assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind in ("long", "long columns"):
         assert layout.shared == 0
     assert layout.per_block == (1 if layout.kind in ("block", "long") else layout.threads // WARP)
@@ -175,7 +178,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
         for start, s in ((address, strides), (0, dense))
     ]
-    if "columns" not in layout.kind:
+    if "columns" not in layout.kind and layout.kind != "short":
         assert layout.lanes == 1 or (shape[class_dim] == 1 or strides[class_dim] == dense[class_dim] == 1)
         assert ((places[0] - places[1]) % word == 0).all()
         return
@@ -209,15 +212,15 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
         (33, "float32", "lanes", 1),
         (1024, "float32", "lanes", 1),
         (1025, "float32", "block", 1),
-        (32768, "float32", "block", 1),
-        (33300, "float32", "block", 2),
+        (32768, "float32", "block", 2),
+        (33300, "float32", "block", 4),
         (266000, "float32", "block", 8),
         (500000, "float32", "long", 1),
         (2048, "bfloat16", "lanes", 1),
         (2049, "float16", "block", 1),
-        (65536, "bfloat16", "block", 1),
-        (128256, "bfloat16", "block", 2),
-        (262144, "bfloat16", "block", 4),
+        (65536, "bfloat16", "block", 2),
+        (128256, "bfloat16", "block", 4),
+        (262144, "bfloat16", "block", 8),
         (512, "float64", "lanes", 1),
         (513, "float64", "block", 1),
     ],
@@ -247,7 +250,9 @@ def test_labels_of_an_image_are_one_dimension() -> None:
     assert row_launch.label_words(shape, 19, labels, (0, 64, 1))[0]
 
 
-@pytest.mark.parametrize(("classes", "kind"), [(1, "columns"), (FEW_CLASSES, "columns"), (FEW_CLASSES + 1, "lanes")])
+@pytest.mark.parametrize(
+    ("classes", "kind"), [(1, "columns"), (2, "short"), (FEW_CLASSES, "short"), (FEW_CLASSES + 1, "lanes")]
+)
 def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> None:
     assert of((1000, classes), 1).kind == kind
 
@@ -323,7 +328,7 @@ def test_few_threads_take_a_short_row() -> None:
     widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024)}
     assert all(a <= b for a, b in zip(list(widths.values()), list(widths.values())[1:], strict=False))
     assert widths[33] < WARP == widths[1024]
-    assert of((4096, 4096), 1).threads < of((4096, 32000), 1).threads == MAX_THREADS
+    assert of((4096, 4096), 1).threads < of((4096, 32000), 1).threads == BLOCK_THREADS
 
 
 def test_groups_are_bounded() -> None:

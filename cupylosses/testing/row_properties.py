@@ -43,6 +43,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "block": Layout((5, 1031)),
     "block, cluster": Layout((3, 4501)),
     "long": Layout((2, 16391)),
+    "short": Layout((37, 10)),
     "columns": Layout((3, 5, 4, 8)),
     "long columns": Layout((2, 199, 5, 3)),
     "gather": Layout((37, 43), loss="nll_loss"),
