@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import cupylosses.functional as F
-from cupylosses import codegen
+from cupylosses import codegen, row_launch
 from cupylosses.definition import Loss
 from cupylosses.forms import form
 from cupylosses.testing import host, properties, row_properties
@@ -86,15 +86,28 @@ def masked(**setting: Any) -> Callable[[], None]:
 PER_ROW = {"reduction": "none"}
 
 
-def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any]) -> Callable[[], None]:
-    """A property of ``row_properties`` in one layout, with each of these settings."""
+def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **how: Any) -> Callable[[], None]:
+    """A property of ``row_properties`` in one layout, with each of these settings, of logits drawn in some way."""
 
     def run() -> None:
         with host.execution(seed=1):
             for chosen in settings or ({},):
-                check(row_properties.of_layout(layout), **chosen)
+                check(row_properties.of_layout(layout, **how), **chosen)
 
     return run
+
+
+def many_rows() -> None:
+    """A value alone, of as many rows as fill a GPU."""
+    with host.execution(seed=1):
+        row_properties.value_agrees_with_truth(row_properties.draw((row_launch.STREAMED_ROWS, 1031), 1))
+
+
+def few_teams() -> None:
+    """Threads that take many groups of rows, launch after launch."""
+    with row_properties.blocks(1, "cpu"):
+        for _ in range(2):
+            row_properties.agrees_with_truth(row_properties.of_layout("lanes"))
 
 
 def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[], None]:
@@ -152,6 +165,10 @@ BATTERY: dict[str, Callable[[], None]] = {
     "any order": partial(host_properties.keeps_its_bits_in_any_order, FUNCTION, FUNCTION.loss, shape=(2503,)),
     "rows, lanes": rows(row_properties.agrees_with_truth, "lanes", {}, PER_ROW),
     "rows, columns": rows(row_properties.agrees_with_truth, "columns", {}, PER_ROW),
+    "rows, short": rows(row_properties.agrees_with_truth, "short", {}, PER_ROW),
+    "rows, streamed": many_rows,
+    "rows, drawn": few_teams,
+    "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),
     "rows, block": rows(row_properties.agrees_with_truth, "block"),
     "rows, cluster": rows(row_properties.agrees_with_truth, "block, cluster"),
     "rows, long": rows(row_properties.agrees_with_truth, "long"),

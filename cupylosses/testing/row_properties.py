@@ -181,6 +181,19 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
         require(found.ok, f"gradient, {reduction}: {found}")
 
 
+def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
+    """The value is that of float64 also where there are to be no gradients, and has the bits that it has with them."""
+    import torch
+
+    with torch.no_grad():
+        alone = given.function(**{**given.arguments, **chosen})
+    found = compare(alone.cpu(), truth(given.loss, {**given.arguments, **chosen}).value)
+    require(found.ok, f"value alone: {found}")
+    x = given.input.detach().requires_grad_()
+    together = given.function(**{**given.arguments, "input": x, **chosen}).detach()
+    require(same_bits(alone, together), f"value alone {alone}, with gradients {together}")
+
+
 #: How directions lie: as logits do, or one for several classes or rows, or in another order of the dimensions.
 DIRECTIONS = ("alike", "one", "of a class", "of a row", "transposed")
 
