@@ -48,6 +48,7 @@ GRID = False
 STREAMED_THREADS = 640
 #: Rows that fill a GPU without being shared by several blocks.
 STREAMED_ROWS = 256
+STREAMED_LANES = 0
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
 LANE_THREADS = 128
@@ -138,7 +139,7 @@ def row_layout(
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     many, resident = len(sizes) > 1, _resident(kind, lanes, threads)
     streamed = 0
-    if kind == "lanes" or (kind == "block" and rows >= STREAMED_ROWS):
+    if rows >= {"lanes": STREAMED_LANES, "block": STREAMED_ROWS}.get(kind, rows + 1):
         fits = _stage(classes // lanes, width * cluster) <= VECTORS
         streamed = fits * min(LANE_THREADS, threads * cluster)
     return RowLayout(
