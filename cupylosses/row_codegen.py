@@ -225,7 +225,9 @@ def _entry(variant: RowVariant) -> str:
         lines += [f"using Reader = {'ShortReader' if variant.layout == 'short' else reader};"]
     else:
         unit = "const LaneUnit unit{width};"
-        if variant.layout == "streamed block":
+        if variant.layout in ("lanes", "streamed lanes") and variant.kind not in ("apply", "second"):
+            unit = "const LanesUnit unit{{width}};"
+        elif variant.layout == "streamed block":
             unit = "const StandingUnit unit{{}, width};"
         elif variant.layout in ("block", "long"):
             unit = f"const BlocksUnit<{variant.cluster}> unit;"

@@ -174,8 +174,7 @@ class RowPlan:
         if kind in ("value", "values") and x.streamed and not self._once:
             layout, threads, shared, cluster = f"streamed {layout}", x.streamed, 0, 1
             width = x.width if x.kind == "lanes" else x.threads * x.cluster
-            teams = threads // launch.WARP if x.kind == "lanes" else 1
-            blocks = min(-(-groups // teams), self.processors * (row_launch.STREAMED_THREADS // threads))
+            blocks = min(groups, self.processors * (row_launch.STREAMED_THREADS // threads))
         elif kind == "count":
             layout, threads = "lanes", row_launch.THREADS
             weight = weight if self.loss.mean_of_weights else ""

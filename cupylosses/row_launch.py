@@ -125,8 +125,7 @@ def row_layout(
             classes, lanes, vector, rows, chip, (LANE_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
         )
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * vector
-        per_block = 1 if kind != "lanes" else threads // WARP
-        units = -(-rows // (WARP // width)) if kind == "lanes" else rows
+        per_block, units = 1, -(-rows // (threads // width))
     else:
         kind, lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
         if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:

@@ -55,9 +55,14 @@ __device__ __forceinline__ T join_lanes(T x, int width, Join join) {
 // Each warp takes 32 / width rows at once.
 struct LaneUnit {
   static constexpr bool kBlock = false;
+  // Whether a team is a block.
+  static constexpr bool kTogether = false;
   static constexpr int kBlocks = 1;
   int width;
 
+  __device__ __forceinline__ int rank() const {
+    return 0;
+  }
   __device__ __forceinline__ int index() const {
     return threadIdx.x % width;
   }
@@ -95,11 +100,46 @@ struct LaneUnit {
   }
 };
 
+// The same where the warps of a block are a team: a group is a row to each, so that none is left with several when the
+// others have ended. Precondition: every thread of the block calls everything together.
+struct LanesUnit : LaneUnit {
+  static constexpr bool kTogether = true;
+
+  __device__ __forceinline__ int rows() const {
+    return blockDim.x / width;
+  }
+  __device__ __forceinline__ int row() const {
+    return threadIdx.x / width;
+  }
+  __device__ __forceinline__ int64 team() const {
+    return blockIdx.x;
+  }
+  __device__ __forceinline__ int64 teams() const {
+    return gridDim.x;
+  }
+  __device__ __forceinline__ bool leads() const {
+    return threadIdx.x == 0;
+  }
+  // Precondition: a call of total() lies between two of them.
+  __device__ __forceinline__ unsigned told(const Turn& turn) const {
+    __shared__ unsigned drawn;
+    if (threadIdx.x == 0) drawn = turn.drawn;
+    __syncthreads();
+    return drawn;
+  }
+  __device__ __forceinline__ double total(double x) const {
+    x = block_sum(index() == 0 ? x : 0.0);
+    __syncthreads();
+    return x;
+  }
+};
+
 // A row is taken by the blocks of a cluster, kBlocks of them, or by one alone.
 // Preconditions: blockDim.x is a multiple of 32 up to 1024, and every thread calls everything together.
 template <int kBlocks_>
 struct BlocksUnit {
   static constexpr bool kBlock = true;
+  static constexpr bool kTogether = true;
   static constexpr int kBlocks = kBlocks_;
 
   __device__ __forceinline__ int rank() const {
@@ -237,18 +277,19 @@ struct TeamScale {
   __device__ __forceinline__ TeamScale(const double* expected, double* used, double weight)
       : used(used), weight(weight) {
     const double loaded = expected == nullptr ? 1.0 : __ldcg(expected);
-    if constexpr (Unit::kBlock) {
+    if constexpr (Unit::kTogether) {
       if (threadIdx.x == 0) shared() = loaded;
+      if constexpr (!Unit::kBlock) __syncthreads();
     } else {
       grad_output = __shfl_sync(0xffffffffu, loaded, 0);
     }
   }
 
   __device__ __forceinline__ Compute factor() {
-    return static_cast<Compute>((Unit::kBlock ? shared() : grad_output) * weight);
+    return static_cast<Compute>((Unit::kTogether ? shared() : grad_output) * weight);
   }
   __device__ __forceinline__ void note(const Unit& unit, int64 group) const {
-    if constexpr (Unit::kBlock) {
+    if constexpr (Unit::kTogether) {
       if (threadIdx.x == 0) used[group * Unit::kBlocks + unit.rank()] = shared();
     } else {
       if (unit.leads()) used[group] = grad_output;

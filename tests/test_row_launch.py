@@ -104,11 +104,11 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
     shape, class_dim, dtype, strides, address = x
     layout = of(shape, class_dim, dtype, strides, address, chip)
     assert layout.lanes * ITEMSIZE[dtype] <= 16
-    fits(layout, shape[class_dim], ITEMSIZE[dtype], chip)
+    fits(layout, shape[class_dim], ITEMSIZE[dtype], chip, True)
 
 
-def fits(layout: RowLayout, classes: int, size: int, chip: Chip) -> None:
-    """For classes of so many bytes."""
+def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = False) -> None:
+    """For classes of so many bytes, of logits alone or with a target for each."""
     vector = layout.lanes * size
     assert layout.lanes in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
@@ -132,7 +132,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip) -> None:
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind in ("long", "long columns"):
         assert layout.shared == 0
-    assert layout.per_block == (1 if layout.kind in ("block", "long") else layout.threads // WARP)
+    together = ("block", "long", "lanes") if alone else ("block", "long")
+    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP)
 
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
