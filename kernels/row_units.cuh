@@ -231,7 +231,7 @@ using BlockUnit = BlocksUnit<1>;
 template <class Unit>
 struct GroupQueue {
   // Each team has so many without drawing: as many as may be asked for before a join of the unit.
-  static constexpr int kGiven = 2;
+  static constexpr int kGiven = 3;
   unsigned* counter;  // how many were drawn by all teams; nullptr where all are given
   unsigned drawn;     // in the first thread of the team
 

@@ -471,13 +471,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, short",),
     ),
     Mutant(
-        "rows of a warp that are not there",
-        SHORT_ROWS,
-        "rows < kWarp ? rows : kWarp",
-        "kWarp",
-        ("rows, short",),
-    ),
-    Mutant(
         "gradients of a warp's rows stored before all are there",
         SHORT_ROWS,
         "  __device__ __forceinline__ void close() const {\n    __syncwarp();\n",
