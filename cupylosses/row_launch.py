@@ -53,12 +53,13 @@ MAX_GROUPS = 1 << 14
 
 @dataclass(frozen=True)
 class Chip:
-    """What of a GPU decides how rows are taken: the shared memory that a block can ask for, in bytes, and whether there
-    are clusters.
+    """What of a GPU decides how rows are taken: the shared memory that a block can ask for, in bytes, whether there are
+    clusters, and the threads of a block, at most, of which every GPU has as many.
     """
 
     shared: int = SHARED_BYTES
     clusters: bool = False
+    threads: int = MAX_THREADS
 
 
 @dataclass(frozen=True)
@@ -334,17 +335,16 @@ def _on_chip(
     while chip.clusters and cluster < MAX_CLUSTER:
         # More blocks if there are few rows, and enough for each thread to do.
         if vectors * vector <= part * cluster and not (
-            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * MAX_THREADS
+            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * chip.threads
         ):
             break
         cluster *= 2
-    threads = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), MAX_THREADS))
+    threads = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), chip.threads))
     if _stage(classes // lanes, threads * cluster) * threads * vector <= room:
         return "block", threads, threads, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
-    threads = max(2 * WARP, min(_power_of_two(-(-vectors // (LONG_VECTORS * cluster))), MAX_THREADS))
-    return "long", threads, threads, cluster
+    return "long", chip.threads, chip.threads, cluster
 
 
 def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:
