@@ -62,12 +62,13 @@ MAX_GROUPS = 1 << 14
 
 @dataclass(frozen=True)
 class Chip:
-    """What of a GPU decides how rows are taken: the shared memory that a block can ask for, in bytes, and whether there
-    are clusters.
+    """What of a GPU decides how rows are taken: the shared memory that a block can ask for, in bytes, whether there are
+    clusters, and the threads of a block, at most, of which every GPU has as many.
     """
 
     shared: int = SHARED_BYTES
     clusters: bool = False
+    threads: int = MAX_THREADS
 
 
 @dataclass(frozen=True)
@@ -359,7 +360,7 @@ def _on_chip(
     vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
     that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest.
     """
-    most, at_most = threads
+    most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // lanes)
     width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
@@ -379,8 +380,7 @@ def _on_chip(
         return "block", count, count, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
-    threads = max(2 * WARP, min(_power_of_two(-(-vectors // (LONG_VECTORS * cluster))), MAX_THREADS))
-    return "long", threads, threads, cluster
+    return "long", chip.threads, chip.threads, cluster
 
 
 def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:

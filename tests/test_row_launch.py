@@ -112,7 +112,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     vector = layout.lanes * size
     assert layout.lanes in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
-    assert layout.threads <= (MAX_THREADS if layout.kind in ("block", "long") else THREADS)
+    assert layout.threads <= (chip.threads if layout.kind in ("block", "long") else THREADS)
     assert 1 <= layout.groups <= MAX_GROUPS
     assert layout.cluster in (1, 2, 4, 8) if chip.clusters else layout.cluster == 1
     assert layout.cluster == 1 or layout.kind in ("block", "long")

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 INF, NAN = float("inf"), float("nan")
 
-#: A GPU of which a block gets little shared memory, so that rows need not be long to be long.
-SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True)
+#: A GPU of which a block gets little shared memory, so that rows need not be long to be long, and not all threads,
+#: since on the host they take turns; a cluster has more than 32 warps still.
+SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 
 
 class Layout(NamedTuple):

@@ -33,7 +33,7 @@ TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 #: A GPU of which a block gets so little shared memory that rows need not be long to be long: threads that take turns at
 #: each access of memory take their time.
-TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True)
+TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True, threads=512)
 
 #: Operands that are taken in each way by such a GPU, in float32: their shape, the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
