@@ -64,6 +64,9 @@ HOST_VECTORS(double, double)
 inline void __syncthreads(HOST_SITE) {
   host_barrier(file, line);
 }
+inline int __syncthreads_or(int predicate, HOST_SITE) {
+  return host_barrier_or(predicate, file, line);
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu, HOST_SITE) {
   host_warp_barrier(mask, file, line);
 }
@@ -193,6 +196,10 @@ HOST_ACCESS void __stcs(T* p, T x) {
 }
 template <class T>
 HOST_ACCESS void __stcg(T* p, T x) {
+  *p = x;
+}
+template <class T>
+HOST_ACCESS void __stwb(T* p, T x) {
   *p = x;
 }
 
