@@ -66,6 +66,11 @@ class Outputs:
     correct: int = 0
     slopes: int = 0
 
+    @property
+    def any(self) -> int:
+        """Not 0 if any of them is wanted."""
+        return self.values | self.lse | self.correct | self.slopes
+
 
 class RowPlan:
     """Everything about a call but addresses and numbers. With ``directions``, of its second derivatives along these."""
@@ -125,7 +130,7 @@ class RowPlan:
                 self.layout = row_launch.gather_layout(*given, chip or row_launch.Chip())
             else:
                 kept = ITEMSIZE[self.compute] if self._once else 0
-                self.layout = row_launch.row_layout(*given, chip or row_launch.Chip(), kept)
+                self.layout = row_launch.row_layout(*given, chip or row_launch.Chip(), kept, smoothed or capped)
         self.slot = hash((loss.name, self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
         with self._numbering:  # plans are made in a warm-up's thread, too
             self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
@@ -161,7 +166,7 @@ class RowPlan:
         status = device.status() if given.checked else 0
         launcher(
             stream, given.input, gradients, given.target, given.weight, given.mask, given.ignored, status,
-            self.site, out.values, out.lse, out.correct, out.slopes, *own, given.scale, given.softcap,
+            self.site, out.values, out.lse, out.correct, out.slopes, out.any, *own, given.scale, given.softcap,
             *given.parameters, *divisor.arguments,
         )  # fmt: skip
 
@@ -172,9 +177,11 @@ class RowPlan:
         if kind in ("count", "apply"):
             shared, cluster = 0, 1
         if kind in ("value", "values") and x.streamed and not self._once:
-            layout, threads, shared, cluster = f"streamed {layout}", x.streamed, 0, 1
-            width = x.width if x.kind == "lanes" else x.threads * x.cluster
+            layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
+            width = x.threads * x.cluster
             blocks = min(groups, self.processors * (row_launch.STREAMED_THREADS // threads))
+        elif kind in ("value", "values"):
+            blocks = row_launch.blocks(x, x.groups, self.processors, gradient=False)
         elif kind == "count":
             layout, threads = "lanes", row_launch.THREADS
             weight = weight if self.loss.mean_of_weights else ""
@@ -192,7 +199,7 @@ class RowPlan:
             blocks = max(1, min(-(-self.rows * groups // per), self.processors * (2048 // threads)))
         variant = RowVariant(
             self.loss, kind, layout, x.lanes, input, label, weight, mask, self.result, self.compute,
-            many, self._smoothed, self._capped, counted, cluster,
+            many, self._smoothed, self._capped, counted, cluster, x.ahead and "gradient" in kind,
         )  # fmt: skip
         return self.launcher(variant, blocks, threads, (groups, width, words), shared)
 

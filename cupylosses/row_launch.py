@@ -40,15 +40,18 @@ COLUMN_THREADS = 768
 #: Bytes of a row that a block takes, where a cluster can take the others: of logits, and with targets per class.
 PART_BYTES = 65 << 10
 TERM_PART_BYTES = 130 << 10
-#: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for.
+#: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
+#: of those that wait for others of a cluster, or have more to compute, and of others.
 BLOCK_THREADS = 512
 BLOCK_BLOCKS = 3
-GRID = False
-#: Threads of rows without gradients that a multiprocessor can run at once.
+PLAIN_BLOCKS = 2
+#: Bytes of a row, up to which the next one is brought to the cache ahead of its turn, and half as many blocks run.
+AHEAD_BYTES = 16 << 10
+#: Threads of rows without gradients that a multiprocessor can run at once, where they do not stay on chip: rows that so
+#: many threads would share, at least, and so many rows that they fill a GPU without being shared by several blocks.
 STREAMED_THREADS = 640
-#: Rows that fill a GPU without being shared by several blocks.
+STREAMED_WIDTH = 512
 STREAMED_ROWS = 256
-STREAMED_LANES = 0
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
 LANE_THREADS = 128
@@ -85,8 +88,9 @@ class Rows:
 class RowLayout:
     """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``groups`` are partial sums, which teams of threads
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
-    that a multiprocessor runs at once. ``streamed`` are the threads of a block that take a row whose gradients are not
-    asked for, 0 where they take it in the same way.
+    that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``ahead``.
+    ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
+    the same way.
     """
 
     kind: str
@@ -101,6 +105,7 @@ class RowLayout:
     cluster: int = 1
     resident: int = 2048
     streamed: int = 0
+    ahead: bool = False
 
 
 def row_layout(
@@ -111,9 +116,10 @@ def row_layout(
     others: Sequence[Sequence[int]],
     chip: Chip,
     kept: int = 0,
+    heavy: bool = False,
 ) -> RowLayout:
     """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
-    that stay on chip of each class, if those are more than its logit's.
+    that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss.
     """
     sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -137,14 +143,21 @@ def row_layout(
         width, per_block = 1, threads // WARP
         units = -(-rows // (lanes * WARP))
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    many, resident = len(sizes) > 1, _resident(kind, lanes, threads)
+    resident = _resident(kind, lanes, block_blocks(cluster, heavy))
+    ahead = kind == "block" and cluster == 1 and not heavy and classes * logits.itemsize <= AHEAD_BYTES
     streamed = 0
-    if rows >= {"lanes": STREAMED_LANES, "block": STREAMED_ROWS}.get(kind, rows + 1):
+    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH:
         fits = _stage(classes // lanes, width * cluster) <= VECTORS
         streamed = fits * min(LANE_THREADS, threads * cluster)
+    groups, many = _groups(units), len(sizes) > 1
     return RowLayout(
-        kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster, resident, streamed
+        kind, lanes, width, threads, groups, per_block, shared, many, words, cluster, resident, streamed, ahead
     )
+
+
+def block_blocks(cluster: int, heavy: bool) -> int:
+    """Blocks of BLOCK_THREADS that a multiprocessor has registers for."""
+    return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
 
 
 def gather_layout(
@@ -275,35 +288,33 @@ def label_words(
     return len(sizes) > 1, _words(prod(shape), classes, (0,) * len(streams), sizes, streams)
 
 
-def blocks(layout: RowLayout, groups: int, processors: int) -> int:
+def blocks(layout: RowLayout, groups: int, processors: int, gradient: bool = True) -> int:
     """The blocks for so many groups: as many as run at once, and no more than there is work for."""
     usable = processors
     if layout.cluster > 2:
         # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
         # many are of use on a GPU of 132.
         usable = max(1, processors * 10 // 11)
-    if GRID:
-        return -(-groups // layout.per_block) * layout.cluster
-    at_once = max(1, usable * _at_once(layout) // layout.cluster)
+    at_once = max(1, usable * _at_once(layout, gradient and layout.ahead) // layout.cluster)
     return max(1, min(-(-groups // layout.per_block), at_once)) * layout.cluster
 
 
-def _at_once(layout: RowLayout) -> int:
-    """Blocks that a multiprocessor runs at once, as far as it is known without compiling: it has some 227 KiB of shared
-    memory.
+def _at_once(layout: RowLayout, half: bool) -> int:
+    """Blocks that a multiprocessor runs at once, or half of them, as far as it is known without compiling: it has some
+    227 KiB of shared memory.
     """
     room = (227 << 10) // (layout.shared + 3072) if layout.shared else 2048
-    return max(1, min(layout.resident // layout.threads, room))
+    return max(1, min(layout.resident // (2 if half else 1) // layout.threads, room))
 
 
-def _resident(kind: str, lanes: int, threads: int) -> int:
+def _resident(kind: str, lanes: int, blocks: int) -> int:
     """Threads that a multiprocessor has registers for, or works best with."""
     if kind == "lanes":
         return LANE_BLOCKS * LANE_THREADS
     if kind == "columns" and lanes > 1:
         return COLUMN_THREADS
     if kind == "block":
-        return BLOCK_BLOCKS * BLOCK_THREADS
+        return blocks * BLOCK_THREADS
     return RESIDENT_THREADS if kind == "long" else 2048
 
 

@@ -64,7 +64,7 @@ struct Column {
     stage[c * blockDim.x] = x;
   }
   __device__ __forceinline__ void put(Index c, const P& gradient) const {
-    store_stream<kLanes>(gradients + c * gradient_stride, gradient);
+    store_pack<kLanes>(gradients + c * gradient_stride, gradient);
   }
   // Behind the gradients of all classes.
   __device__ __forceinline__ void close() const {
@@ -104,11 +104,6 @@ __device__ __forceinline__ void store_columns(const Program& program, const Sour
     column.put(c, NarrowPack<Input, kLanes>::from(g));
   }
 }
-
-template <class X, class Y>
-constexpr bool kSameType = false;
-template <class X>
-constexpr bool kSameType<X, X> = true;
 
 // The largest raw logit of each of kLanes rows.
 template <class Source, int kLanes, class Compute>

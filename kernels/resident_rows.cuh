@@ -1,42 +1,12 @@
 // Rows that stay on chip: each thread of the unit has its vectors of the row in shared memory, where nobody but itself
-// reads them, so that no barrier is needed. Where it has used a vector for the last time, it has that of its next row
-// copied there at once, so that the memory of the GPU does not wait for arithmetic. What is known of the next row is
-// asked for ahead, too, because its logits are not read before its label is known to count; and its label a row
-// earlier, so that nobody waits for that.
+// reads them, so that no barrier is needed. It has them copied there past the registers, waits, goes over them three
+// times, and turns to its next row; meanwhile others of the multiprocessor wait or compute. To copy the next row's
+// vectors where these have been used for the last time takes 64 registers instead of 40 (docs/performance.md).
 //
 // Not in registers: compilers keep every logit in each form that it has been computed to, and spill.
 //
 // Exponentials are relative to the largest logit of a warp's part at first, and put together with the other warps' when
 // those are known: one barrier for a row.
-
-// A row ahead of its turn.
-template <class Program>
-struct RowAhead {
-  bool exists;
-  RowTarget<typename Program::Compute> target;
-  typename Program::Input logit;  // the target's
-  typename Program::Input end;    // what this thread takes of the row's ends
-};
-
-// What memory says of a row's label, which is on its way for a row's time; of no row, what it says of the first.
-template <class Program>
-__device__ __forceinline__ typename Program::Note ask(const Program& program, int64 row) {
-  int64 offset[kRowStreams];
-  program.space.offsets(row < program.space.rows ? row : 0, offset);
-  return program.note(offset);
-}
-
-template <class Program>
-__device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 row,
-                                                  const typename Program::Note& note) {
-  RowAhead<Program> ahead;
-  ahead.exists = row < program.space.rows;
-  program.space.offsets(ahead.exists ? row : 0, ahead.target.offset);
-  program.judge(ahead.target, note);
-  ahead.target.counts &= ahead.exists;
-  ahead.target.wrong &= ahead.exists;
-  return ahead;
-}
 
 // What is kept of each class in place of its logit: its exponential and its slope as a product, where they take long.
 // They may need twice the room: the second half is as far away as there are places.
@@ -80,7 +50,8 @@ struct Products<Compute, Pack<Storage, kLanes>> {
   }
 };
 
-template <int kLanes>
+// kAhead: whether a row is brought to the cache ahead of its turn. Precondition of that: a block takes it.
+template <int kLanes, bool kAhead>
 struct ResidentReader {
   // Vectors that a thread takes together, so that their steps overlap.
   static constexpr int kTogether = 4;
@@ -109,14 +80,29 @@ struct ResidentReader {
     return (vectors + count - 1) / count * blockDim.x;
   }
 
+  // Has a short row that counts brought to the cache, so that few blocks are enough to keep the memory busy: with many
+  // of them, and with longer rows, what is read and written at once is more than the cache holds.
+  template <class Unit, class Program>
+  static __device__ __forceinline__ void bring(const Program& program, const Unit& unit, int64 row) {
+    using Input = typename Program::Input;
+    if (unit.index() != 0 || row >= program.space.rows) return;
+    const auto t = program.target(row);
+    if (!t.counts) return;
+    const RowView<Input, kLanes, int> view(program.input, t.offset[kLogits], static_cast<int>(program.space.classes));
+    if (view.vectors > 0) bring_to_cache(program.input + t.offset[kLogits] + view.head, view.vectors * 16u);
+  }
+
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Unit& unit, int64 r,
-                                                                    bool exists, const Turn& turn, Scale& scale) {
+                                                                    bool exists, int64 next, Turn& turn, Scale& scale) {
     using Compute = typename Program::Compute;
     using Input = typename Program::Input;
     using P = Pack<Input, kLanes>;
     // The target is replaced by -inf, which adds nothing, so that no class has to be compared with it.
     constexpr bool kPlain = !Program::kSmoothed && !Program::kCapped, kOnce = Program::kOnce;
+    // The exponentials take the places of their logits where they fit, and are relative to the largest logit of the row
+    // at once: those of a warp's part would have to be related to it, and gradients of one pass had other bits then.
+    constexpr bool kExponentials = kGradient && !Program::kCapped && !Unit::kBlock && kSameType<Input, Compute>;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
     const int index = unit.index(), count = unit.count(), classes = static_cast<int>(program.space.classes);
     P* const row = stage<P>();
@@ -143,6 +129,7 @@ struct ResidentReader {
     const auto lane_of = [&](int i) { return !kPlain && i == target_vector ? target_lane : -1; };
     const int end_lane = !kPlain && in_end ? 0 : -1;
 
+    if constexpr (kAhead && sizeof(P) == 16) bring(program, unit, next);
     wait_for_copies();
     Largest<Compute, Input, kLanes> found;
     each(index, row, present, count, [&](int, const P* place) { found.add(whole(place)); });
@@ -153,7 +140,9 @@ struct ResidentReader {
     }
     if (kPlain && in_end) end = lowest;
 
-    const Compute z = t.counts ? program.logit.value(widen<Compute>(logit)) : Compute(0);
+    const auto of_target = [&] { return t.counts ? program.logit.value(widen<Compute>(logit)) : Compute(0); };
+    Compute z = Compute(0);
+    if constexpr (Program::kSmoothed) z = of_target();
     RowPart<Compute> part{program.logit.value(join_lanes(raw, unit.lanes(), Larger{})), {0, 0, 0}};
     // Of products that are kept nothing may be relative to a part of the row.
     if constexpr (kOnce) part.largest = largest_of_warps(unit, part.largest, turn);
@@ -161,6 +150,8 @@ struct ResidentReader {
     each(index, row, present, count, [&](int i, P* place) {
       if constexpr (kOnce && kGradient) {
         part.sums.rest += Products<Compute, P>::put(program, lane_of(i), relative_to, place, half);
+      } else if constexpr (kExponentials) {
+        add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums, place);
       } else {
         add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums);
       }
@@ -168,6 +159,7 @@ struct ResidentReader {
     if (has_end) add_classes(program, single, end_lane, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
     join_sums<Program::kSmoothed>(part.sums, unit.lanes());
     join_warps<Program::kSmoothed>(unit, part, turn);
+    if constexpr (!Program::kSmoothed) z = of_target();
 
     const RowLoss<Compute> y = program.finish(t, z, part.largest, part.sums, exists && index == 0);
     if constexpr (kGradient) {
@@ -176,6 +168,9 @@ struct ResidentReader {
       const bool none = slopes.none();
       Input* const gradients = program.gradients + t.offset[kGradients];
       const int stored = exists ? view.vectors : 0;
+      if (exists && single >= 0) {
+        store_gradient(program, gradients + single, single, end_lane, slopes, none, Pack<Input, 1>{{end}});
+      }
       if (none) {
         for (int i = index; i < stored; i += count) {
           store_gradient(program, gradients + view.first(i), 0, -1, slopes, true, Pack<Input, kLanes>{});
@@ -187,14 +182,12 @@ struct ResidentReader {
             Products<Compute, P>::get(place, half, g);
 #pragma unroll
             for (int k = 0; k < kLanes; ++k) g[k] *= slopes.common;
-            store_stream<kLanes>(gradients + view.first(i), NarrowPack<Input, kLanes>::from(g));
+            store_pack<kLanes>(gradients + view.first(i), NarrowPack<Input, kLanes>::from(g));
           } else {
-            store_gradient(program, gradients + view.first(i), view.first(i), lane_of(i), slopes, false, whole(place));
+            store_gradient<kExponentials>(program, gradients + view.first(i), view.first(i), lane_of(i), slopes, false,
+                                          whole(place));
           }
         });
-      }
-      if (exists && single >= 0) {
-        store_gradient(program, gradients + single, single, end_lane, slopes, none, Pack<Input, 1>{{end}});
       }
       // By the thread that has just stored something else there.
       if ((kPlain || (kOnce && in_vector)) && has_target && !none) {
@@ -206,11 +199,12 @@ struct ResidentReader {
 
   template <bool kGradient, class Unit, class Program, class Scale>
   struct Visit {
+    static constexpr bool kLooksAhead = kAhead;
     const Program& program;
     const Unit& unit;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, const Turn& turn) const {
-      return visit<kGradient>(program, unit, row, exists, turn, scale);
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64 next, Turn& turn) const {
+      return visit<kGradient>(program, unit, row, exists, next, turn, scale);
     }
   };
 

@@ -146,20 +146,21 @@ struct ResidentTermReader {
                                                const Workspace& work) {
     RowWalk<Unit> walk(unit);
     if (walk.group >= groups) return;
+    unit.open();
     GroupQueue<Unit> queue(unit, work.drawn);
     StagedTerms<Program, Unit, kLanes> classes(program, unit, walk.first + unit.row());
     double total = 0.0;
-    int parity = 0;
+    Turn turn{0, 0};
 #pragma unroll 1
-    for (;; parity ^= 1) {
+    for (;;) {
       const int group = walk.group;
-      walk.advance(unit, queue, groups, program.space.rows, parity);
-      const Turn turn{parity, queue.drawn};
+      walk.advance(unit, queue, groups, program.space.rows, turn.joins);
+      turn.drawn = queue.drawn;
       const bool more = walk.group < groups;
       classes.turn_to_next(more ? walk.first + unit.row() : -1);
       total += visit_terms<kGradient>(program, unit, classes.now.offset, classes, classes.now.exists, turn, scale);
       if (walk.group == group) continue;
-      close_group(unit, scale, group, total, work.partials);
+      close_group(unit, scale, group, total, work.partials, turn);
       if (!more) return;
       total = 0.0;
     }

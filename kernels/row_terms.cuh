@@ -346,7 +346,7 @@ struct JoinLanes {
 
 // What all threads of a unit found of a row, in each of them.
 template <class Unit, class Compute, int kCount>
-__device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, kCount>& found, const Turn& turn) {
+__device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, kCount>& found, Turn& turn) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) join_normal(found.of[i], unit.lanes());
   if constexpr (Unit::kBlock) {
@@ -368,7 +368,7 @@ __device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, 
 }
 
 template <class Terms, class Unit, class Compute>
-__device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& sums, const Turn& turn) {
+__device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& sums, Turn& turn) {
   Terms::over(sums, JoinLanes{unit.lanes()});
   if constexpr (Unit::kBlock) {
     const TermSums<Compute>* all;
@@ -396,7 +396,7 @@ __device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& 
 template <bool kGradient, class Unit, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_terms(const Program& program, const Unit& unit,
                                                                  const int64 (&offset)[kRowStreams], Classes& classes,
-                                                                 bool exists, const Turn& turn, Scale& scale) {
+                                                                 bool exists, Turn& turn, Scale& scale) {
   using Compute = typename Program::Compute;
   using Terms = AddTerms<kGradient, Program>;
   AddLogits<Program> logits(program);
@@ -434,10 +434,11 @@ template <class Source>
 struct TermReader {
   template <bool kGradient, class Unit, class Program, class Scale>
   struct Visit {
+    static constexpr bool kLooksAhead = false;
     const Program& program;
     const Unit& unit;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, const Turn& turn) const {
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, Turn& turn) const {
       int64 offset[kRowStreams];
       program.space.offsets(exists ? row : 0, offset);
       const typename Source::template Classes<Program, Unit> classes(program, unit, offset, exists);

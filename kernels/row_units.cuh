@@ -27,10 +27,10 @@ struct Plus {
   }
 };
 
-// A visit of a row by a unit. `parity` alternates between 0 and 1 from visit to visit; `drawn` is what the unit's first
-// thread tells the others (GroupQueue).
+// What changes from visit to visit of rows by a unit: how often its threads have told each other something, and what
+// the first of them tells the others next (GroupQueue).
 struct Turn {
-  int parity;
+  unsigned joins;
   unsigned drawn;
 };
 
@@ -89,13 +89,16 @@ struct LaneUnit {
   __device__ __forceinline__ bool leads() const {
     return threadIdx.x % kWarp == 0;
   }
+  // Before anything else of the team's.
+  __device__ __forceinline__ void open() const {
+  }
   // What the team's first thread drew.
   __device__ __forceinline__ unsigned told(const Turn& turn) const {
     return __shfl_sync(0xffffffffu, turn.drawn, 0);
   }
 
   // The sum of what the first threads of the team's rows hold, in its leader.
-  __device__ __forceinline__ double total(double x) const {
+  __device__ __forceinline__ double total(double x, Turn&) const {
     return warp_sum(index() == 0 ? x : 0.0);
   }
 };
@@ -120,17 +123,28 @@ struct LanesUnit : LaneUnit {
   __device__ __forceinline__ bool leads() const {
     return threadIdx.x == 0;
   }
-  // Precondition: a call of total() lies between two of them.
+  // What the team's first thread drew before its last call of total().
   __device__ __forceinline__ unsigned told(const Turn& turn) const {
-    __shared__ unsigned drawn;
-    if (threadIdx.x == 0) drawn = turn.drawn;
-    __syncthreads();
-    return drawn;
+    return tellings()[(turn.joins & 1) ^ 1];
   }
-  __device__ __forceinline__ double total(double x) const {
-    x = block_sum(index() == 0 ? x : 0.0);
+  // Also tells what the first thread drew: one barrier for a group, because places alternate, and who reads a place is
+  // behind it when it comes to the next barrier.
+  __device__ __forceinline__ double total(double x, Turn& turn) const {
+    __shared__ double sums[2][kWarp];
+    const int lane = threadIdx.x % kWarp, place = turn.joins & 1;
+    x = warp_sum(index() == 0 ? x : 0.0);
+    if (lane == 0) sums[place][threadIdx.x / kWarp] = x;
+    if (threadIdx.x == 0) tellings()[place] = turn.drawn;
     __syncthreads();
-    return x;
+    ++turn.joins;
+    if (threadIdx.x >= kWarp) return 0.0;
+    return warp_sum(lane < static_cast<int>(blockDim.x / kWarp) ? sums[place][lane] : 0.0);
+  }
+
+ private:
+  static __device__ __forceinline__ unsigned* tellings() {
+    __shared__ unsigned drawn[2];
+    return drawn;
   }
 };
 
@@ -169,43 +183,53 @@ struct BlocksUnit {
   __device__ __forceinline__ bool leads() const {
     return index() == 0;
   }
+  // Before the first call of share(), which has to follow: nothing can be sent to a block that has not begun.
+  __device__ __forceinline__ void open() const {
+    if constexpr (kBlocks > 1) arrive_in_cluster();
+  }
   // What the team's first thread drew before its last call of share().
   __device__ __forceinline__ unsigned told(const Turn& turn) const {
-    return tellings()[turn.parity ^ 1];
+    return tellings()[(turn.joins & 1) ^ 1];
   }
 
   // Tells all threads of a block what the first one drew, behind the next barrier.
   __device__ __forceinline__ void tell(const Turn& turn) const {
-    if (threadIdx.x == 0) tellings()[turn.parity] = turn.drawn;
+    if (threadIdx.x == 0) tellings()[turn.joins & 1] = turn.drawn;
   }
 
   // Hands `mine`, the same in all lanes of a warp, to all warps of the unit: in `all`, in the order of the warps; and
   // what the first thread drew.
-  // Precondition: the turn's parity alternates from visit to visit. Who still reads what it was handed in the last
-  // visit but one has not come to the barrier of the last one, so that one barrier is enough.
+  //
+  // Who still reads what it was handed in the last call but one has sent nothing in the last one, for which all wait,
+  // so that two places are enough.
   template <class T>
-  __device__ __forceinline__ void share(const T& mine, const Turn& turn, const T*& all) const {
+  __device__ __forceinline__ void share(const T& mine, Turn& turn, const T*& all) const {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
+    constexpr int kWords = sizeof(T) / 4;
     // Words, because a T may have constructors.
-    alignas(T) __shared__ unsigned words[2][kBlocks * kWarp * sizeof(T) / 4];
-    T* const parts = reinterpret_cast<T*>(words[turn.parity]);
+    alignas(16) __shared__ unsigned words[2][kBlocks * kWarp * kWords];
+    T* const parts = reinterpret_cast<T*>(words[turn.joins & 1]);
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-    T* place = &parts[rank() * warps + threadIdx.x / kWarp];
+    unsigned* const place = reinterpret_cast<unsigned*>(&parts[rank() * warps + threadIdx.x / kWarp]);
+    const unsigned* const own = reinterpret_cast<const unsigned*>(&mine);
     if constexpr (kBlocks == 1) {
-      if (lane == 0) *place = mine;
+      if (lane == 0) reinterpret_cast<T&>(*place) = mine;
       tell(turn);
       __syncthreads();
     } else {
+      unsigned* const telling = tellings() + (turn.joins & 1);
       const unsigned drawn = __shfl_sync(0xffffffffu, turn.drawn, 0);
-      if (lane < kBlocks) {
+      const bool sends = lane < kBlocks, tells = sends && rank() == 0 && threadIdx.x < kWarp;
+      if (turn.joins == 0) wait_for_cluster();
 #pragma unroll
-        for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
-          store_in_cluster(reinterpret_cast<unsigned*>(place) + i, lane, reinterpret_cast<const unsigned*>(&mine)[i]);
-        }
-        if (rank() == 0 && threadIdx.x < kWarp) store_in_cluster(tellings() + turn.parity, lane, drawn);
+      for (int i = 0; i < kWords; ++i) {
+        if (sends) store_in_cluster(place + i, lane, own[i]);
       }
-      cluster_barrier();
+      if (tells) store_in_cluster(telling, lane, drawn);
+      arrive_in_cluster();
+      wait_for_cluster();
     }
+    ++turn.joins;
     all = parts;
   }
   // How many parts there are.
@@ -213,7 +237,7 @@ struct BlocksUnit {
     return kBlocks * (blockDim.x / kWarp);
   }
 
-  __device__ __forceinline__ double total(double x) const {
+  __device__ __forceinline__ double total(double x, Turn&) const {
     return x;
   }
 
@@ -240,10 +264,10 @@ struct GroupQueue {
   }
   // The group after `group`. Preconditions: all threads of the team call it together, with the turn of a visit of which
   // no join has begun; between two calls that draw lies a join of the unit.
-  __device__ __forceinline__ int after(const Unit& unit, int group, int parity) {
+  __device__ __forceinline__ int after(const Unit& unit, int group, unsigned joins) {
     const int teams = static_cast<int>(unit.teams());
     if (counter == nullptr || group < (kGiven - 1) * teams) return group + teams;
-    const int next = kGiven * teams + static_cast<int>(unit.told({parity, drawn}));
+    const int next = kGiven * teams + static_cast<int>(unit.told({joins, drawn}));
     draw(unit);
     return next;
   }
@@ -316,16 +340,16 @@ __device__ __forceinline__ void note_scale(const TeamScale<Unit, Compute>& scale
 template <class Unit>
 __device__ __forceinline__ bool verify_team(const Unit& unit, int64 groups, double true_grad_output, const double* used,
                                             double* expected) {
-  // Each warp of it looks at all of them: there are few.
-  const int64 step = unit.teams();
+  // Each block of it looks at all of them, or each warp: there are few.
+  constexpr int kBlocks = Unit::kBlocks;
+  const int threads = Unit::kTogether ? static_cast<int>(blockDim.x) : kWarp;
+  const int64 step = unit.teams(), notes = (groups - unit.team() + step - 1) / step * kBlocks;
   bool stale = used == nullptr;
-  for (int64 group = unit.team() + threadIdx.x % kWarp * step; !stale && group < groups; group += kWarp * step) {
-#pragma unroll
-    for (int i = 0; i < Unit::kBlocks; ++i) {
-      stale |= __double_as_longlong(used[group * Unit::kBlocks + i]) != __double_as_longlong(true_grad_output);
-    }
+  for (int64 i = threadIdx.x % threads; !stale && i < notes; i += threads) {
+    const double note = used[(unit.team() + i / kBlocks * step) * kBlocks + i % kBlocks];
+    stale = __double_as_longlong(note) != __double_as_longlong(true_grad_output);
   }
-  stale = __any_sync(0xffffffffu, stale) != 0;
+  stale = (Unit::kTogether ? __syncthreads_or(stale) : __any_sync(0xffffffffu, stale)) != 0;
   if (stale && expected != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *expected = true_grad_output;
   return stale;
 }

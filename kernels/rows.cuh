@@ -42,6 +42,11 @@ struct PointerTo {
   using type = const Storage*;
 };
 
+template <class X, class Y>
+constexpr bool kSameType = false;
+template <class X>
+constexpr bool kSameType<X, X> = true;
+
 template <class T>
 constexpr bool kIsAbsent = false;
 template <>
@@ -125,6 +130,7 @@ struct RowProgram {
   Compute* lse;
   unsigned char* correct;
   RowSlopes<Compute>* slopes;
+  int64 per_row;  // 0 where none of these is wanted: one question instead of four
 
   __device__ __forceinline__ Compute weight(int64 c) const {
     if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).lane[0]);
@@ -203,6 +209,7 @@ struct RowProgram {
   __device__ __forceinline__ void store(const RowTarget<Compute>& t, const RowLoss<Compute>& y, bool is_correct) const {
     const int64 at = t.offset[kResults];
     if (t.wrong) report_label(status, site, at, t.label, space.classes);
+    if (per_row == 0) return;
     if (values != nullptr) values[at] = Narrow<Result>::from(y.value);
     if (lse != nullptr) lse[at] = y.lse;
     if (correct != nullptr) correct[at] = is_correct;
@@ -218,8 +225,8 @@ __device__ __forceinline__ int target_lane(const RowTarget<Compute>& t, int64 fi
 }
 
 // The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `none`:
-// slopes.none().
-template <int kLanes, class Program, class Place, class Compute = typename Program::Compute>
+// slopes.none(). kExponentials: x holds not the logits but exp(z - largest).
+template <bool kExponentials = false, int kLanes, class Program, class Place, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradient(const Program& program, Place place, int64 first, int target,
                                                const RowSlopes<Compute>& slopes, bool none,
                                                const Pack<typename Program::Input, kLanes>& x) {
@@ -233,7 +240,7 @@ __device__ __forceinline__ void store_gradient(const Program& program, Place pla
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const Compute slope = program.logit.slope(raw[i]);
-      g[i] = program.logit.exponential(raw[i], slopes.largest);
+      g[i] = kExponentials ? raw[i] : program.logit.exponential(raw[i], slopes.largest);
       if constexpr (Program::kOnce) g[i] *= slope;
       g[i] *= slopes.common;
       if constexpr (Program::kSmoothed) g[i] -= slopes.weighted * program.weight(first + i);
@@ -241,13 +248,15 @@ __device__ __forceinline__ void store_gradient(const Program& program, Place pla
       if (Program::kOnce && i == target) g[i] = slopes.target * slope;
     }
   }
-  store_stream<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
+  store_pack<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
 }
 
-// The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit.
+// The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit. Where there is
+// a place for them, the exponentials are kept.
 template <int kLanes, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z, Compute largest,
-                                            const Pack<typename Program::Input, kLanes>& x, RowSums<Compute>& sums) {
+                                            const Pack<typename Program::Input, kLanes>& x, RowSums<Compute>& sums,
+                                            Pack<Compute, kLanes>* exponentials = nullptr) {
   Compute raw[kLanes], e[kLanes];
   unpack(x, raw);
 #pragma unroll
@@ -258,6 +267,12 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
       sums.distance += w == Compute(0) ? Compute(0) : w * (z - program.logit.value(raw[i]));
       sums.weights += w;
     }
+  }
+  if (exponentials != nullptr) {
+    Pack<Compute, kLanes> kept;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) kept.lane[i] = e[i];
+    *exponentials = whole(&kept);
   }
   if (target >= 0) {
 #pragma unroll
@@ -387,7 +402,7 @@ __device__ __forceinline__ RowPart<Compute> join_shared(const RowPart<Compute>* 
 
 // The parts that the warps of a unit found, in each thread of it.
 template <bool kSmoothed, class Unit, class Compute>
-__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, const Turn& turn) {
+__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, Turn& turn) {
   if constexpr (Unit::kBlock) {
     const RowPart<Compute>* all;
     unit.share(part, turn, all);
@@ -397,7 +412,7 @@ __device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& p
 
 // The largest of what the warps of a unit found, in each thread of it.
 template <class Unit, class Compute>
-__device__ __forceinline__ Compute largest_of_warps(const Unit& unit, Compute largest, const Turn& turn) {
+__device__ __forceinline__ Compute largest_of_warps(const Unit& unit, Compute largest, Turn& turn) {
   if constexpr (Unit::kBlock) {
     const Compute* all;
     unit.share(largest, turn, all);
@@ -444,7 +459,7 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
 // where a warp has fewer rows left than it takes at once.
 template <bool kGradient, int kLanes, int kVectors, class Unit, class Program, class Scale>
 __device__ __forceinline__ typename Program::Compute long_row(const Program& program, const Unit& unit, int64 row,
-                                                              bool exists, const Turn& turn, Scale& scale) {
+                                                              bool exists, Turn& turn, Scale& scale) {
   using Compute = typename Program::Compute;
   RowTarget<Compute> t = program.target(exists ? row : 0);
   t.counts &= exists;
@@ -481,12 +496,17 @@ struct RowWalk {
   __device__ __forceinline__ explicit RowWalk(const Unit& unit)
       : group(static_cast<int>(unit.team())), first(unit.team() * unit.rows()) {
   }
+  // Whether these are the last ones of their group.
+  __device__ __forceinline__ bool ends(const Unit& unit, int64 groups, int64 rows) const {
+    return first + groups * unit.rows() >= rows;
+  }
   // Preconditions: those of GroupQueue::after.
   __device__ __forceinline__ void advance(const Unit& unit, GroupQueue<Unit>& queue, int64 groups, int64 rows,
-                                          int parity) {
+                                          unsigned joins) {
+    const bool last = ends(unit, groups, rows);
     first += groups * unit.rows();
-    if (first < rows) return;
-    group = queue.after(unit, group, parity);
+    if (!last) return;
+    group = queue.after(unit, group, joins);
     first = static_cast<int64>(group) * unit.rows();
   }
 };
@@ -494,30 +514,48 @@ struct RowWalk {
 // What is left of a group: the sum of its values, if there is room for it, and the grad_output that it expected.
 template <class Unit, class Scale>
 __device__ __forceinline__ void close_group(const Unit& unit, const Scale& scale, int64 group, double total,
-                                            double* partials) {
+                                            double* partials, Turn& turn) {
   note_scale(scale, unit, group);
   if (partials == nullptr) return;
-  total = unit.total(total);
+  total = unit.total(total, turn);
   if (unit.leads()) partials[group] = total;
 }
+// Of a warp, which tells nobody anything.
+template <class Scale>
+__device__ __forceinline__ void close_group(const LaneUnit& unit, const Scale& scale, int64 group, double total,
+                                            double* partials) {
+  Turn none{0, 0};
+  close_group(unit, scale, group, total, partials, none);
+}
 
-// Visits every row once: visit(row, exists, turn) yields its value.
+// Visits every row once: visit(row, exists, next, turn) yields its value, where `next` is the row after it, for visits
+// that look ahead, and none if it is beyond the last. It is a register more.
 template <class Unit, class Scale, class Visit>
 __device__ __forceinline__ void walk_rows(const Unit& unit, const Scale& scale, int64 rows, int64 groups,
                                           const Workspace& work, const Visit& visit) {
+  RowWalk<Unit> walk(unit);
+  if (walk.group >= groups) return;
+  unit.open();
   GroupQueue<Unit> queue(unit, work.drawn);
+  Turn turn{0, 0};
   double total = 0.0;
-  int parity = 0;
 #pragma unroll 1
-  for (RowWalk<Unit> walk(unit); walk.group < groups;) {
+  while (walk.group < groups) {
     const int group = walk.group;
     const int64 row = walk.first + unit.row();
-    total += static_cast<double>(visit(row, row < rows, Turn{parity, queue.drawn}));
-    parity ^= 1;
-    walk.advance(unit, queue, groups, rows, parity);
-    if (walk.group == group) continue;
-    close_group(unit, scale, group, total, work.partials);
-    total = 0.0;
+    const bool last = walk.ends(unit, groups, rows);
+    int64 next = rows;
+    if constexpr (Visit::kLooksAhead) {
+      walk.advance(unit, queue, groups, rows, turn.joins);
+      if (walk.group < groups) next = walk.first + unit.row();
+    }
+    turn.drawn = queue.drawn;
+    total += static_cast<double>(visit(row, row < rows, next, turn));
+    if (last) {
+      close_group(unit, scale, group, total, work.partials, turn);
+      total = 0.0;
+    }
+    if constexpr (!Visit::kLooksAhead) walk.advance(unit, queue, groups, rows, turn.joins);
   }
 }
 
@@ -526,10 +564,11 @@ template <int kLanes, int kVectors>
 struct LongReader {
   template <bool kGradient, class Unit, class Program, class Scale>
   struct Visit {
+    static constexpr bool kLooksAhead = false;
     const Program& program;
     const Unit& unit;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, const Turn& turn) const {
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, Turn& turn) const {
       return long_row<kGradient, kLanes, kVectors>(program, unit, row, exists, turn, scale);
     }
   };

@@ -70,7 +70,7 @@ struct ShortRow {
   }
   __device__ __forceinline__ void close() const {
     __syncwarp();
-    each([&](int i, int, const P* place) { store_stream<1>(to + i, *place); });
+    each([&](int i, int, const P* place) { store_pack<1>(to + i, *place); });
     // The next rows are copied there.
     __syncwarp();
   }

@@ -5,18 +5,39 @@
 //
 // A part has the same bits here and there, and parts are put together in the same order, so the value has, too.
 
+// A row ahead of its turn.
+template <class Program>
+struct RowAhead {
+  bool exists;
+  RowTarget<typename Program::Compute> target;
+  typename Program::Input logit;  // the target's
+  typename Program::Input end;    // what this thread takes of the row's ends
+};
+
+// What memory says of a row's label, which is on its way for a row's time; of no row, what it says of the first.
+template <class Program>
+__device__ __forceinline__ typename Program::Note ask(const Program& program, int64 row) {
+  int64 offset[kRowStreams];
+  program.space.offsets(row < program.space.rows ? row : 0, offset);
+  return program.note(offset);
+}
+
+template <class Program>
+__device__ __forceinline__ RowAhead<Program> look(const Program& program, int64 row,
+                                                  const typename Program::Note& note) {
+  RowAhead<Program> ahead;
+  ahead.exists = row < program.space.rows;
+  program.space.offsets(ahead.exists ? row : 0, ahead.target.offset);
+  program.judge(ahead.target, note);
+  ahead.target.counts &= ahead.exists;
+  ahead.target.wrong &= ahead.exists;
+  return ahead;
+}
+
 // Threads of a block that stand for more, as many as share a row where it stays on chip.
 struct StandingUnit : BlocksUnit<1> {
   int shared_by;
 };
-
-// How many warps share a row.
-__device__ __forceinline__ int parts_of(const LaneUnit&) {
-  return 1;
-}
-__device__ __forceinline__ int parts_of(const StandingUnit& unit) {
-  return unit.shared_by / kWarp;
-}
 
 template <int kLanes>
 struct StreamedReader {
@@ -25,27 +46,24 @@ struct StreamedReader {
   // Warps that share a row, at most.
   static constexpr int kParts = 256;
 
-  // Asks for what of a row goes to registers early, and has the rest brought nearer.
-  template <class Unit, class Program>
-  static __device__ __forceinline__ void fetch(const Program& program, const Unit& unit, int index,
-                                               RowAhead<Program>& ahead) {
+  // Asks for what of a row goes to registers early. The rest is not brought nearer: whole rows of all blocks are more
+  // than the second-level cache holds.
+  template <class Program>
+  static __device__ __forceinline__ void fetch(const Program& program, RowAhead<Program>& ahead) {
     using Input = typename Program::Input;
     if (!ahead.target.counts) return;
     const int64 offset = ahead.target.offset[kLogits];
     const RowView<Input, kLanes, int> view(program.input, offset, static_cast<int>(program.space.classes));
     const Input* input = program.input + offset;
     ahead.logit = input[ahead.target.label];
-    const int single = view.end(index);
+    const int single = view.end(threadIdx.x);
     if (single >= 0) ahead.end = input[single];
-    if (sizeof(Pack<Input, kLanes>) == 16 && index == 0 && view.vectors >= kWarp) {
-      bring_to_cache(input + view.head, view.vectors * 16u);
-    }
   }
 
   // Every count-th vector of a row from `index` on, and one class of its ends.
   template <class Program, class Compute = typename Program::Compute>
   static __device__ __forceinline__ RowPart<Compute> part(const Program& program, const RowAhead<Program>& row,
-                                                          Compute z, int index, int count, int lanes) {
+                                                          Compute z, int index, int count) {
     using Input = typename Program::Input;
     using P = Pack<Input, kLanes>;
     // As in resident_rows.cuh.
@@ -69,7 +87,7 @@ struct StreamedReader {
       if (k * count < vectors) found.add(x[k]);
     }
     const Compute raw = has_end ? larger(found.get(), widen<Compute>(row.end)) : found.get();
-    RowPart<Compute> part{program.logit.value(join_lanes(raw, lanes, Larger{})), {0, 0, 0}};
+    RowPart<Compute> part{program.logit.value(join_lanes(raw, kWarp, Larger{})), {0, 0, 0}};
     const Compute relative_to = reference(part.largest);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -91,7 +109,7 @@ struct StreamedReader {
       const Input end = kPlain && in_end ? lowest : row.end;
       add_classes(program, single, !kPlain && in_end ? 0 : -1, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
     }
-    join_sums<Program::kSmoothed>(part.sums, lanes);
+    join_sums<Program::kSmoothed>(part.sums, kWarp);
     return part;
   }
 
@@ -101,20 +119,18 @@ struct StreamedReader {
                                                const Workspace& work) {
     static_assert(!kGradient, "nothing is kept for gradients");
     using Compute = typename Program::Compute;
-    constexpr bool kBlock = Unit::kBlock;
     RowWalk<Unit> walk(unit);
     if (walk.group >= groups) return;
     GroupQueue<Unit> queue(unit, work.drawn);
-    const int parts = parts_of(unit), warp = kBlock ? threadIdx.x / kWarp : 0, warps = kBlock ? blockDim.x / kWarp : 1;
-    const int index = kBlock ? threadIdx.x : unit.index(), count = kBlock ? parts * kWarp : unit.count();
-    const int64 first = walk.first + unit.row();
-    RowAhead<Program> ahead = look(program, first, ask(program, first));
+    // A part is what a warp takes of a row that stays on chip.
+    const int count = unit.shared_by, parts = count / kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+    RowAhead<Program> ahead = look(program, walk.first, ask(program, walk.first));
     RowWalk<Unit> later = walk;
     later.advance(unit, queue, groups, program.space.rows, 0);
-    typename Program::Note asked = ask(program, later.first + unit.row());
-    fetch(program, unit, index, ahead);
+    typename Program::Note asked = ask(program, later.first);
+    fetch(program, ahead);
     double total = 0.0;
-    int parity = 0;
+    Turn turn{0, 0};
 #pragma unroll 1
     for (;;) {
       const RowAhead<Program> now = ahead;
@@ -122,32 +138,30 @@ struct StreamedReader {
       walk = later;
       const bool more = walk.group < groups;
       if (more) {
-        later.advance(unit, queue, groups, program.space.rows, parity);
-        ahead = look(program, walk.first + unit.row(), asked);
-        asked = ask(program, later.first + unit.row());
-        fetch(program, unit, index, ahead);
+        later.advance(unit, queue, groups, program.space.rows, turn.joins);
+        ahead = look(program, walk.first, asked);
+        asked = ask(program, later.first);
+        fetch(program, ahead);
       }
       const Compute z = now.target.counts ? program.logit.value(widen<Compute>(now.logit)) : Compute(0);
-      RowPart<Compute> found;
-      if constexpr (kBlock) {
-        __shared__ RowPart<Compute> all[2][kParts];
+      __shared__ RowPart<Compute> all[2][kParts];
 #pragma unroll 1
-        for (int i = warp; i < parts; i += warps) {
-          const auto mine = part(program, now, z, i * kWarp + threadIdx.x % kWarp, count, kWarp);
-          if (threadIdx.x % kWarp == 0) all[parity][i] = mine;
-        }
-        unit.tell(Turn{parity, queue.drawn});
-        __syncthreads();
-        // The first warp puts the row together, while others turn to the next one.
-        if (warp == 0) found = join_shared<Program::kSmoothed, kParts>(all[parity], parts);
-      } else {
-        found = part(program, now, z, index, count, unit.lanes());
+      for (int i = warp; i < parts; i += warps) {
+        const auto mine = part(program, now, z, i * kWarp + threadIdx.x % kWarp, count);
+        if (threadIdx.x % kWarp == 0) all[turn.joins & 1][i] = mine;
       }
-      if (warp == 0) total += program.finish(now.target, z, found.largest, found.sums, now.exists && index == 0).value;
-      parity ^= 1;
+      turn.drawn = queue.drawn;
+      unit.tell(turn);
+      __syncthreads();
+      // The first warp puts the row together, while others turn to the next one.
+      if (warp == 0) {
+        const auto found = join_shared<Program::kSmoothed, kParts>(all[turn.joins & 1], parts);
+        total += program.finish(now.target, z, found.largest, found.sums, now.exists && threadIdx.x == 0).value;
+      }
+      ++turn.joins;
 
       if (walk.group == group) continue;
-      close_group(unit, scale, group, total, work.partials);
+      close_group(unit, scale, group, total, work.partials, turn);
       if (!more) return;
       total = 0.0;
     }

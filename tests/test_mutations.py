@@ -14,13 +14,12 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 import cupylosses.functional as F
-from cupylosses import codegen, row_launch
+from cupylosses import codegen
 from cupylosses.definition import Loss
 from cupylosses.forms import form
 from cupylosses.testing import host, properties, row_properties
@@ -100,7 +99,7 @@ def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **h
 
 def streamed() -> None:
     """A value alone, of rows that are read as if there were many."""
-    with host.execution(seed=1), mock.patch.object(row_launch, "STREAMED_ROWS", 0):
+    with host.execution(seed=1), row_properties.parts():
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
 

@@ -36,8 +36,10 @@ from cupylosses.testing.row_properties import (
     leaves_rows_out,
     noted_layouts,
     of_layout,
+    parts,
     survives_labels_out_of_range,
     upstream,
+    value_agrees_with_truth,
     writes_one_gradient_in_one_pass_or_two,
 )
 from cupylosses.testing.tolerance import same_bits
@@ -123,6 +125,18 @@ def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> No
     assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}
     assert len({x.lanes for x in found}) == 1, "one kernel for all of these sizes"
     assert all((x.cluster > 1) == ("cluster" in what or "long" in what) for x in found if x.kind in ("block", "long"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1, 1031), (37, 2053), (5, 4507)])
+def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[[], None]) -> None:
+    given = draw(shape, 1, dtype, KERNELS)
+    value_agrees_with_truth(given)
+    fresh_plans()
+    with parts(), noted_layouts() as found:
+        value_agrees_with_truth(given)
+        value_agrees_with_truth(given, label_smoothing=0.1)
+    assert all(x.streamed for x in found)
 
 
 @pytest.mark.gpu

@@ -20,9 +20,9 @@ from cupylosses.row_launch import (
     FEW_CLASSES,
     MAX_CLUSTER,
     MAX_GROUPS,
-    MAX_THREADS,
     PART_BYTES,
     SHARED_BYTES,
+    STREAMED_ROWS,
     THREADS,
     WARP,
     WARP_VECTORS,
@@ -64,6 +64,7 @@ def of(
     strides: Sequence[int] | None = None,
     address: int = 0,
     chip: Chip = CHIPS[0],
+    heavy: bool = False,
 ) -> RowLayout:
     """The layout of logits whose gradients have no gaps, as plans ask for it."""
     strides = launch.dense_strides(shape, (0,) * len(shape)) if strides is None else strides
@@ -73,7 +74,7 @@ def of(
         Rows(without(s, class_dim), s[class_dim], size, at) for s, at in ((strides, address % 16), (dense, 0))
     )
     others = launch.dense_strides(rows, (0,) * len(rows))
-    return row_launch.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip)
+    return row_launch.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip, heavy=heavy)
 
 
 @st.composite
@@ -235,6 +236,28 @@ def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int)
 def test_without_clusters_long_rows_are_read_twice() -> None:
     assert [of((4096, 128256), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "long", "long"]
     assert [of((4096, 32000), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "block", "long"]
+
+
+def test_short_rows_are_brought_ahead_for_few_blocks() -> None:
+    short, longer = of((32768, 4096), 1), of((16384, 8192), 1)
+    assert (short.ahead, longer.ahead) == (True, False)
+    at_once = [row_launch.blocks(short, short.groups, 100, gradient) for gradient in (True, False)]
+    assert at_once == [400, 800] and row_launch.blocks(longer, longer.groups, 100) == 400
+    assert not of((32768, 4096), 1, heavy=True).ahead
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "threads"),
+    [
+        ((8192, 32000), "bfloat16", 128),
+        ((8192, 128256), "bfloat16", 128),
+        ((STREAMED_ROWS - 1, 32000), "bfloat16", 0),
+        ((32768, 4096), "float32", 0),
+        ((65536, 1024), "float32", 0),
+    ],
+)
+def test_values_alone_of_many_long_rows_are_found_in_parts(shape: tuple[int, int], dtype: str, threads: int) -> None:
+    assert of(shape, 1, dtype).streamed == threads
 
 
 def test_few_rows_take_many_blocks() -> None:

@@ -443,6 +443,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, capped",),
     ),
     Mutant(
+        "exponentials taken for logits",
+        RESIDENT_ROWS,
+        "store_gradient<kExponentials>(",
+        "store_gradient<false>(",
+        ("rows, lanes",),
+    ),
+    Mutant(
+        "what is wanted of each row left out",
+        ROWS,
+        "if (per_row == 0) return;",
+        "return;",
+        ("rows, lanes",),
+    ),
+    Mutant(
         "part of a row that stands for another",
         STREAMED_ROWS,
         "i * kWarp + threadIdx.x % kWarp, count",
@@ -480,15 +494,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no barrier behind the parts of a cluster",
         ROW_UNITS,
-        "      cluster_barrier();\n",
-        "",
+        "      arrive_in_cluster();\n      wait_for_cluster();\n    }\n",
+        "    }\n",
         ("rows, cluster",),
     ),
     Mutant(
         "parts of a cluster kept in their block",
         ROW_UNITS,
-        "reinterpret_cast<unsigned*>(place) + i, lane,",
-        "reinterpret_cast<unsigned*>(place) + i, rank(),",
+        "store_in_cluster(place + i, lane,",
+        "store_in_cluster(place + i, rank(),",
         ("rows, cluster",),
     ),
     Mutant(
@@ -663,7 +677,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stale gradient of rows accepted",
         ROW_UNITS,
-        "__double_as_longlong(used[group * Unit::kBlocks + i]) != __double_as_longlong(true_grad_output)",
+        "__double_as_longlong(note) != __double_as_longlong(true_grad_output)",
         "false",
         ("rows, lanes", "rows, one pass or two"),
     ),

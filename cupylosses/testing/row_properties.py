@@ -147,7 +147,7 @@ def blocks(count: int, device: str) -> Iterator[None]:
     from cupylosses.testing import host
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
-    with mock.patch.object(row_launch, "blocks", lambda layout, *_: count * layout.cluster), in_order:
+    with mock.patch.object(row_launch, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
         yield
 
 
@@ -180,6 +180,13 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
         require(found.ok, f"value, {reduction}: {found}")
         found = compare(gradient(value, x, grad_output, retain_graph=True).cpu(), exact.gradients["input"])
         require(found.ok, f"gradient, {reduction}: {found}")
+
+
+@contextmanager
+def parts() -> Iterator[None]:
+    """Values alone of rows in blocks are found in parts, however few and short they are."""
+    with mock.patch.object(row_launch, "STREAMED_ROWS", 0), mock.patch.object(row_launch, "STREAMED_WIDTH", 0):
+        yield
 
 
 def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
