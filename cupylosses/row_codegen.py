@@ -13,12 +13,15 @@ from cupylosses.expressions import cuda, in_double
 from cupylosses.interop import ITEMSIZE
 from cupylosses.row_definition import RowLoss
 from cupylosses.row_launch import (
+    BLOCK_THREADS,
     LANE_BLOCKS,
     LANE_THREADS,
     LONG_TERM_VECTORS,
     LONG_VECTORS,
     MAX_THREADS,
+    STREAMED_THREADS,
     THREADS,
+    block_blocks,
 )
 
 #: The files of ``kernels/`` in the order of their needs.
@@ -30,8 +33,10 @@ FILES = (
     "softmax.cuh",
     "rows.cuh",
     "resident_rows.cuh",
+    "streamed_rows.cuh",
     "row_count.cuh",
     "columns.cuh",
+    "short_rows.cuh",
     "row_gather.cuh",
 )
 #: Those of second derivatives.
@@ -56,7 +61,7 @@ class RowVariant:
     ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
     rows twice ("long"), or a thread per row, with classes in shared memory ("columns") or read again ("long columns");
     of log-probabilities only the label's is read ("gather"). For second derivatives all rows are read twice. A row
-    takes a ``cluster`` of blocks.
+    takes a ``cluster`` of blocks, or has the next one brought to the cache ``ahead`` of its turn.
     ``weight`` and ``mask`` are dtypes, or "".
     """
 
@@ -75,6 +80,7 @@ class RowVariant:
     capped: bool = False
     counted: bool = False
     cluster: int = 1
+    ahead: bool = False
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -86,7 +92,7 @@ class RowVariant:
         """The variant in words, for error messages and file names."""
         dtypes = "-".join(STORAGE[x][1] if x else "none" for x in (self.input, self.label, self.weight, self.mask))
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout.replace(" ", "-")]
-        flags = ("many", "smoothed", "capped", "counted")
+        flags = ("many", "smoothed", "capped", "counted", "ahead")
         parts += [f"x{self.lanes}", *(x for x in flags if getattr(self, x))]
         parts += [f"cluster{self.cluster}"] if self.cluster > 1 else []
         return "_".join(parts)
@@ -116,6 +122,7 @@ def varying_arguments(variant: RowVariant) -> list[str]:
         f"{variant.number}* lse",
         "unsigned char* correct",
         f"RowSlopes<{variant.number}>* slopes",
+        "int64 per_row",
     ]
     arguments += {
         "value": ["double* memory", f"{result}* value"],
@@ -191,7 +198,7 @@ def _entry(variant: RowVariant) -> str:
         return STORAGE[name][0] if name else "Absent"
 
     second = variant.kind == "second"
-    columns = "columns" in variant.layout and not second
+    columns = ("columns" in variant.layout or variant.layout == "short") and not second
     again = second or variant.layout == "long"
     size = f"{variant.lanes}, {LONG_TERM_VECTORS if second else LONG_VECTORS}"
     rank = "kMaxRank" if variant.many else "1"
@@ -215,13 +222,19 @@ def _entry(variant: RowVariant) -> str:
         unit = "const LaneUnit unit{width};"
         lines += ["using Reader = GatherReader;"]
     elif columns:
-        unit = "const ColumnUnit unit;"
-        lines += [f"using Reader = ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>;"]
+        unit = "const LaneUnit unit{width};"
+        reader = f"ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>"
+        lines += [f"using Reader = {'ShortReader' if variant.layout == 'short' else reader};"]
     else:
         unit = "const LaneUnit unit{width};"
-        if variant.layout not in ("lanes", "long columns"):
+        if variant.layout == "lanes" and variant.kind not in ("apply", "second"):
+            unit = "const LanesUnit unit{{width}};"
+        elif variant.layout == "streamed":
+            unit = "const StandingUnit unit{{}, width};"
+        elif variant.layout in ("block", "long"):
             unit = f"const BlocksUnit<{variant.cluster}> unit;"
-        reader = f"ResidentReader<{variant.lanes}>"
+        resident = f"ResidentReader<{variant.lanes}, {str(variant.ahead).lower()}>"
+        reader = f"StreamedReader<{variant.lanes}>" if variant.layout == "streamed" else resident
         lines += [f"using Reader = {f'LongReader<{size}>' if again else reader};"]
     call = {
         "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
@@ -241,10 +254,18 @@ def _entry(variant: RowVariant) -> str:
         "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
     }[variant.kind]
     bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") and not second else f"{THREADS}"
+    # Numbers of 8 bytes take two registers, and a cap some more, as weights of classes that are smoothed over.
+    more = variant.capped or (variant.smoothed and ITEMSIZE[variant.input] == 4 and variant.layout == "block")
+    fewer = 2 if variant.compute == "float64" else 1.5 if more else 1
     if variant.layout == "lanes" and variant.kind != "count" and not second:
-        bounds = f"{LANE_THREADS}, {LANE_BLOCKS}"
+        bounds = f"{LANE_THREADS}, {int(LANE_BLOCKS / fewer)}"
+    elif variant.layout == "block" and variant.kind != "apply" and not second:
+        of_block = block_blocks(variant.cluster, variant.smoothed or variant.capped)
+        bounds = f"{BLOCK_THREADS}, {int(of_block / fewer)}"
     elif variant.layout == "columns" and not second:
         bounds += ", 3"
+    elif variant.layout == "streamed":
+        bounds = f"{LANE_THREADS}, {STREAMED_THREADS // LANE_THREADS}"
     cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
     arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
     weights = "weights" if variant.weight else "nullptr"
@@ -252,7 +273,7 @@ def _entry(variant: RowVariant) -> str:
     rows = [
         f"Loss{{{parameters}}}, space, input, gradients, labels, {weights}, {mask},",
         "                        {logit_scale, softcap},",
-        "                        ignored, status, site, values, lse, correct, slopes",
+        "                        ignored, status, site, values, lse, correct, slopes, per_row",
     ]
     if second:
         rows = [f"{{{rows[0]}", *rows[1:-1], f"{rows[-1]}}}, directions"]

@@ -66,6 +66,11 @@ class Outputs:
     correct: int = 0
     slopes: int = 0
 
+    @property
+    def any(self) -> int:
+        """Not 0 if any of them is wanted."""
+        return self.values | self.lse | self.correct | self.slopes
+
 
 class RowPlan:
     """Everything about a call but addresses and numbers. With ``directions``, of its second derivatives along these."""
@@ -105,6 +110,8 @@ class RowPlan:
         self.without_gaps = input.strides == self.gradient_strides and input.misalignment == 0
         self._dtypes = (input.dtype, target.dtype, weight.dtype if weight else "", mask.dtype if mask else "")
         self._smoothed, self._capped = smoothed, capped
+        #: As ``kOnce`` of ``kernels/rows.cuh``.
+        self._once = capped and not smoothed
         masks = launch.broadcast_strides(mask.shape, mask.strides, self.shape) if mask else (0,) * len(self.shape)
         size = ITEMSIZE[input.dtype]
         given = (
@@ -119,8 +126,11 @@ class RowPlan:
             along = rows_of(directions.strides, class_dim, size, directions.misalignment)
             self.layout = row_launch.second_layout(*given, along, loss.softmax)
         else:
-            lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
-            self.layout = lay_out(*given, chip or row_launch.Chip())
+            if not loss.softmax:
+                self.layout = row_launch.gather_layout(*given, chip or row_launch.Chip())
+            else:
+                kept = ITEMSIZE[self.compute] if self._once else 0
+                self.layout = row_launch.row_layout(*given, chip or row_launch.Chip(), kept, smoothed or capped)
         self.slot = hash((loss.name, self.shape, self.classes, self._dtypes, self.result)) % EXPECTATIONS
         with self._numbering:  # plans are made in a warm-up's thread, too
             self.site = self._numbers.setdefault((loss, self.shape), len(self.sites))
@@ -132,10 +142,10 @@ class RowPlan:
     def blocks(self) -> int:
         return row_launch.blocks(self.layout, self.layout.groups, self.processors)
 
-    @cached_property
-    def teams(self) -> int:
-        """How many teams of threads leave a note of the grad_output they expected."""
-        return self.blocks * self.layout.per_block
+    @property
+    def notes(self) -> int:
+        """How many notes are left of the grad_output that was expected: one for each group by each of its blocks."""
+        return self.layout.groups * self.layout.cluster
 
     def run(
         self,
@@ -156,7 +166,7 @@ class RowPlan:
         status = device.status() if given.checked else 0
         launcher(
             stream, given.input, gradients, given.target, given.weight, given.mask, given.ignored, status,
-            self.site, out.values, out.lse, out.correct, out.slopes, *own, given.scale, given.softcap,
+            self.site, out.values, out.lse, out.correct, out.slopes, out.any, *own, given.scale, given.softcap,
             *given.parameters, *divisor.arguments,
         )  # fmt: skip
 
@@ -166,13 +176,19 @@ class RowPlan:
         blocks, cluster, many, words = self.blocks, x.cluster, x.many, x.words
         if kind in ("count", "apply"):
             shared, cluster = 0, 1
-        if kind == "count":
+        if kind in ("value", "values") and x.streamed and not self._once:
+            layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
+            width = x.threads * x.cluster
+            blocks = min(groups, self.processors * (row_launch.STREAMED_THREADS // threads))
+        elif kind in ("value", "values"):
+            blocks = row_launch.blocks(x, x.groups, self.processors, gradient=False)
+        elif kind == "count":
             layout, threads = "lanes", row_launch.THREADS
             weight = weight if self.loss.mean_of_weights else ""
             groups = self.count_groups
             many, words = row_launch.label_words(self.shape, self.classes, *self._labels)
             blocks = min(-(-groups // (threads // launch.WARP)), 8 * self.processors)
-        elif kind == "apply" and layout not in ("columns", "long columns", "gather"):
+        elif kind == "apply" and layout not in ("columns", "long columns", "short", "gather"):
             # Rows are cut into pieces where there are too few to fill a GPU.
             layout = "block" if layout == "long" else layout
             width, threads = (x.width, x.threads) if layout == "lanes" else (x.width, min(x.threads, 512))
@@ -183,7 +199,7 @@ class RowPlan:
             blocks = max(1, min(-(-self.rows * groups // per), self.processors * (2048 // threads)))
         variant = RowVariant(
             self.loss, kind, layout, x.lanes, input, label, weight, mask, self.result, self.compute,
-            many, self._smoothed, self._capped, counted, cluster,
+            many, self._smoothed, self._capped, counted, cluster, x.ahead and "gradient" in kind,
         )  # fmt: skip
         return self.launcher(variant, blocks, threads, (groups, width, words), shared)
 
@@ -237,7 +253,7 @@ def reduce_with_gradient(
     capturing = stream != 0 and device.capturing()
     value = device.empty((), (), plan.result)
     gradient = new_gradient(plan, device)
-    notes = device.empty((plan.teams,), (1,), "float64")
+    notes = device.empty((plan.notes,), (1,), "float64")
     _memory, memory = device.workspace(stream, plan.layout.groups, capturing)
     noted = device.address(notes)
     own = (memory, device.address(value), device.expectation(plan.slot), noted)

@@ -35,15 +35,27 @@ MAX_CLUSTER = 8
 MANY_BLOCKS = 128
 #: Threads of rows in shared memory that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
-#: The same of rows in small blocks, which get in each other's way if there are more, and of neighbouring rows.
-SHORT_THREADS = 512
+#: The same of neighbouring rows.
 COLUMN_THREADS = 768
-#: Bytes of a row that a block takes, where a cluster can take the others.
-PART_BYTES = 130 << 10
+#: Bytes of a row that a block takes, where a cluster can take the others: of logits, and with targets per class.
+PART_BYTES = 65 << 10
+TERM_PART_BYTES = 130 << 10
+#: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
+#: of those that wait for others of a cluster, or have more to compute, and of others.
+BLOCK_THREADS = 512
+BLOCK_BLOCKS = 3
+PLAIN_BLOCKS = 2
+#: Bytes of a row, up to which the next one is brought to the cache ahead of its turn, and half as many blocks run.
+AHEAD_BYTES = 16 << 10
+#: Threads of rows without gradients that a multiprocessor can run at once, where they do not stay on chip: rows that so
+#: many threads would share, at least, and so many rows that they fill a GPU without being shared by several blocks.
+STREAMED_THREADS = 640
+STREAMED_WIDTH = 512
+STREAMED_ROWS = 256
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
 LANE_THREADS = 128
-LANE_BLOCKS = 5
+LANE_BLOCKS = 8
 #: Threads of a block that are no unit of their own, and of one that is.
 THREADS = 256
 MAX_THREADS = 1024
@@ -76,7 +88,9 @@ class Rows:
 class RowLayout:
     """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``groups`` are partial sums, which teams of threads
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
-    that a multiprocessor runs at once.
+    that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``ahead``.
+    ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
+    the same way.
     """
 
     kind: str
@@ -90,30 +104,60 @@ class RowLayout:
     words: list[int]
     cluster: int = 1
     resident: int = 2048
+    streamed: int = 0
+    ahead: bool = False
 
 
 def row_layout(
-    shape: Sequence[int], classes: int, logits: Rows, gradients: Rows, others: Sequence[Sequence[int]], chip: Chip
+    shape: Sequence[int],
+    classes: int,
+    logits: Rows,
+    gradients: Rows,
+    others: Sequence[Sequence[int]],
+    chip: Chip,
+    kept: int = 0,
+    heavy: bool = False,
 ) -> RowLayout:
-    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results."""
+    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
+    that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss.
+    """
     sizes, strides = launch.merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     lanes = _lanes(sizes, strides, logits, gradients, together)
     cluster = 1
     if together and classes > FEW_CLASSES:
-        vector = lanes * logits.itemsize
-        kind, width, threads, cluster = _on_chip(classes, lanes, vector, rows, chip, LANE_THREADS, VECTORS)
+        vector = lanes * max(logits.itemsize, kept)
+        kind, width, threads, cluster = _on_chip(
+            classes, lanes, vector, rows, chip, (LANE_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
+        )
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * vector
-        per_block = 1 if kind != "lanes" else threads // WARP
-        units = -(-rows // (WARP // width)) if kind == "lanes" else rows
+        per_block, units = 1, -(-rows // (threads // width))
     else:
         kind, lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
+        if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
+            kind, threads = "short", THREADS
+            shared = (classes | 1) * logits.itemsize * threads
+            while shared > SHARED_BYTES:
+                threads, shared = threads // 2, shared // 2
         width, per_block = 1, threads // WARP
         units = -(-rows // (lanes * WARP))
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    many, resident = len(sizes) > 1, _resident(kind, lanes, threads)
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster, resident)
+    resident = _resident(kind, lanes, block_blocks(cluster, heavy))
+    ahead = kind == "block" and cluster == 1 and not heavy and classes * logits.itemsize <= AHEAD_BYTES
+    streamed = 0
+    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH:
+        fits = _stage(classes // lanes, width * cluster) <= VECTORS
+        streamed = fits * min(LANE_THREADS, threads * cluster)
+    groups, many = _groups(units), len(sizes) > 1
+    return RowLayout(
+        kind, lanes, width, threads, groups, per_block, shared, many, words, cluster, resident, streamed, ahead
+    )
+
+
+def block_blocks(cluster: int, heavy: bool) -> int:
+    """Blocks of BLOCK_THREADS that a multiprocessor has registers for."""
+    return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
 
 
 def gather_layout(
@@ -143,7 +187,9 @@ def term_layout(
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     if together and classes > FEW_CLASSES:
         lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
-        kind, width, threads, cluster = _on_chip(classes, lanes, lanes * size, rows, chip, THREADS, TERM_VECTORS)
+        kind, width, threads, cluster = _on_chip(
+            classes, lanes, lanes * size, rows, chip, (THREADS, MAX_THREADS), TERM_VECTORS, TERM_PART_BYTES
+        )
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * size
     else:
         kind, lanes, threads, shared = _of_columns(classes, 1, size)
@@ -242,34 +288,34 @@ def label_words(
     return len(sizes) > 1, _words(prod(shape), classes, (0,) * len(streams), sizes, streams)
 
 
-def blocks(layout: RowLayout, groups: int, processors: int) -> int:
+def blocks(layout: RowLayout, groups: int, processors: int, gradient: bool = True) -> int:
     """The blocks for so many groups: as many as run at once, and no more than there is work for."""
     usable = processors
     if layout.cluster > 2:
         # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
         # many are of use on a GPU of 132.
         usable = max(1, processors * 10 // 11)
-    at_once = max(1, usable * _at_once(layout) // layout.cluster)
+    at_once = max(1, usable * _at_once(layout, gradient and layout.ahead) // layout.cluster)
     return max(1, min(-(-groups // layout.per_block), at_once)) * layout.cluster
 
 
-def _at_once(layout: RowLayout) -> int:
-    """Blocks that a multiprocessor runs at once, as far as it is known without compiling: it has some 227 KiB of shared
-    memory.
+def _at_once(layout: RowLayout, half: bool) -> int:
+    """Blocks that a multiprocessor runs at once, or half of them, as far as it is known without compiling: it has some
+    227 KiB of shared memory.
     """
     room = (227 << 10) // (layout.shared + 3072) if layout.shared else 2048
-    return max(1, min(layout.resident // layout.threads, room))
+    return max(1, min(layout.resident // (2 if half else 1) // layout.threads, room))
 
 
-def _resident(kind: str, lanes: int, threads: int) -> int:
+def _resident(kind: str, lanes: int, blocks: int) -> int:
     """Threads that a multiprocessor has registers for, or works best with."""
     if kind == "lanes":
         return LANE_BLOCKS * LANE_THREADS
     if kind == "columns" and lanes > 1:
         return COLUMN_THREADS
-    if kind == "block" and threads <= THREADS:
-        return SHORT_THREADS
-    return RESIDENT_THREADS if kind in ("block", "long") else 2048
+    if kind == "block":
+        return blocks * BLOCK_THREADS
+    return RESIDENT_THREADS if kind == "long" else 2048
 
 
 def _lanes(
@@ -319,32 +365,38 @@ def _stage(vectors: int, count: int) -> int:
 
 
 def _on_chip(
-    classes: int, lanes: int, vector: int, rows: int, chip: Chip, most: int, each: int
+    classes: int, lanes: int, vector: int, rows: int, chip: Chip, threads: tuple[int, int], each: int, part: int
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows have up to
-    ``most`` threads.
+    vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
+    that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest.
     """
+    most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // lanes)
     width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         of_thread = _stage(classes // lanes, width) * vector
         return "lanes", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
-    cluster, part = 1, min(PART_BYTES, room)
+    cluster, part = 1, min(part, room)
     while chip.clusters and cluster < MAX_CLUSTER:
         # More blocks if there are few rows, and enough for each thread to do.
         if vectors * vector <= part * cluster and not (
-            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * chip.threads
+            rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * at_most
         ):
             break
         cluster *= 2
-    threads = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), chip.threads))
-    if _stage(classes // lanes, threads * cluster) * threads * vector <= room:
-        return "block", threads, threads, cluster
+    count = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), at_most))
+    if _stage(classes // lanes, count * cluster) * count * vector <= room:
+        return "block", count, count, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
     return "long", chip.threads, chip.threads, cluster
+
+
+def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether rows of so many classes follow each other."""
+    return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
 def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:

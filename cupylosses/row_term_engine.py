@@ -78,10 +78,10 @@ class TermPlan:
         """Those of every launch but the count's."""
         return row_launch.blocks(self.layout, self.layout.groups, self.processors)
 
-    @cached_property
-    def teams(self) -> int:
-        """How many notes are left of the grad_output that was expected: one by each team of a block."""
-        return self.blocks * self.layout.per_block
+    @property
+    def notes(self) -> int:
+        """As that of a :class:`RowPlan`."""
+        return self.layout.groups * self.layout.cluster
 
     @cached_property
     def count_groups(self) -> int:
@@ -158,7 +158,7 @@ def reduce_with_gradients(
     capturing = stream != 0 and device.capturing()
     value = device.empty((), (), plan.result)
     gradients = _new(plan, device, wanted)
-    notes = device.empty((plan.teams,), (1,), "float64")
+    notes = device.empty((plan.notes,), (1,), "float64")
     _memory, memory = device.workspace(stream, plan.layout.groups, capturing)
     noted = device.address(notes)
     own = (memory, device.address(value), device.expectation(plan.slot), noted)

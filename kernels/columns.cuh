@@ -13,26 +13,36 @@ struct ClassIndex<false> {
   using type = int64;
 };
 
-// Logits of kLanes rows, class by class.
-template <class Storage, int kLanes, bool kStaged>
+// Logits of kLanes rows, class by class, and where their gradients go.
+template <class Storage, int kLanes_, bool kStaged_>
 struct Column {
-  using P = Pack<Storage, kLanes>;
+  using P = Pack<Storage, kLanes_>;
   using Value = Storage;
-  using Index = typename ClassIndex<kStaged>::type;
+  using Index = typename ClassIndex<kStaged_>::type;
+  static constexpr int kLanes = kLanes_;
+  static constexpr bool kStaged = kStaged_;
   const Storage* at;
-  int64 stride;
+  Storage* gradients;
+  int64 stride, gradient_stride;
   Index classes;
   P* stage;  // class c is at [c * blockDim.x]
 
-  __device__ __forceinline__ Column(const Storage* at, int64 stride, int64 classes)
-      : at(at), stride(stride), classes(static_cast<Index>(classes)), stage(nullptr) {
+  template <class Program>
+  __device__ __forceinline__ Column(const Program& program, const int64 (&offset)[kRowStreams])
+      : at(program.input + offset[kLogits]),
+        gradients(program.gradients + offset[kGradients]),
+        stride(program.space.class_stride[kLogits]),
+        gradient_stride(program.space.class_stride[kGradients]),
+        classes(static_cast<Index>(program.space.classes)),
+        stage(nullptr) {
     if constexpr (kStaged) {
       extern __shared__ uint4 staged[];
       stage = reinterpret_cast<P*>(staged) + threadIdx.x;
     }
   }
   // Everything at once, so that as much as possible is on its way.
-  __device__ __forceinline__ void fetch() const {
+  __device__ __forceinline__ void fetch(bool wanted) const {
+    if (!wanted) return;
     if constexpr (kStaged) {
 #pragma unroll 4
       for (Index c = 0; c < classes; ++c) {
@@ -53,29 +63,33 @@ struct Column {
   __device__ __forceinline__ void replace(Index c, const P& x) const {
     stage[c * blockDim.x] = x;
   }
+  __device__ __forceinline__ void put(Index c, const P& gradient) const {
+    store_pack<kLanes>(gradients + c * gradient_stride, gradient);
+  }
+  // Behind the gradients of all classes.
+  __device__ __forceinline__ void close() const {
+  }
 };
 
 // The gradients of kLanes rows; `read` is false where none of them needs its logits. A label of -1 is none.
 // kExponentials: what is kept is exp(z - largest), and not the logits.
 template <bool kExponentials, class Source, int kLanes, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_columns(const Program& program, const Source& column, int64 offset,
+__device__ __forceinline__ void store_columns(const Program& program, const Source& column,
                                               const typename Source::Index (&labels)[kLanes],
                                               const RowSlopes<Compute> (&slopes)[kLanes], bool read) {
   using Input = typename Program::Input;
-  Input* gradients = program.gradients + offset;
-  const int64 stride = program.space.class_stride[kGradients];
   bool none[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) none[i] = slopes[i].none();
   if (!read) {
     for (typename Source::Index c = 0; c < column.classes; ++c) {
       const Compute zeros[kLanes] = {};
-      store_stream<kLanes>(gradients + c * stride, NarrowPack<Input, kLanes>::from(zeros));
+      column.put(c, NarrowPack<Input, kLanes>::from(zeros));
     }
     return;
   }
 #pragma unroll 4
-  for (typename Source::Index c = 0; c < column.classes; ++c, gradients += stride) {
+  for (typename Source::Index c = 0; c < column.classes; ++c) {
     Compute g[kLanes], raw[kLanes];
     unpack(column.read(c), raw);
     const Compute w = Program::kSmoothed ? program.weight(c) : Compute(0);
@@ -87,14 +101,9 @@ __device__ __forceinline__ void store_columns(const Program& program, const Sour
       if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
       g[i] = none[i] ? Compute(0) : g[i];
     }
-    store_stream<kLanes>(gradients, NarrowPack<Input, kLanes>::from(g));
+    column.put(c, NarrowPack<Input, kLanes>::from(g));
   }
 }
-
-template <class X, class Y>
-constexpr bool kSameType = false;
-template <class X>
-constexpr bool kSameType<X, X> = true;
 
 // The largest raw logit of each of kLanes rows.
 template <class Source, int kLanes, class Compute>
@@ -149,28 +158,28 @@ struct ColumnNotes {
   }
 };
 
-// Losses and gradients of kLanes neighbouring rows from `row`, which `now` is about; the sum of the values.
-template <bool kGradient, int kLanes, bool kStaged, class Program, class Scale>
-__device__ __forceinline__ double visit_columns(const Program& program, int64 row,
-                                                const ColumnNotes<kLanes, Program>& now, Scale& scale) {
+// Losses and gradients of kLanes neighbouring rows that begin at `offset`, which `now` is about; the sum of the values.
+template <bool kGradient, class Source, class Program, class Scale>
+__device__ __forceinline__ double visit_columns(const Program& program, const Source& column,
+                                                const int64 (&offset)[kRowStreams],
+                                                const ColumnNotes<Source::kLanes, Program>& now, Scale& scale,
+                                                bool exists = true) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
-  using Source = Column<Input, kLanes, kStaged>;
   using Index = typename Source::Index;
+  constexpr int kLanes = Source::kLanes;
+  constexpr bool kStaged = Source::kStaged;
   // The target's logit is replaced by -inf, so that no class has to be compared with it.
   constexpr bool kPlain = kStaged && !Program::kSmoothed && !Program::kCapped;
   // The exponentials take the places of their logits where they fit.
   constexpr bool kExponentials = kGradient && kStaged && !Program::kCapped && kSameType<Input, Compute>;
-  int64 offset[kRowStreams];
-  program.space.offsets(row, offset);
-  const Source column(program.input + offset[kLogits], program.space.class_stride[kLogits], program.space.classes);
   Index labels[kLanes];
   bool any = false;
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
     const auto t = now.target(program, offset, i);
-    labels[i] = t.counts ? static_cast<Index>(t.label) : Index(-1);
-    any |= t.counts;
+    labels[i] = t.counts && exists ? static_cast<Index>(t.label) : Index(-1);
+    any |= t.counts && exists;
   }
   Compute z[kLanes], largest[kLanes];
   RowSums<Compute> sums[kLanes];
@@ -180,8 +189,8 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
     largest[i] = -scalar_infinity(Compute());
     sums[i] = {0, 0, 0};
   }
+  column.fetch(any);
   if (any) {
-    column.fetch();
     largest_of_columns<Source>(column, largest);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
@@ -206,67 +215,50 @@ __device__ __forceinline__ double visit_columns(const Program& program, int64 ro
         }
       }
       if constexpr (kExponentials) column.replace(c, e);
-      if constexpr (!kGradient) {
-      }
     }
   }
   double total = 0.0;
   RowSlopes<Compute> slopes[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) {
-    const RowTarget<Compute> t = now.target(program, offset, i);
-    const RowLoss<Compute> y = program.finish(t, z[i], largest[i], sums[i], true);
+    RowTarget<Compute> t = now.target(program, offset, i);
+    t.counts &= exists;
+    t.wrong &= exists;
+    const RowLoss<Compute> y = program.finish(t, z[i], largest[i], sums[i], exists);
     total += y.value;
     slopes[i] = y.slopes;
     if constexpr (kGradient) scale_slopes(program, slopes[i], scale.factor());
   }
   if constexpr (kGradient) {
-    store_columns<kExponentials, Source>(program, column, offset[kGradients], labels, slopes, any);
+    store_columns<kExponentials>(program, column, labels, slopes, any);
+    column.close();
   }
   return total;
 }
 
-// The threads of a warp, each of which takes kLanes rows.
-struct ColumnUnit {
-  static constexpr bool kBlock = false;
-  static constexpr int kBlocks = 1;
-  __device__ __forceinline__ int64 note() const {
-    return team();
-  }
-  __device__ __forceinline__ int64 team() const {
-    return global_warp();
-  }
-  __device__ __forceinline__ int64 teams() const {
-    return static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
-  }
-  __device__ __forceinline__ bool leads() const {
-    return threadIdx.x % kWarp == 0;
-  }
-};
-
-// As LongReader. Precondition: the rows are whole vectors.
+// As LongReader, for lanes of their own, each of which takes kLanes rows. Precondition: the rows are whole vectors.
 template <int kLanes, bool kStaged>
 struct ColumnReader {
   template <bool kGradient, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const ColumnUnit& unit, Scale& scale,
-                                               int64 groups, double* partials) {
+  static __device__ __forceinline__ void sweep(const Program& program, const LaneUnit& unit, Scale& scale, int64 groups,
+                                               const Workspace& work) {
     const int64 vectors = program.space.rows / kLanes, step = groups * kWarp;
 #pragma unroll 1
-    for (int64 group = unit.team(); group < groups; group += unit.teams()) {
+    for (int group = static_cast<int>(unit.team()); group < groups; group = next_group(unit, group, work.drawn)) {
       double total = 0.0;
-      int64 v = group * kWarp + threadIdx.x % kWarp;
+      int64 v = static_cast<int64>(group) * kWarp + unit.row();
       ColumnNotes<kLanes, Program> ahead;
       ahead.read(program, v * kLanes);
 #pragma unroll 1
       for (; v < vectors; v += step) {
         const ColumnNotes<kLanes, Program> now = ahead;
         ahead.read(program, (v + step) * kLanes);
-        total += visit_columns<kGradient, kLanes, kStaged>(program, v * kLanes, now, scale);
+        int64 offset[kRowStreams];
+        program.space.offsets(v * kLanes, offset);
+        const Column<typename Program::Input, kLanes, kStaged> column(program, offset);
+        total += visit_columns<kGradient>(program, column, offset, now, scale);
       }
-      if (partials != nullptr) {
-        total = warp_sum(total);
-        if (unit.leads()) partials[group] = total;
-      }
+      close_group(unit, scale, group, total, work.partials);
     }
   }
 };
@@ -295,8 +287,7 @@ __device__ __forceinline__ void apply_column_slopes(const Program& program, int6
       const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
       scale_slopes(program, slopes[i], static_cast<Compute>(g * scale));
     }
-    using Source = Column<typename Program::Input, kLanes, false>;
-    const Source column(program.input + offset[kLogits], program.space.class_stride[kLogits], program.space.classes);
-    store_columns<false, Source>(program, column, offset[kGradients], labels, slopes, any);
+    const Column<typename Program::Input, kLanes, false> column(program, offset);
+    store_columns<false>(program, column, labels, slopes, any);
   }
 }

@@ -274,13 +274,15 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   }
 }
 
-// The workspace of a reduced loss: a ticket in the first 16 bytes, then one partial per group.
+// The workspace of a reduced loss: in the first 16 bytes a ticket, and how many groups were drawn (row_units.cuh), both
+// 0 before and after a launch; then one partial per group.
 struct Workspace {
   unsigned* ticket;
+  unsigned* drawn;
   double* partials;
 };
 __device__ __forceinline__ Workspace workspace(double* memory) {
-  return {reinterpret_cast<unsigned*>(memory), memory + 2};
+  return {reinterpret_cast<unsigned*>(memory), reinterpret_cast<unsigned*>(memory + 1), memory + 2};
 }
 
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; `result` says which.

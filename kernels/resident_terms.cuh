@@ -143,24 +143,24 @@ struct ResidentTermReader {
   // As LongReader's.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
-                                               double* partials) {
+                                               const Workspace& work) {
     RowWalk<Unit> walk(unit);
     if (walk.group >= groups) return;
+    unit.open();
+    GroupQueue<Unit> queue(unit, work.drawn);
     StagedTerms<Program, Unit, kLanes> classes(program, unit, walk.first + unit.row());
     double total = 0.0;
-    int turn = 0;
+    Turn turn{0, 0};
 #pragma unroll 1
-    for (;; turn ^= 1) {
-      const int64 group = walk.group;
-      walk.advance(unit, groups, program.space.rows);
+    for (;;) {
+      const int group = walk.group;
+      walk.advance(unit, queue, groups, program.space.rows, turn.joins);
+      turn.drawn = queue.drawn;
       const bool more = walk.group < groups;
       classes.turn_to_next(more ? walk.first + unit.row() : -1);
       total += visit_terms<kGradient>(program, unit, classes.now.offset, classes, classes.now.exists, turn, scale);
       if (walk.group == group) continue;
-      if (partials != nullptr) {
-        total = unit.total(total);
-        if (unit.leads()) partials[group] = total;
-      }
+      close_group(unit, scale, group, total, work.partials, turn);
       if (!more) return;
       total = 0.0;
     }

@@ -36,13 +36,13 @@ __device__ __forceinline__ void store_gathered(const Program& program, const Uni
 struct GatherReader {
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
-                                               double* partials) {
+                                               const Workspace& work) {
     const int64 rows = program.space.rows;
 #pragma unroll 1
-    for (int64 group = unit.team(); group < groups; group += unit.teams()) {
+    for (int group = static_cast<int>(unit.team()); group < groups; group += static_cast<int>(unit.teams())) {
       double total = 0.0;
 #pragma unroll 1
-      for (int64 first = group * unit.rows(); first < rows; first += groups * unit.rows()) {
+      for (int64 first = static_cast<int64>(group) * unit.rows(); first < rows; first += groups * unit.rows()) {
         const int64 row = first + unit.row();
         if (row >= rows) continue;
         const auto t = program.target(row);
@@ -50,10 +50,7 @@ struct GatherReader {
         total += static_cast<double>(y.value);
         if constexpr (kGradient) store_gathered(program, unit, t, y.slopes.target * row_factor(scale, t.offset));
       }
-      if (partials != nullptr) {
-        total = unit.total(total);
-        if (unit.leads()) partials[group] = total;
-      }
+      close_group(unit, scale, group, total, work.partials);
     }
   }
 };

@@ -29,6 +29,10 @@ __device__ __forceinline__ double kept(double x) {
   asm volatile("" : "+d"(x));
   return x;
 }
+__device__ __forceinline__ unsigned kept(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // 0, as the compiler does not know: what is read from an address with it is no number that threads share, for all it
 // can tell. It moves those to registers of their own, and for that it waits for the memory.
@@ -81,7 +85,8 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Has bytes (a multiple of 16, to which the address is aligned) brought from memory to the second-level cache.
 __device__ __forceinline__ void bring_to_cache(const void* from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 900
+  // CUDA 11.8 knows the GPU, but not the instruction.
+#if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
@@ -100,12 +105,19 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
   return rank;
 }
-// Every thread of the cluster's blocks calls it together; what any of them wrote before, the others see behind it.
-__device__ __forceinline__ void cluster_barrier() {
+// A barrier of all threads of the cluster's blocks, in two steps: what any of them wrote before its arrival, the others
+// see behind their wait.
+__device__ __forceinline__ void arrive_in_cluster() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
 }
+__device__ __forceinline__ void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // Writes x where block `rank` has what this block has at `place`, an object in shared memory.
 // Precondition: block `rank` still runs.
 __device__ __forceinline__ void store_in_cluster(unsigned* place, unsigned rank, unsigned x) {

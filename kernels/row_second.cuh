@@ -105,8 +105,8 @@ struct Places {
   }
 };
 template <int kLanes, class Storage>
-__device__ __forceinline__ void store_stream(Places<Storage> to, const Pack<Storage, kLanes>& pack) {
-  store_stream<kLanes>(to.at, pack);
+__device__ __forceinline__ void store_pack(Places<Storage> to, const Pack<Storage, kLanes>& pack) {
+  store_pack<kLanes>(to.at, pack);
 }
 
 // The program of rows with directions: `along` is its value, `changed` its gradient. Base: a RowProgram whose

@@ -344,9 +344,9 @@ struct JoinLanes {
   }
 };
 
-// What all threads of a unit found of a row, in each of them. `turn`: that of BlocksUnit::share.
+// What all threads of a unit found of a row, in each of them.
 template <class Unit, class Compute, int kCount>
-__device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, kCount>& found, int turn) {
+__device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, kCount>& found, Turn& turn) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) join_normal(found.of[i], unit.lanes());
   if constexpr (Unit::kBlock) {
@@ -368,7 +368,7 @@ __device__ __forceinline__ void join_normals(const Unit& unit, Normals<Compute, 
 }
 
 template <class Terms, class Unit, class Compute>
-__device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& sums, int turn) {
+__device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& sums, Turn& turn) {
   Terms::over(sums, JoinLanes{unit.lanes()});
   if constexpr (Unit::kBlock) {
     const TermSums<Compute>* all;
@@ -392,12 +392,11 @@ __device__ __forceinline__ void join_terms(const Unit& unit, TermSums<Compute>& 
 //   classes.last(f)        the same for the last time
 //   classes.last_all(f)    the same, also of a row that does not count, whose packs hold anything
 //
-// Preconditions: all threads of the unit call it together, for a LaneUnit every lane of the warp; `turn` is that of
-// BlocksUnit::share.
+// Precondition: all threads of the unit call it together, for a LaneUnit every lane of the warp.
 template <bool kGradient, class Unit, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_terms(const Program& program, const Unit& unit,
                                                                  const int64 (&offset)[kRowStreams], Classes& classes,
-                                                                 bool exists, int turn, Scale& scale) {
+                                                                 bool exists, Turn& turn, Scale& scale) {
   using Compute = typename Program::Compute;
   using Terms = AddTerms<kGradient, Program>;
   AddLogits<Program> logits(program);
@@ -435,10 +434,11 @@ template <class Source>
 struct TermReader {
   template <bool kGradient, class Unit, class Program, class Scale>
   struct Visit {
+    static constexpr bool kLooksAhead = false;
     const Program& program;
     const Unit& unit;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, int turn) const {
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, Turn& turn) const {
       int64 offset[kRowStreams];
       program.space.offsets(exists ? row : 0, offset);
       const typename Source::template Classes<Program, Unit> classes(program, unit, offset, exists);
@@ -446,10 +446,11 @@ struct TermReader {
     }
   };
 
-  // As walk_rows.
+  // As LongReader's.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
-                                               double* partials) {
-    walk_rows(unit, program.space.rows, groups, partials, Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
+                                               const Workspace& work) {
+    walk_rows(unit, scale, program.space.rows, groups, work,
+              Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
   }
 };

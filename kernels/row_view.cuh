@@ -42,6 +42,19 @@ __device__ __forceinline__ P whole(const P* at) {
   return pack;
 }
 
+// The same pack, which the compiler does not keep in any other form that it has been brought to before.
+template <class P>
+__device__ __forceinline__ P kept_pack(P pack) {
+  if constexpr (sizeof(P) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(P) / 4); ++i) {
+      unsigned& word = reinterpret_cast<unsigned*>(&pack)[i];
+      word = kept(word);
+    }
+  }
+  return pack;
+}
+
 // Begins to copy a pack to shared memory, where the thread that asked for it finds it after wait_for_copies().
 template <class P>
 __device__ __forceinline__ void stage_pack(P* to, const P* from) {

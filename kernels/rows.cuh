@@ -42,6 +42,11 @@ struct PointerTo {
   using type = const Storage*;
 };
 
+template <class X, class Y>
+constexpr bool kSameType = false;
+template <class X>
+constexpr bool kSameType<X, X> = true;
+
 template <class T>
 constexpr bool kIsAbsent = false;
 template <>
@@ -104,6 +109,8 @@ struct RowProgram {
   using Result = Result_;
   static constexpr bool kSmoothed = kSmoothed_;
   static constexpr bool kCapped = kCapped_;
+  // Whether a class's exponential and slope are best found together, once: their product is all that gradients need.
+  static constexpr bool kOnce = kCapped && !kSmoothed;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kMasked = !kIsAbsent<Mask_>;
 
@@ -123,6 +130,7 @@ struct RowProgram {
   Compute* lse;
   unsigned char* correct;
   RowSlopes<Compute>* slopes;
+  int64 per_row;  // 0 where none of these is wanted: one question instead of four
 
   __device__ __forceinline__ Compute weight(int64 c) const {
     if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).lane[0]);
@@ -201,6 +209,7 @@ struct RowProgram {
   __device__ __forceinline__ void store(const RowTarget<Compute>& t, const RowLoss<Compute>& y, bool is_correct) const {
     const int64 at = t.offset[kResults];
     if (t.wrong) report_label(status, site, at, t.label, space.classes);
+    if (per_row == 0) return;
     if (values != nullptr) values[at] = Narrow<Result>::from(y.value);
     if (lse != nullptr) lse[at] = y.lse;
     if (correct != nullptr) correct[at] = is_correct;
@@ -216,8 +225,8 @@ __device__ __forceinline__ int target_lane(const RowTarget<Compute>& t, int64 fi
 }
 
 // The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `none`:
-// slopes.none().
-template <int kLanes, class Program, class Place, class Compute = typename Program::Compute>
+// slopes.none(). kExponentials: x holds not the logits but exp(z - largest).
+template <bool kExponentials = false, int kLanes, class Program, class Place, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradient(const Program& program, Place place, int64 first, int target,
                                                const RowSlopes<Compute>& slopes, bool none,
                                                const Pack<typename Program::Input, kLanes>& x) {
@@ -230,19 +239,24 @@ __device__ __forceinline__ void store_gradient(const Program& program, Place pla
     unpack(x, raw);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
-      g[i] = slopes.common * program.logit.exponential(raw[i], slopes.largest);
+      const Compute slope = program.logit.slope(raw[i]);
+      g[i] = kExponentials ? raw[i] : program.logit.exponential(raw[i], slopes.largest);
+      if constexpr (Program::kOnce) g[i] *= slope;
+      g[i] *= slopes.common;
       if constexpr (Program::kSmoothed) g[i] -= slopes.weighted * program.weight(first + i);
-      if (i == target) g[i] = slopes.target;
-      g[i] *= program.logit.slope(raw[i]);
+      if constexpr (!Program::kOnce) g[i] = (i == target ? slopes.target : g[i]) * slope;
+      if (Program::kOnce && i == target) g[i] = slopes.target * slope;
     }
   }
-  store_stream<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
+  store_pack<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
 }
 
-// The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit.
+// The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit. Where there is
+// a place for them, the exponentials are kept.
 template <int kLanes, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z, Compute largest,
-                                            const Pack<typename Program::Input, kLanes>& x, RowSums<Compute>& sums) {
+                                            const Pack<typename Program::Input, kLanes>& x, RowSums<Compute>& sums,
+                                            Pack<Compute, kLanes>* exponentials = nullptr) {
   Compute raw[kLanes], e[kLanes];
   unpack(x, raw);
 #pragma unroll
@@ -253,6 +267,12 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
       sums.distance += w == Compute(0) ? Compute(0) : w * (z - program.logit.value(raw[i]));
       sums.weights += w;
     }
+  }
+  if (exponentials != nullptr) {
+    Pack<Compute, kLanes> kept;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) kept.lane[i] = e[i];
+    *exponentials = whole(&kept);
   }
   if (target >= 0) {
 #pragma unroll
@@ -357,30 +377,51 @@ __device__ __forceinline__ void join_parts(RowPart<Compute>& part, int lanes) {
   join_sums<kSmoothed>(part.sums, lanes);
 }
 
-// The parts that the warps of a unit found, in each thread of it. `turn`: that of BlocksUnit::share.
+// The parts of `count` warps, at most kMost, in each lane of a warp.
+template <bool kSmoothed, int kMost, class Compute>
+__device__ __forceinline__ RowPart<Compute> join_shared(const RowPart<Compute>* all, int count) {
+  const int lane = threadIdx.x % kWarp;
+  RowPart<Compute> part{-scalar_infinity(Compute()), {}};
+  if (lane < count) part = all[lane];
+#pragma unroll
+  for (int i = kWarp; i < kMost; i += kWarp) {
+    if (lane + i >= count) continue;
+    RowPart<Compute> other = all[lane + i];
+    const Compute largest = larger(part.largest, other.largest);
+    relate(part, largest);
+    relate(other, largest);
+    part.sums.rest += other.sums.rest;
+    if constexpr (kSmoothed) {
+      part.sums.distance += other.sums.distance;
+      part.sums.weights += other.sums.weights;
+    }
+  }
+  join_parts<kSmoothed>(part, kWarp);
+  return part;
+}
+
+// The parts that the warps of a unit found, in each thread of it.
 template <bool kSmoothed, class Unit, class Compute>
-__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, int turn) {
+__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, Turn& turn) {
   if constexpr (Unit::kBlock) {
     const RowPart<Compute>* all;
     unit.share(part, turn, all);
-    const int lane = threadIdx.x % kWarp, warps = unit.warps();
-    part = {-scalar_infinity(Compute()), {}};
-    if (lane < warps) part = all[lane];
-#pragma unroll
-    for (int i = kWarp; i < Unit::kBlocks * kWarp; i += kWarp) {
-      if (lane + i >= warps) continue;
-      RowPart<Compute> other = all[lane + i];
-      const Compute largest = larger(part.largest, other.largest);
-      relate(part, largest);
-      relate(other, largest);
-      part.sums.rest += other.sums.rest;
-      if constexpr (kSmoothed) {
-        part.sums.distance += other.sums.distance;
-        part.sums.weights += other.sums.weights;
-      }
-    }
-    join_parts<kSmoothed>(part, kWarp);
+    part = join_shared<kSmoothed, Unit::kBlocks * kWarp>(all, unit.warps());
   }
+}
+
+// The largest of what the warps of a unit found, in each thread of it.
+template <class Unit, class Compute>
+__device__ __forceinline__ Compute largest_of_warps(const Unit& unit, Compute largest, Turn& turn) {
+  if constexpr (Unit::kBlock) {
+    const Compute* all;
+    unit.share(largest, turn, all);
+    const int lane = threadIdx.x % kWarp, warps = unit.warps();
+    largest = -scalar_infinity(Compute());
+    for (int i = lane; i < warps; i += kWarp) largest = larger(largest, all[i]);
+    largest = join_lanes(largest, kWarp, Larger{});
+  }
+  return largest;
 }
 
 // The gradients of such a part, which is read again.
@@ -415,10 +456,10 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
 
 // One row of any length: a first read finds the sums, relative to the largest logit so far, a second one the gradient.
 // Preconditions: every thread of the unit calls it together, for a LaneUnit every lane of the warp; `exists` is false
-// where a warp has fewer rows left than it takes at once; `turn` is that of BlocksUnit::share.
+// where a warp has fewer rows left than it takes at once.
 template <bool kGradient, int kLanes, int kVectors, class Unit, class Program, class Scale>
 __device__ __forceinline__ typename Program::Compute long_row(const Program& program, const Unit& unit, int64 row,
-                                                              bool exists, int turn, Scale& scale) {
+                                                              bool exists, Turn& turn, Scale& scale) {
   using Compute = typename Program::Compute;
   RowTarget<Compute> t = program.target(exists ? row : 0);
   t.counts &= exists;
@@ -449,37 +490,72 @@ __device__ __forceinline__ typename Program::Compute long_row(const Program& pro
 // The rows that a team visits. Row r belongs to group r / unit.rows() % groups, which one team takes whole.
 template <class Unit>
 struct RowWalk {
-  int64 group;
+  int group;
   int64 first;
 
-  __device__ __forceinline__ explicit RowWalk(const Unit& unit) : group(unit.team()), first(group * unit.rows()) {
+  __device__ __forceinline__ explicit RowWalk(const Unit& unit)
+      : group(static_cast<int>(unit.team())), first(unit.team() * unit.rows()) {
   }
-  __device__ __forceinline__ void advance(const Unit& unit, int64 groups, int64 rows) {
+  // Whether these are the last ones of their group.
+  __device__ __forceinline__ bool ends(const Unit& unit, int64 groups, int64 rows) const {
+    return first + groups * unit.rows() >= rows;
+  }
+  // Preconditions: those of GroupQueue::after.
+  __device__ __forceinline__ void advance(const Unit& unit, GroupQueue<Unit>& queue, int64 groups, int64 rows,
+                                          unsigned joins) {
+    const bool last = ends(unit, groups, rows);
     first += groups * unit.rows();
-    if (first < rows) return;
-    group += unit.teams();
-    first = group * unit.rows();
+    if (!last) return;
+    group = queue.after(unit, group, joins);
+    first = static_cast<int64>(group) * unit.rows();
   }
 };
 
-// Visits every row once: visit(row, exists, turn) yields its value, `turn` is that of BlocksUnit::share.
-// partials[group], if there are any, receives the sum of the values of each group.
-template <class Unit, class Visit>
-__device__ __forceinline__ void walk_rows(const Unit& unit, int64 rows, int64 groups, double* partials,
-                                          const Visit& visit) {
+// What is left of a group: the sum of its values, if there is room for it, and the grad_output that it expected.
+template <class Unit, class Scale>
+__device__ __forceinline__ void close_group(const Unit& unit, const Scale& scale, int64 group, double total,
+                                            double* partials, Turn& turn) {
+  note_scale(scale, unit, group);
+  if (partials == nullptr) return;
+  total = unit.total(total, turn);
+  if (unit.leads()) partials[group] = total;
+}
+// Of a warp, which tells nobody anything.
+template <class Scale>
+__device__ __forceinline__ void close_group(const LaneUnit& unit, const Scale& scale, int64 group, double total,
+                                            double* partials) {
+  Turn none{0, 0};
+  close_group(unit, scale, group, total, partials, none);
+}
+
+// Visits every row once: visit(row, exists, next, turn) yields its value, where `next` is the row after it, for visits
+// that look ahead, and none if it is beyond the last. It is a register more.
+template <class Unit, class Scale, class Visit>
+__device__ __forceinline__ void walk_rows(const Unit& unit, const Scale& scale, int64 rows, int64 groups,
+                                          const Workspace& work, const Visit& visit) {
+  RowWalk<Unit> walk(unit);
+  if (walk.group >= groups) return;
+  unit.open();
+  GroupQueue<Unit> queue(unit, work.drawn);
+  Turn turn{0, 0};
   double total = 0.0;
-  int turn = 0;
 #pragma unroll 1
-  for (RowWalk<Unit> walk(unit); walk.group < groups; turn ^= 1) {
-    const int64 group = walk.group, row = walk.first + unit.row();
-    total += static_cast<double>(visit(row, row < rows, turn));
-    walk.advance(unit, groups, rows);
-    if (walk.group == group) continue;
-    if (partials != nullptr) {
-      total = unit.total(total);
-      if (unit.leads()) partials[group] = total;
+  while (walk.group < groups) {
+    const int group = walk.group;
+    const int64 row = walk.first + unit.row();
+    const bool last = walk.ends(unit, groups, rows);
+    int64 next = rows;
+    if constexpr (Visit::kLooksAhead) {
+      walk.advance(unit, queue, groups, rows, turn.joins);
+      if (walk.group < groups) next = walk.first + unit.row();
     }
-    total = 0.0;
+    turn.drawn = queue.drawn;
+    total += static_cast<double>(visit(row, row < rows, next, turn));
+    if (last) {
+      close_group(unit, scale, group, total, work.partials, turn);
+      total = 0.0;
+    }
+    if constexpr (!Visit::kLooksAhead) walk.advance(unit, queue, groups, rows, turn.joins);
   }
 }
 
@@ -488,19 +564,21 @@ template <int kLanes, int kVectors>
 struct LongReader {
   template <bool kGradient, class Unit, class Program, class Scale>
   struct Visit {
+    static constexpr bool kLooksAhead = false;
     const Program& program;
     const Unit& unit;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, int turn) const {
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, Turn& turn) const {
       return long_row<kGradient, kLanes, kVectors>(program, unit, row, exists, turn, scale);
     }
   };
 
-  // As walk_rows.
+  // Every row once; `work` may hold nothing.
   template <bool kGradient, class Unit, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
-                                               double* partials) {
-    walk_rows(unit, program.space.rows, groups, partials, Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
+                                               const Workspace& work) {
+    walk_rows(unit, scale, program.space.rows, groups, work,
+              Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
   }
 };
 
@@ -510,6 +588,7 @@ template <class Result>
 __device__ __forceinline__ void divide_sum(int64 groups, double* memory, double divisor, Result* value) {
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return;
+  if (threadIdx.x == 0) *work.drawn = 0;
   const double total = sum_partials(work.partials, groups);
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
@@ -522,7 +601,7 @@ template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void row_value(const Program& program, const Unit& unit, int64 groups, double* memory,
                                           double divisor, Result* value) {
   KnownScale<typename Program::Compute> unused{0};
-  Reader::template sweep<false>(program, unit, unused, groups, workspace(memory).partials);
+  Reader::template sweep<false>(program, unit, unused, groups, workspace(memory));
   divide_sum(groups, memory, divisor, value);
 }
 
@@ -531,27 +610,27 @@ template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void row_value_and_gradient(const Program& program, const Unit& unit, int64 groups,
                                                        double* memory, double divisor, double scale, Result* value,
                                                        const double* expected, double* used) {
-  TeamScale<Unit, typename Program::Compute> expectation(unit, expected, used, scale);
-  Reader::template sweep<true>(program, unit, expectation, groups, workspace(memory).partials);
+  TeamScale<Unit, typename Program::Compute> expectation(expected, used, scale);
+  Reader::template sweep<true>(program, unit, expectation, groups, workspace(memory));
   divide_sum(groups, memory, divisor, value);
 }
 
-// The gradients for the true grad_output, unless this team's part was written with it already.
+// The gradients for the true grad_output, unless those of this team's groups were written with it already.
 template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void verify_row_gradient(const Program& program, const Unit& unit, int64 groups,
                                                     double scale, const Result* grad_output, const double* used,
                                                     double* expected) {
   const double g = widen<double>(*grad_output);
-  if (!verify_team(unit, g, used, expected)) return;
+  if (!verify_team(unit, groups, g, used, expected)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  Reader::template sweep<true>(program, unit, known, groups, nullptr);
+  Reader::template sweep<true>(program, unit, known, groups, {});
 }
 
 // A value per row, and the slopes for the gradient.
 template <class Reader, class Unit, class Program>
 __device__ __forceinline__ void row_values(const Program& program, const Unit& unit, int64 groups) {
   KnownScale<typename Program::Compute> unused{0};
-  Reader::template sweep<false>(program, unit, unused, groups, nullptr);
+  Reader::template sweep<false>(program, unit, unused, groups, {});
 }
 
 // The gradients for a grad_output per row.
@@ -559,7 +638,7 @@ template <class Reader, class Unit, class Program, class Result>
 __device__ __forceinline__ void row_gradient(const Program& program, const Unit& unit, int64 groups,
                                              const Result* grad_output) {
   RowScale<typename Program::Compute, Result> scale{grad_output, 1.0};
-  Reader::template sweep<true>(program, unit, scale, groups, nullptr);
+  Reader::template sweep<true>(program, unit, scale, groups, {});
 }
 
 // The gradients from slopes that were stored, in pieces of rows: for a grad_output per row (`result_stride` 1) or one

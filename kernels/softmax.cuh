@@ -51,35 +51,48 @@ struct Logit {
 
   __device__ __forceinline__ Compute value(Compute x) const {
     if constexpr (kCapped) {
-      const Compute twice = scalar_abs(ratio * x), e = scalar_exp(-twice);
-      // In 16 bits an error of 2^-24 of the softcap is none, whatever cancels.
-      const Compute tanh =
-          scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(twice, e), Compute(1) + e);
-      return with_sign_of(softcap * tanh, x);
+      const Compute twice = scalar_abs(ratio * x);
+      return capped(x, twice, scalar_exp(-twice));
     }
     return scale * x;
   }
   // exp(value(x) - largest). Precondition: value(x) is no larger.
   __device__ __forceinline__ Compute exponential(Compute x, Compute largest) const {
+    if constexpr (kCapped) return exponential_of(value(x), largest);
     // One rounding less, and two instructions: what `largest` loses in the product is the same for all classes.
-    if constexpr (kNarrow && kSingle<Compute>) {
-      if constexpr (kCapped) return exp2_or_zero(fmaf(value(x), kLog2E, -largest * kLog2E));
-      return exp2_or_zero(fmaf(x, scale * kLog2E, -largest * kLog2E));
-    }
-    if constexpr (!kCapped) return exponential_below(scalar_fma(x, scale, -largest));
-    return exponential_below(value(x) - largest);
+    if constexpr (kNarrow && kSingle<Compute>) return exp2_or_zero(fmaf(x, scale * kLog2E, -largest * kLog2E));
+    return exponential_below(scalar_fma(x, scale, -largest));
+  }
+  // The same of z = value(x), where that is known.
+  __device__ __forceinline__ Compute exponential_of(Compute z, Compute largest) const {
+    if constexpr (kNarrow && kSingle<Compute>) return exp2_or_zero(fmaf(z, kLog2E, -largest * kLog2E));
+    return exponential_below(z - largest);
   }
   // dz/dx, but for the factor that is the same everywhere.
   __device__ __forceinline__ Compute common_slope() const {
     return scale;
   }
   __device__ __forceinline__ Compute slope(Compute x) const {
-    if constexpr (kCapped) {
-      const Compute e = scalar_exp(-scalar_abs(ratio * x));
-      const Compute inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
-      return Compute(4) * e * inverse * inverse;
-    }
+    if constexpr (kCapped) return slope_of(scalar_exp(-scalar_abs(ratio * x)));
     return Compute(1);
+  }
+  // Both, of a logit that is capped.
+  __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
+    const Compute twice = scalar_abs(ratio * x), e = scalar_exp(-twice);
+    value = capped(x, twice, e);
+    slope = slope_of(e);
+  }
+
+ private:
+  // softcap tanh(scale x / softcap), of which e = exp(-twice) is known.
+  __device__ __forceinline__ Compute capped(Compute x, Compute twice, Compute e) const {
+    // In 16 bits an error of 2^-24 of the softcap is none, whatever cancels.
+    const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(twice, e), Compute(1) + e);
+    return with_sign_of(softcap * tanh, x);
+  }
+  __device__ __forceinline__ Compute slope_of(Compute e) const {
+    const Compute inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
+    return Compute(4) * e * inverse * inverse;
   }
 };
 

@@ -364,7 +364,7 @@ def test_shuffles_among_some_lanes() -> None:
 
 
 def test_votes() -> None:
-    found = numpy.zeros((5, 64), numpy.uint32)
+    found = numpy.zeros((8, 64), numpy.uint32)
     body = """
 const int t = threadIdx.x, lane = t % 32;
 a[t] = __ballot_sync(0xffffffffu, lane % 3 == 0);
@@ -372,6 +372,9 @@ a[64 + t] = __any_sync(0xffffffffu, t == 40);
 a[128 + t] = __all_sync(0xffffffffu, t < 32);
 a[192 + t] = lane < 8 ? __all_sync(0xffu, lane < 8) : 7;
 a[256 + t] = __activemask() >> lane & 1;
+a[320 + t] = __syncthreads_or(t == 40);
+a[384 + t] = __syncthreads_or(0);
+a[448 + t] = __syncthreads_or(t == 7);
 """
     for seed in SEEDS:
         execute(body, found, block=64, seed=seed)
@@ -380,6 +383,7 @@ a[256 + t] = __activemask() >> lane & 1;
         assert (found[2] == numpy.repeat([1, 0], 32)).all()
         assert (found[3] == numpy.where(numpy.arange(64) % 32 < 8, 1, 7)).all()
         assert (found[4] == 1).all()
+        assert [set(x) for x in found[5:] != 0] == [{True}, {False}, {True}]
 
 
 ATOMICS: dict[str, Callable[[int], int]] = {

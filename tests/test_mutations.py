@@ -86,15 +86,28 @@ def masked(**setting: Any) -> Callable[[], None]:
 PER_ROW = {"reduction": "none"}
 
 
-def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any]) -> Callable[[], None]:
-    """A property of ``row_properties`` in one layout, with each of these settings."""
+def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **how: Any) -> Callable[[], None]:
+    """A property of ``row_properties`` in one layout, with each of these settings, of logits drawn in some way."""
 
     def run() -> None:
         with host.execution(seed=1):
             for chosen in settings or ({},):
-                check(row_properties.of_layout(layout), **chosen)
+                check(row_properties.of_layout(layout, **how), **chosen)
 
     return run
+
+
+def streamed() -> None:
+    """A value alone, of rows that are read as if there were many."""
+    with host.execution(seed=1), row_properties.parts():
+        row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
+
+
+def few_teams() -> None:
+    """Threads that take many groups of rows, launch after launch."""
+    with row_properties.blocks(2, "cpu"):
+        for seed in range(2):
+            row_properties.agrees_with_truth(row_properties.draw((163, 43), 1, seed=seed))
 
 
 def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[], None]:
@@ -152,6 +165,10 @@ BATTERY: dict[str, Callable[[], None]] = {
     "any order": partial(host_properties.keeps_its_bits_in_any_order, FUNCTION, FUNCTION.loss, shape=(2503,)),
     "rows, lanes": rows(row_properties.agrees_with_truth, "lanes", {}, PER_ROW),
     "rows, columns": rows(row_properties.agrees_with_truth, "columns", {}, PER_ROW),
+    "rows, short": rows(row_properties.agrees_with_truth, "short", {}, PER_ROW),
+    "rows, streamed": streamed,
+    "rows, drawn": few_teams,
+    "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),
     "rows, block": rows(row_properties.agrees_with_truth, "block"),
     "rows, cluster": rows(row_properties.agrees_with_truth, "block, cluster"),
     "rows, long": rows(row_properties.agrees_with_truth, "long"),

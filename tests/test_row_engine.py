@@ -36,8 +36,10 @@ from cupylosses.testing.row_properties import (
     leaves_rows_out,
     noted_layouts,
     of_layout,
+    parts,
     survives_labels_out_of_range,
     upstream,
+    value_agrees_with_truth,
     writes_one_gradient_in_one_pass_or_two,
 )
 from cupylosses.testing.tolerance import same_bits
@@ -100,8 +102,10 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "block, cluster of halves": ("bfloat16", 1, [(1, 9001), (2, 32765)]),
     "long": ("float32", 1, [(1, 16389), (2, 16391), (1, 32771)]),
     "long of halves": ("bfloat16", 1, [(1, 32777), (2, 32783)]),
-    "columns, neighbours": ("float32", 1, [(1, 1), (2, 2), (31, 3), (33, 5), (300, 7), (1, 8), (65, 32)]),
-    "columns, neighbours of halves": ("bfloat16", 1, [(1, 1), (33, 7), (65, 31)]),
+    "short": ("float32", 1, [(1, 2), (2, 2), (31, 3), (33, 5), (300, 7), (1, 8), (65, 32)]),
+    "short, of halves": ("bfloat16", 1, [(1, 2), (33, 7), (65, 31)]),
+    "short, of doubles": ("float64", 1, [(3, 2), (33, 10), (65, 31)]),
+    "columns, one class": ("float32", 1, [(1, 1), (70, 1)]),
     "columns": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 19, 132), (2, 24, 4)]),
     "columns, odd": ("float32", 1, [(1, 2, 3), (2, 7, 5, 31), (2, 48, 3), (1, 192, 1, 3)]),
     "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 19, 40)]),
@@ -121,6 +125,18 @@ def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> No
     assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}
     assert len({x.lanes for x in found}) == 1, "one kernel for all of these sizes"
     assert all((x.cluster > 1) == ("cluster" in what or "long" in what) for x in found if x.kind in ("block", "long"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1, 1031), (37, 2053), (5, 4507)])
+def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[[], None]) -> None:
+    given = draw(shape, 1, dtype, KERNELS)
+    value_agrees_with_truth(given)
+    fresh_plans()
+    with parts(), noted_layouts() as found:
+        value_agrees_with_truth(given)
+        value_agrees_with_truth(given, label_smoothing=0.1)
+    assert all(x.streamed for x in found)
 
 
 @pytest.mark.gpu

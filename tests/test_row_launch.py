@@ -15,13 +15,14 @@ from cupylosses.checks import FLOATING
 from cupylosses.interop import ITEMSIZE
 from cupylosses.launch import DECLARED_BYTES
 from cupylosses.row_launch import (
+    BLOCK_THREADS,
     COLUMN_LANES,
     FEW_CLASSES,
     MAX_CLUSTER,
     MAX_GROUPS,
-    MAX_THREADS,
     PART_BYTES,
     SHARED_BYTES,
+    STREAMED_ROWS,
     THREADS,
     WARP,
     WARP_VECTORS,
@@ -63,6 +64,7 @@ def of(
     strides: Sequence[int] | None = None,
     address: int = 0,
     chip: Chip = CHIPS[0],
+    heavy: bool = False,
 ) -> RowLayout:
     """The layout of logits whose gradients have no gaps, as plans ask for it."""
     strides = launch.dense_strides(shape, (0,) * len(shape)) if strides is None else strides
@@ -72,7 +74,7 @@ def of(
         Rows(without(s, class_dim), s[class_dim], size, at) for s, at in ((strides, address % 16), (dense, 0))
     )
     others = launch.dense_strides(rows, (0,) * len(rows))
-    return row_launch.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip)
+    return row_launch.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip, heavy=heavy)
 
 
 @st.composite
@@ -103,11 +105,11 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
     shape, class_dim, dtype, strides, address = x
     layout = of(shape, class_dim, dtype, strides, address, chip)
     assert layout.lanes * ITEMSIZE[dtype] <= 16
-    fits(layout, shape[class_dim], ITEMSIZE[dtype], chip)
+    fits(layout, shape[class_dim], ITEMSIZE[dtype], chip, True)
 
 
-def fits(layout: RowLayout, classes: int, size: int, chip: Chip) -> None:
-    """For classes of so many bytes."""
+def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = False) -> None:
+    """For classes of so many bytes, of logits alone or with a target for each."""
     vector = layout.lanes * size
     assert layout.lanes in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
@@ -127,9 +129,12 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip) -> None:
         assert unit <= WARP and WARP % unit == 0
     if layout.kind == "columns":
         assert classes * vector * layout.threads == layout.shared <= SHARED_BYTES
+    if layout.kind == "short":
+        assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind in ("long", "long columns"):
         assert layout.shared == 0
-    assert layout.per_block == (1 if layout.kind in ("block", "long") else layout.threads // WARP)
+    together = ("block", "long", "lanes") if alone else ("block", "long")
+    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP)
 
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
@@ -175,7 +180,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
         for start, s in ((address, strides), (0, dense))
     ]
-    if "columns" not in layout.kind:
+    if "columns" not in layout.kind and layout.kind != "short":
         assert layout.lanes == 1 or (shape[class_dim] == 1 or strides[class_dim] == dense[class_dim] == 1)
         assert ((places[0] - places[1]) % word == 0).all()
         return
@@ -209,15 +214,15 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
         (33, "float32", "lanes", 1),
         (1024, "float32", "lanes", 1),
         (1025, "float32", "block", 1),
-        (32768, "float32", "block", 1),
-        (33300, "float32", "block", 2),
+        (32768, "float32", "block", 2),
+        (33300, "float32", "block", 4),
         (266000, "float32", "block", 8),
         (500000, "float32", "long", 1),
         (2048, "bfloat16", "lanes", 1),
         (2049, "float16", "block", 1),
-        (65536, "bfloat16", "block", 1),
-        (128256, "bfloat16", "block", 2),
-        (262144, "bfloat16", "block", 4),
+        (65536, "bfloat16", "block", 2),
+        (128256, "bfloat16", "block", 4),
+        (262144, "bfloat16", "block", 8),
         (512, "float64", "lanes", 1),
         (513, "float64", "block", 1),
     ],
@@ -231,6 +236,28 @@ def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int)
 def test_without_clusters_long_rows_are_read_twice() -> None:
     assert [of((4096, 128256), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "long", "long"]
     assert [of((4096, 32000), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "block", "long"]
+
+
+def test_short_rows_are_brought_ahead_for_few_blocks() -> None:
+    short, longer = of((32768, 4096), 1), of((16384, 8192), 1)
+    assert (short.ahead, longer.ahead) == (True, False)
+    at_once = [row_launch.blocks(short, short.groups, 100, gradient) for gradient in (True, False)]
+    assert at_once == [400, 800] and row_launch.blocks(longer, longer.groups, 100) == 400
+    assert not of((32768, 4096), 1, heavy=True).ahead
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "threads"),
+    [
+        ((8192, 32000), "bfloat16", 128),
+        ((8192, 128256), "bfloat16", 128),
+        ((STREAMED_ROWS - 1, 32000), "bfloat16", 0),
+        ((32768, 4096), "float32", 0),
+        ((65536, 1024), "float32", 0),
+    ],
+)
+def test_values_alone_of_many_long_rows_are_found_in_parts(shape: tuple[int, int], dtype: str, threads: int) -> None:
+    assert of(shape, 1, dtype).streamed == threads
 
 
 def test_few_rows_take_many_blocks() -> None:
@@ -247,7 +274,9 @@ def test_labels_of_an_image_are_one_dimension() -> None:
     assert row_launch.label_words(shape, 19, labels, (0, 64, 1))[0]
 
 
-@pytest.mark.parametrize(("classes", "kind"), [(1, "columns"), (FEW_CLASSES, "columns"), (FEW_CLASSES + 1, "lanes")])
+@pytest.mark.parametrize(
+    ("classes", "kind"), [(1, "columns"), (2, "short"), (FEW_CLASSES, "short"), (FEW_CLASSES + 1, "lanes")]
+)
 def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> None:
     assert of((1000, classes), 1).kind == kind
 
@@ -323,7 +352,7 @@ def test_few_threads_take_a_short_row() -> None:
     widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024)}
     assert all(a <= b for a, b in zip(list(widths.values()), list(widths.values())[1:], strict=False))
     assert widths[33] < WARP == widths[1024]
-    assert of((4096, 4096), 1).threads < of((4096, 32000), 1).threads == MAX_THREADS
+    assert of((4096, 4096), 1).threads < of((4096, 32000), 1).threads == BLOCK_THREADS
 
 
 def test_groups_are_bounded() -> None:

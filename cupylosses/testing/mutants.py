@@ -36,6 +36,8 @@ LONG_TERMS = "kernels/long_terms.cuh"
 TERM_COLUMNS = "kernels/term_columns.cuh"
 SOFTMAX = "kernels/softmax.cuh"
 RESIDENT_ROWS = "kernels/resident_rows.cuh"
+STREAMED_ROWS = "kernels/streamed_rows.cuh"
+SHORT_ROWS = "kernels/short_rows.cuh"
 ROW_SECOND = "kernels/row_second.cuh"
 TERM_SECOND = "kernels/term_second.cuh"
 
@@ -394,8 +396,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no barrier behind the parts of a block",
         ROW_UNITS,
-        "if (lane == 0) *place = mine;\n      __syncthreads();",
-        "if (lane == 0) *place = mine;",
+        "tell(turn);\n      __syncthreads();",
+        "tell(turn);",
         ("rows, block",),
     ),
     Mutant(
@@ -409,35 +411,98 @@ MUTANTS: tuple[Mutant, ...] = (
         "rest of a row on chip with its label",
         RESIDENT_ROWS,
         "[target_lane] = lowest;",
-        "[target_lane] = now.logit;",
+        "[target_lane] = logit;",
         ("rows, lanes", "rows, block"),
     ),
     Mutant(
         "target's gradient left as it is",
         RESIDENT_ROWS,
-        "if (kPlain && has_target && !none)",
-        "if (false)",
+        "if ((kPlain || (kOnce && in_vector)) && has_target && !none) {",
+        "if (false) {",
         ("rows, lanes", "rows, cluster"),
     ),
     Mutant(
-        "vector of the next row brought to where it is not looked for",
+        "vector brought to where it is not looked for",
         RESIDENT_ROWS,
-        "const auto refill = [&](int i, P* place) { next.place(i, place); };",
-        "const auto refill = [&](int i, P* place) { next.place(i, place + blockDim.x); };",
+        "stage_pack(place, from + i);",
+        "stage_pack(place + blockDim.x, from + i);",
         ("rows, cluster",),
+    ),
+    Mutant(
+        "halves of a product in one place",
+        RESIDENT_ROWS,
+        "place[i * half] = whole",
+        "place[0] = whole",
+        ("rows, capped",),
+    ),
+    Mutant(
+        "product relative to a part of the row",
+        RESIDENT_ROWS,
+        "if constexpr (kOnce) part.largest = largest_of_warps(unit, part.largest, turn);",
+        "",
+        ("rows, capped",),
+    ),
+    Mutant(
+        "exponentials taken for logits",
+        RESIDENT_ROWS,
+        "store_gradient<kExponentials>(",
+        "store_gradient<false>(",
+        ("rows, lanes",),
+    ),
+    Mutant(
+        "what is wanted of each row left out",
+        ROWS,
+        "if (per_row == 0) return;",
+        "return;",
+        ("rows, lanes",),
+    ),
+    Mutant(
+        "part of a row that stands for another",
+        STREAMED_ROWS,
+        "i * kWarp + threadIdx.x % kWarp, count",
+        "warp * kWarp + threadIdx.x % kWarp, count",
+        ("rows, streamed",),
+    ),
+    Mutant(
+        "groups drawn by the launch before left as they are",
+        ROWS,
+        "if (threadIdx.x == 0) *work.drawn = 0;",
+        "",
+        ("rows, drawn",),
+    ),
+    Mutant(
+        "a group drawn by one team, and taken by two",
+        ROW_UNITS,
+        "if (counter != nullptr && unit.leads()) drawn = atomicAdd(counter, 1u);",
+        "if (counter != nullptr && unit.leads()) drawn = *counter, *counter = drawn + 1;",
+        ("rows, drawn",),
+    ),
+    Mutant(
+        "rows that follow one another cut a class too late",
+        SHORT_ROWS,
+        "65536u / classes + 1",
+        "65536u / classes",
+        ("rows, short",),
+    ),
+    Mutant(
+        "gradients of a warp's rows stored before all are there",
+        SHORT_ROWS,
+        "  __device__ __forceinline__ void close() const {\n    __syncwarp();\n",
+        "  __device__ __forceinline__ void close() const {\n",
+        ("rows, short",),
     ),
     Mutant(
         "no barrier behind the parts of a cluster",
         ROW_UNITS,
-        "      cluster_barrier();\n",
-        "",
+        "      arrive_in_cluster();\n      wait_for_cluster();\n    }\n",
+        "    }\n",
         ("rows, cluster",),
     ),
     Mutant(
         "parts of a cluster kept in their block",
         ROW_UNITS,
-        "reinterpret_cast<unsigned*>(place) + i, lane,",
-        "reinterpret_cast<unsigned*>(place) + i, rank(),",
+        "store_in_cluster(place + i, lane,",
+        "store_in_cluster(place + i, rank(),",
         ("rows, cluster",),
     ),
     Mutant(
@@ -612,7 +677,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stale gradient of rows accepted",
         ROW_UNITS,
-        "__double_as_longlong(used[unit.team() * Unit::kBlocks + i]) != __double_as_longlong(true_grad_output)",
+        "__double_as_longlong(note) != __double_as_longlong(true_grad_output)",
         "false",
         ("rows, lanes", "rows, one pass or two"),
     ),

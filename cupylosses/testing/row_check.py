@@ -41,7 +41,7 @@ SHAPES = (
 )
 
 #: Every layout by name.
-ROW_LAYOUTS = ("lanes", "block", "cluster", "long", "columns", "long_columns", "gather")
+ROW_LAYOUTS = ("lanes", "block", "cluster", "long", "short", "columns", "long_columns", "gather")
 
 Laid = tuple[tuple[int, ...], int]
 

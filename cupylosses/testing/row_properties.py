@@ -44,6 +44,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "block": Layout((5, 1031)),
     "block, cluster": Layout((3, 4501)),
     "long": Layout((2, 16391)),
+    "short": Layout((37, 10)),
     "columns": Layout((3, 5, 4, 8)),
     "long columns": Layout((2, 199, 5, 3)),
     "gather": Layout((37, 43), loss="nll_loss"),
@@ -146,7 +147,7 @@ def blocks(count: int, device: str) -> Iterator[None]:
     from cupylosses.testing import host
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
-    with mock.patch.object(row_launch, "blocks", lambda layout, *_: count * layout.cluster), in_order:
+    with mock.patch.object(row_launch, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
         yield
 
 
@@ -179,6 +180,26 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
         require(found.ok, f"value, {reduction}: {found}")
         found = compare(gradient(value, x, grad_output, retain_graph=True).cpu(), exact.gradients["input"])
         require(found.ok, f"gradient, {reduction}: {found}")
+
+
+@contextmanager
+def parts() -> Iterator[None]:
+    """Values alone of rows in blocks are found in parts, however few and short they are."""
+    with mock.patch.object(row_launch, "STREAMED_ROWS", 0), mock.patch.object(row_launch, "STREAMED_WIDTH", 0):
+        yield
+
+
+def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
+    """The value is that of float64 also where there are to be no gradients, and has the bits that it has with them."""
+    import torch
+
+    with torch.no_grad():
+        alone = given.function(**{**given.arguments, **chosen})
+    found = compare(alone.cpu(), truth(given.loss, {**given.arguments, **chosen}).value)
+    require(found.ok, f"value alone: {found}")
+    x = given.input.detach().requires_grad_()
+    together = given.function(**{**given.arguments, "input": x, **chosen}).detach()
+    require(same_bits(alone, together), f"value alone {alone}, with gradients {together}")
 
 
 #: How directions lie: as logits do, or one for several classes or rows, or in another order of the dimensions.

@@ -37,6 +37,8 @@ HostIndex host_block_size() __attribute__((const));
 HostIndex host_grid_size() __attribute__((const));
 
 void host_barrier(const char* file, int line);
+// The same, and whether the predicate of any thread holds.
+int host_barrier_or(int predicate, const char* file, int line);
 // Blocks of a cluster: the place of this one, all of their threads meeting, and a write to another one's shared memory.
 unsigned host_cluster_rank();
 void host_cluster_barrier(const char* file, int line);

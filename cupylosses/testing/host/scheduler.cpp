@@ -157,6 +157,7 @@ void start(Block& block) {
   block.active = true;
   block.waiting = block.exited = 0;
   block.epoch = 0;
+  block.vote = false;
   block.known = nullptr;
   block.fibers.assign(threads, Fiber{});
   block.warps.resize((threads + kLanes - 1) / kLanes);
@@ -493,6 +494,8 @@ void host_barrier(const char* file, int line) {
     if (fiber.line != line || std::strcmp(fiber.file, file) != 0) fail_in(block, "threads meet in different barriers");
   block.waiting = 0;
   ++block.epoch;
+  block.voted = block.vote;
+  block.vote = false;
   const Known* known = block.known;
   for (Fiber& fiber : block.fibers) known = join(known, fiber.known);
   block.known = known;
@@ -503,6 +506,12 @@ void host_barrier(const char* file, int line) {
     set_ready(fiber);
   }
   if (launch->seed) leave();
+}
+
+int host_barrier_or(int predicate, const char* file, int line) {
+  current->block->vote |= predicate != 0;
+  host_barrier(file, line);
+  return current->block->voted;
 }
 
 unsigned host_cluster_rank() {

@@ -50,6 +50,7 @@ struct Block {
   bool active = false;
   unsigned ready_warps, waiting, exited;
   std::uint32_t epoch;  // barriers passed
+  bool vote, voted;     // by any thread that has come to the next one, and to the last
   const Known* known;   // what its threads learned before the last barrier
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;

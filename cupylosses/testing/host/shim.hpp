@@ -64,6 +64,9 @@ HOST_VECTORS(double, double)
 inline void __syncthreads(HOST_SITE) {
   host_barrier(file, line);
 }
+inline int __syncthreads_or(int predicate, HOST_SITE) {
+  return host_barrier_or(predicate, file, line);
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu, HOST_SITE) {
   host_warp_barrier(mask, file, line);
 }
@@ -193,6 +196,10 @@ HOST_ACCESS void __stcs(T* p, T x) {
 }
 template <class T>
 HOST_ACCESS void __stcg(T* p, T x) {
+  *p = x;
+}
+template <class T>
+HOST_ACCESS void __stwb(T* p, T x) {
   *p = x;
 }
 
@@ -399,6 +406,9 @@ inline float kept(float x) {
 inline double kept(double x) {
   return x;
 }
+inline unsigned kept(unsigned x) {
+  return x;
+}
 
 inline long long unknown_zero() {
   return 0;
@@ -441,7 +451,10 @@ inline void bring_to_cache(const void*, unsigned) {
 inline unsigned cluster_rank() {
   return host_cluster_rank();
 }
-inline void cluster_barrier(HOST_SITE) {
+// All of the barrier is where threads wait: an arrival says nothing.
+inline void arrive_in_cluster() {
+}
+inline void wait_for_cluster(HOST_SITE) {
   host_cluster_barrier(file, line);
 }
 inline void store_in_cluster(unsigned* place, unsigned rank, unsigned x) {
