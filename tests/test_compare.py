@@ -287,7 +287,7 @@ def test_the_short_run_of_rows_on_the_host(script: ModuleType, monkeypatch: pyte
         assert loss.weights is None or loss.weights in named
         assert loss.scale is None or {"softcap", "temperature"} & named
     first = [x for x in few if x.loss.name == "cross_entropy" and x.kind == "indices"]
-    assert {x.layout for x in first} == {"lanes", "block", "cluster", "long", "columns", "long_columns"}
+    assert {x.layout for x in first} == {"lanes", "block", "cluster", "long", "short", "columns", "long_columns"}
     assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}
     assert {x.dtypes for x in first} == {(x,) for x in checks.FLOATING}
     every_layout = {x.layout for x in every if x.loss.name in ("cross_entropy", "nll_loss")}
