@@ -59,9 +59,10 @@ class RowVariant:
     """What distinguishes one compiled module of the row engine from another, as :class:`cupylosses.codegen.Variant`.
 
     ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
-    rows twice ("long"), or a thread per row, with classes in shared memory ("columns") or read again ("long columns");
-    of log-probabilities only the label's is read ("gather"). For second derivatives all rows are read twice. A row
-    takes a ``cluster`` of blocks, or has the next one brought to the cache ``ahead`` of its turn.
+    rows twice ("long") or in parts ("streamed"), or a thread per row, with classes in shared memory ("columns" and
+    "short") or read again ("long columns"); of log-probabilities only the label's is read ("gather"). For second
+    derivatives all rows are read twice. A row takes a ``cluster`` of blocks, or has the next one brought to the cache
+    ``ahead`` of its turn.
     ``weight`` and ``mask`` are dtypes, or "".
     """
 

@@ -1,10 +1,11 @@
 """Launch geometry of the row engine: which threads take which rows. Pure functions of integers.
 
 lanes          the lanes of a warp share a row, or several rows share a warp; the row stays in shared memory
-block          a block to a row, or a cluster of blocks; in shared memory
+block          a block to a row, or a cluster of blocks; in shared memory, or in parts where there are no gradients
 long           the same for a row that is too long for it, and read twice
 columns        a thread to a row (or to neighbouring ones), where classes lie apart or are few; in shared memory
 long columns   the same, read again from memory
+short          a thread to a row of few classes without gaps, moved by its warp together; in shared memory
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LONG_TERM_VECTORS = 2
 MAX_CLUSTER = 8
 #: Blocks that rows are spread over where they are few.
 MANY_BLOCKS = 128
-#: Threads of rows in shared memory that a multiprocessor can run at once, as far as registers go.
+#: Threads of long rows that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
 #: The same of neighbouring rows.
 COLUMN_THREADS = 768

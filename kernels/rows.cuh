@@ -225,7 +225,7 @@ __device__ __forceinline__ int target_lane(const RowTarget<Compute>& t, int64 fi
 }
 
 // The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `none`:
-// slopes.none(). kExponentials: x holds not the logits but exp(z - largest).
+// slopes.none(). kExponentials: x holds not the logits but exp(z - largest), of logits without a cap.
 template <bool kExponentials = false, int kLanes, class Program, class Place, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradient(const Program& program, Place place, int64 first, int target,
                                                const RowSlopes<Compute>& slopes, bool none,

@@ -22,6 +22,9 @@ AnyRowVariant = RowVariant | TermVariant
 #: dimension. The first of each kind is contiguous.
 _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((4096, 1000), None, 1),
+    ((4096, 4000), None, 1),  # brought ahead
+    ((4096, 32000), None, 1),  # in parts, where there are no gradients
+    ((4096, 10), None, 1),
     ((64, 8000), None, 1),
     ((64, 128256), None, 1),
     ((4096, 1000000), None, 1),
@@ -37,7 +40,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: Those of the fast subset.
-_FEW = 6
+_FEW = 9
 
 
 def row_variants(loss: RowLoss, fast: bool = False) -> list[AnyRowVariant]:
@@ -142,7 +145,7 @@ def described(variant: AnyRowVariant) -> dict[str, str]:
             variant.label,
             (variant.kind in ("value_and_gradient", "verify_gradient", "apply", "second"), False),
         )
-        flags = ["smoothed"] * variant.smoothed
+        flags = ["smoothed"] * variant.smoothed + ["ahead"] * variant.ahead
     flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
     dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
     names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
