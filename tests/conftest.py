@@ -11,7 +11,8 @@ A test with the argument ``loss`` runs for every loss; if it runs kernels, for t
                      that of the kernels or the reference. The marker's arguments are those fields of its check that
                      are no parameters.
 
-``--every-loss`` puts every loss through what the representatives go through.
+``thorough``  only with ``--thorough``, which also puts every loss through what the representatives go through and has
+``grids.in_turn``, ``grids.short_or_full`` and whoever asks ``grids.thorough()`` return exhaustive grids.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grids
 import pytest
 import torch
 from devices import GPU, HOST, KERNELS
@@ -56,19 +58,27 @@ settings.load_profile("cupylosses")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-loss", action="store_true", help="run all losses in tests for representatives")
+    parser.addoption("--thorough", action="store_true", help="run exhaustive grids, with kernels of every loss")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[COUNTS] = Counter()
+    # Before any test module is imported: its parametrization asks.
+    grids.set_thorough(config.getoption("--thorough"))
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "formulas: of kernels that differ in what they compute, not in where")
+    config.addinivalue_line("markers", "thorough: runs with --thorough only")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
     config.addinivalue_line("markers", "covering(**fields): for every loss, with a part of the settings")
     # torch says so of its own kl_div, wherever it is called.
     config.addinivalue_line("filterwarnings", "ignore:reduction. 'mean' divides the total loss:UserWarning")
+
+
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """Losses, parameters and dtypes by their names; any other value as pytest does."""
+    return grids.identity(val)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -81,14 +91,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def stays(item: pytest.Item) -> bool:
-    """Whether a test runs for its loss, if it has one."""
+    """Whether a test runs: always with ``--thorough``, else for the losses and values that it is meant for."""
+    if item.get_closest_marker("thorough") and not grids.thorough():
+        return False
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     loss = parameters.get("loss")
     if loss is None or loss in REPRESENTATIVES:
         return True
     if item.get_closest_marker("representatives"):
         return False
-    if item.config.getoption("--every-loss"):
+    if grids.thorough():
         return True
     covered = item.get_closest_marker("covering")
     if covered is None:

@@ -6,16 +6,64 @@ one loss each, because the loads do not know the loss. What of it runs on the ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, product
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition import REDUCTIONS, registry
+from cupylosses.definition import REDUCTIONS, Loss, registry
 from cupylosses.testing.layouts import WIDEST
 from cupylosses.testing.representatives import representatives
+
+T = TypeVar("T")
+
+_mode = {"thorough": False}
+
+
+def set_thorough(chosen: bool) -> None:
+    """Chooses exhaustive grids; called once, before any test module is imported."""
+    _mode["thorough"] = chosen
+
+
+def thorough() -> bool:
+    """True if pytest runs with ``--thorough``."""
+    return _mode["thorough"]
+
+
+def short_or_full(short: T, full: T) -> T:
+    """``full`` with ``--thorough``, else ``short``: for a selection that its test knows best."""
+    return full if thorough() else short
+
+
+def in_turn(*axes: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
+    """Settings of several axes: their product with ``--thorough``, else so few that every value of each axis occurs.
+
+    The short selection has as many settings as the longest axis has values, or ``times`` as many, for more of the
+    pairs. Setting ``i`` takes value ``i`` of every axis, modulo its length; each further round shifts the axes against
+    one another, so that it meets other pairs.
+    """
+    if thorough() or len(axes) == 1:
+        return list(product(*axes))
+    longest = max(map(len, axes))
+    settings = [
+        tuple(axis[(i + position * (i // longest)) % len(axis)] for position, axis in enumerate(axes))
+        for i in range(times * longest)
+    ]
+    return [x for i, x in enumerate(settings) if x not in settings[:i]]
+
+
+def identity(value: Any) -> str | None:
+    """A loss, the parameters of one, or several names, as part of the name of a test; None for anything else."""
+    if isinstance(value, Loss):
+        return value.name
+    if isinstance(value, Mapping) and all(isinstance(x, (bool, int, float, str)) for x in value.values()):
+        return ",".join(f"{k}={v}" for k, v in value.items()) or "defaults"
+    if isinstance(value, tuple) and value and all(isinstance(x, str) for x in value):
+        return "-".join(value)
+    return None
+
 
 #: Every loss with every set of parameters that its definition names.
 CASES = [
@@ -32,7 +80,7 @@ BY_KERNEL = pytest.mark.parametrize("reductions", [REDUCTIONS[:1], REDUCTIONS[1:
 OTHERS = tuple(x for x in FLOATING if x != "float32")
 
 
-def in_turn(*values: Iterable[str]) -> list[Any]:
+def losses_in_turn(*values: Iterable[str]) -> list[Any]:
     """Each combination of values with one of the representatives: for what a loss has little to do with."""
     return [
         pytest.param(loss, *combination, id="-".join((loss.name, *combination)))

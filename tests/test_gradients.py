@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from devices import KERNELS, on_gpu
-from grids import BY_KERNEL, CASES, MIXTURES, OTHERS, SIZES, in_turn
+from grids import BY_KERNEL, CASES, MIXTURES, OTHERS, SIZES, losses_in_turn
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
@@ -69,7 +69,7 @@ def test_layouts(loss: Loss, layout: str, reduction: str, device: str) -> None:
     agrees(loss, layout=layout, reduction=reduction, device=device)
 
 
-@pytest.mark.parametrize(("loss", "layout", "dtype"), in_turn(OWN, OTHERS))
+@pytest.mark.parametrize(("loss", "layout", "dtype"), losses_in_turn(OWN, OTHERS))
 def test_layouts_of_other_dtypes(loss: Loss, layout: str, dtype: str, device: str) -> None:
     for reduction in ("none", "mean"):
         agrees(loss, dtypes=(dtype,), layout=layout, reduction=reduction, device=device)
@@ -98,7 +98,7 @@ def test_sizes_around_vectors_and_warps(loss: Loss, device: str) -> None:
     "shape",
     [(300, 1001), (7, 30_001), (30_001, 7), *on_gpu(((1 << 21) + 1,), (12_345_678,), (3000, 1001), (7, 300_001))],
 )
-@pytest.mark.parametrize(("loss", "layout"), in_turn(["contiguous", "row", "column", "scalar"]))
+@pytest.mark.parametrize(("loss", "layout"), losses_in_turn(["contiguous", "row", "column", "scalar"]))
 def test_large_operands(loss: Loss, layout: str, shape: tuple[int, ...]) -> None:
     if len(shape) >= LAYOUTS[layout].rank:
         agrees(loss, shape=shape, layout=layout, reduction="sum", device=KERNELS)

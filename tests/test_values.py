@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from devices import KERNELS, on_gpu
-from grids import BY_KERNEL, CASES, MIXED, MIXTURES, OTHERS, SIZES, in_turn
+from grids import BY_KERNEL, CASES, MIXED, MIXTURES, OTHERS, SIZES, losses_in_turn
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
@@ -57,7 +57,7 @@ def test_layouts(loss: Loss, layout: str, reduction: str, device: str) -> None:
     agrees(loss, layout=layout, reduction=reduction, device=device)
 
 
-@pytest.mark.parametrize(("loss", "layout", "dtype"), in_turn(OWN, OTHERS))
+@pytest.mark.parametrize(("loss", "layout", "dtype"), losses_in_turn(OWN, OTHERS))
 def test_layouts_of_other_dtypes(loss: Loss, layout: str, dtype: str, device: str) -> None:
     agrees(loss, dtypes=(dtype,), layout=layout, reduction="mean", device=device)
 
@@ -87,7 +87,7 @@ def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> 
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("loss", "dtype"), in_turn(["float32", "bfloat16"]))
+@pytest.mark.parametrize(("loss", "dtype"), losses_in_turn(["float32", "bfloat16"]))
 @pytest.mark.parametrize("size", [(1 << 21) - 1, (1 << 21) + 1, *on_gpu((1 << 22) + 513, 12_345_678)])
 def test_sizes_where_groups_take_many_batches(loss: Loss, size: int, dtype: str) -> None:
     agrees(loss, dtypes=(dtype,), shape=(size,), reduction="sum", device=KERNELS)
