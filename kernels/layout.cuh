@@ -4,10 +4,11 @@
 // (operands, gradients, results) allow; launch.py does that. It is walked in vectors of kLanes elements, numbered along
 // the innermost dimension first. Two layouts cover everything:
 //
+// clang-format off: the formatter would join the lines of this list.
 //   Flat   one dimension: dense tensors of any rank and any order, with operands that are single numbers.
-//   Rows   an innermost dimension of whole vectors and kRank outer ones (1, a matrix, or up to kMaxRank): broadcasting
-//   along rows or columns,
-//          slices, and (with kLanes = 1) arbitrary strides.
+//   Rows   an innermost dimension of whole vectors and kRank outer ones (1, a matrix, or up to kMaxRank):
+//          broadcasting along rows or columns, slices, and (with kLanes = 1) arbitrary strides.
+// clang-format on
 //
 // A cursor is a lane's place; `advance` moves it by one vector per lane of the warp. All indices have 64 bits: 2^31
 // elements are 8 GiB of float32, which one GPU holds many times over.

@@ -247,7 +247,6 @@ struct BlocksUnit {
     return drawn;
   }
 };
-using BlockUnit = BlocksUnit<1>;
 
 // The groups that a team takes: the first ones by its number, and then always the next one that nobody has drawn,
 // because multiprocessors are not equally fast. Which team takes a group changes no bit. A number is drawn long before

@@ -5,8 +5,7 @@
 template <class Storage, int kLanes_, class Index = int64>
 struct RowView {
   static constexpr int kLanes = kLanes_;
-  static constexpr int kEnds = 2 * (kLanes - 1);  // at most; units have as many threads
-  int64 offset;                                   // of the row's first element
+  int64 offset;  // of the row's first element
   Index vectors;
   int head;  // elements in front of the vectors
   int tail;  // ... and behind them

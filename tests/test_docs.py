@@ -155,6 +155,11 @@ def test_every_source_file_is_in_the_architecture() -> None:
     assert [x.name for x in files if f"`{x.name}`" not in text and x.name != "__init__.py"] == []
 
 
+def test_every_kernel_file_is_in_the_contract_of_the_kernels() -> None:
+    rows = re.findall(r"(?m)^\| (.*?) \|", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
+    assert [x.name for x in (ROOT / "kernels").glob("*.cuh") if f"`{x.name}`" not in rows] == []
+
+
 def test_every_loss_is_in_the_differences() -> None:
     text = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
     assert [x.name for x in registry().values() if x.torch and f"`{x.name}`" not in text] == []

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from cupylosses.kernel_sources import PRIMITIVES
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "cupylosses", "kernels")
 
@@ -86,3 +88,16 @@ def test_linters_have_one_version() -> None:
     hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     for name, repository in (("ruff", "ruff-pre-commit"), ("clang-format", "mirrors-clang-format")):
         assert re.search(rf"{repository}\n    rev: v(\S+)", hooks)[1] == pins[name]
+
+
+def test_pre_commit_watches_what_files_are_generated_from() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    watched = re.search(r"- id: generated\n(?:.*\n)*?        files: (.*)\n", hooks)[1]
+    sources = [
+        *(f"kernels/{name}" for name in PRIMITIVES),
+        *("cupylosses/row_definition.py", "cupylosses/expressions.py", "cupylosses/documentation.py"),
+        *("cupylosses/testing/mutants.py", "cupylosses/testing/transforms.py", "docs/transforms.csv"),
+        *("cupylosses/functional.pyi", "cupylosses/nn.pyi", "README.md", "docs/mutations.md"),
+        *(str(x.relative_to(ROOT)) for x in (ROOT / "tests" / "golden").glob("*.cu")),
+    ]
+    assert [x for x in sources if not re.search(watched, x)] == []
