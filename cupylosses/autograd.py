@@ -62,6 +62,15 @@ _empty_strided: Any = getattr(
 )
 
 
+def _increment_version(x: torch.Tensor) -> None:
+    x.as_strided((0,), (1,)).zero_()
+
+
+#: Tells autograd that a kernel has written to a tensor without gradient, as torch's own operations do. A tensor shares
+#: the count of its versions with those that it was detached from.
+increment_version: Any = getattr(torch.autograd.graph, "increment_version", _increment_version)  # 2.1
+
+
 class TorchDevice(engine.Device):
     """One CUDA device through torch: its allocator, its current stream."""
 

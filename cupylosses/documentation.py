@@ -38,7 +38,8 @@ ADDED_TO_ROWS = {
     "return_accuracy": "Whether the share of the rows that count is returned too in which no logit is larger than the\n"
     "        label's.",
     "inplace_backward": "Whether backward may write the gradient over the logits, which must not be used afterwards.\n"
-    "        CPU arrays are left as they are.",
+    "        Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays\n"
+    "        are left as they are.",
     "check_targets": "When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the\n"
     "        GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of\n"
     "        the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.",

@@ -1844,7 +1844,8 @@ def cross_entropy(
         return_accuracy: Whether the share of the rows that count is returned too in which no logit is larger than the
             label's.
         inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            CPU arrays are left as they are.
+            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
+            are left as they are.
         check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
             GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
             the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
@@ -2002,7 +2003,8 @@ def softmax_focal_loss(
         return_accuracy: Whether the share of the rows that count is returned too in which no logit is larger than the
             label's.
         inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            CPU arrays are left as they are.
+            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
+            are left as they are.
         check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
             GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
             the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
@@ -2189,7 +2191,8 @@ def kl_div_with_logits(
         normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
         out_dtype: The floating dtype of the result; that of the operands by default.
         inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            CPU arrays are left as they are.
+            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
+            are left as they are.
 
     Returns:
         With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
@@ -2243,7 +2246,8 @@ def distillation_loss(
         normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
         out_dtype: The floating dtype of the result; that of the operands by default.
         inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            CPU arrays are left as they are.
+            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
+            are left as they are.
 
     Returns:
         With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by

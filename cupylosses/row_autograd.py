@@ -15,6 +15,7 @@ from cupylosses import (
     autograd,
     options,
     row_arrays,
+    row_checks,
     row_engine,
     row_plans,
     row_term_autograd,
@@ -167,6 +168,7 @@ class _Reduced(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        _check_unused(ctx)
         _, device, _, divisor, _ = ctx.launch
         plan, call, given = _moved(ctx)
         if not row_torch.has_memory(grad_output):
@@ -181,8 +183,6 @@ class _Reduced(Function):
         slopes = ctx.__dict__.pop("slopes", None) if call.inplace else ctx.__dict__.get("slopes")
         if slopes is not None:
             return None, None, _applied(plan, device, given, divisor, call, slopes, grad_output, False), None
-        if call.inplace:
-            raise _used_up(call)
         if plan is not ctx.launch[0]:
             promise = None
         gradient = row_engine.verified_gradient(plan, device, given, divisor, grad_output.data_ptr(), promise)
@@ -202,6 +202,7 @@ class _Values(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        _check_unused(ctx)
         device = ctx.launch[1]
         plan, call, given = _moved(ctx)
         if not row_torch.has_memory(grad_output):
@@ -211,9 +212,7 @@ class _Values(Function):
         if device.is_one_of_several and autograd._current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)
-        slopes = ctx.__dict__.pop("slopes", None) if call.inplace else ctx.slopes
-        if slopes is None:
-            raise _used_up(call)
+        slopes = ctx.__dict__.pop("slopes") if call.inplace else ctx.slopes
         upstream = row_torch.laid_out(grad_output, plan.shape, plan.result_strides)
         return None, None, _applied(plan, device, given, Divisor(1.0), call, slopes, upstream, True), None
 
@@ -234,15 +233,17 @@ def _applied(
     row_engine.apply(
         plan, device, given, divisor, slopes.data_ptr(), grad_output.data_ptr(), per_row, gradient.data_ptr()
     )
+    if over:
+        # Other nodes of the graph may have saved the logits, as tanh saves its result: their backward raises now.
+        autograd.increment_version(gradient)
     return gradient
 
 
-def _used_up(call: RowCall) -> RuntimeError:
-    return RuntimeError(
-        f"{call.loss.name}: a second backward, but the first one wrote the gradient over "
-        f"`{call.loss.operands[0].name}`. "
-        "Leave out inplace_backward=True to go backward more than once."
-    )
+def _check_unused(ctx: Any) -> None:
+    """Raises in a second backward with ``inplace_backward``, before torch says that the logits were modified."""
+    call = ctx.launch[-1]
+    if call.inplace and "slopes" not in ctx.__dict__:
+        raise row_checks.used_up(call.loss)
 
 
 _apply_reduced, _apply_values = autograd.apply_of(_Reduced), autograd.apply_of(_Values)

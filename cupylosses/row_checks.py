@@ -213,6 +213,14 @@ def bad_label(loss: RowLoss, position: Sequence[int], value: int, classes: int, 
     )
 
 
+def used_up(loss: RowLoss) -> RuntimeError:
+    """The error for a second backward through a loss whose gradient was written over its logits."""
+    return RuntimeError(
+        f"{loss.name}: a second backward, but the first one wrote the gradient over `{loss.operands[0].name}`. "
+        "Leave out inplace_backward=True to go backward more than once."
+    )
+
+
 def promoted(call: RowCall) -> str:
     """The dtype that the operands promote to: what a target per class holds counts, weights and masks do not."""
     return checks.promote([dtype_name(x) for x in call.operands])

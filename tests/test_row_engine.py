@@ -396,6 +396,15 @@ def test_gradient_over_the_logits(layout: str, reduction: str) -> None:
         torch.autograd.grad(over, logits, upstream(over))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_gradient_over_logits_that_another_node_saved_is_torchs_error(reduction: str) -> None:
+    given = drawn("lanes")
+    leaf = given.input.detach().requires_grad_()
+    value = F.cross_entropy(torch.tanh(leaf), given.target, reduction=reduction, inplace_backward=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.sum().backward()
+
+
 def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
     given = drawn("lanes", place="sliced")
     x = given.input.detach().requires_grad_()
