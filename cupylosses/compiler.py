@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def _explained(variant: Compilable, text: str) -> Iterator[None]:
     except CompileException as error:
         raise KernelError(
             f"{variant.loss.name}: the kernel `{variant.entry}` for {_dtypes(variant)} did not compile:\n{error}\n"
-            f"The whole source is in {dump(variant, text)}."
+            f"{_where_dumped(variant, text)}"
         ) from error
     except OSError as error:
         raise KernelError(
@@ -142,12 +142,37 @@ def _dtypes(variant: Compilable) -> str:
 
 
 def dump(variant: Compilable, text: str | None = None) -> Path:
-    """Writes the expanded source of a variant to a file with a stable name, and returns its path."""
-    directory = Path(os.environ.get("CUPYLOSSES_DUMP_DIR", Path(tempfile.gettempdir()) / "cupylosses"))
+    """Writes the expanded source of a variant to a file and returns its path.
+
+    The file is named after the variant and lies in CUPYLOSSES_DUMP_DIR, or in a new temporary directory of this process
+    that no other user can read or write. A file or a link of that name is replaced, never written through.
+    """
+    named = os.environ.get("CUPYLOSSES_DUMP_DIR")
+    directory = Path(named) if named else _dump_directory()
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{variant.title}.cu"
-    path.write_text(source(variant) if text is None else text, encoding="utf-8")
+    handle, written = tempfile.mkstemp(suffix=".cu", dir=directory)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(source(variant) if text is None else text)
+        os.replace(written, path)
+    except BaseException:
+        os.unlink(written)
+        raise
     return path
+
+
+@cache
+def _dump_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="cupylosses-"))
+
+
+def _where_dumped(variant: Compilable, text: str) -> str:
+    """A sentence on where the source is; that it could not be written must not hide why it did not compile."""
+    try:
+        return f"The whole source is in {dump(variant, text)}."
+    except OSError as error:
+        return f"The whole source could not be written ({error}); set CUPYLOSSES_DUMP_DIR to a writable directory."
 
 
 class Launcher:

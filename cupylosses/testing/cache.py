@@ -26,15 +26,20 @@ def key(*parts: str) -> str:
 class Cache:
     """A table of JSON values in a file of :func:`directory`, for use by one thread; other processes may use it too.
 
-    Where no file can be written it is empty, and keeps what it is given for its own life.
+    Where no file can be written it is empty, and keeps what it is given for its own life. A file that is damaged is
+    replaced by an empty one: all that it held can be computed again.
     """
 
     def __init__(self, name: str) -> None:
+        self._path: Path | None = directory() / f"{name}.sqlite3"
         try:
-            directory().mkdir(parents=True, exist_ok=True)
-            self._database = _open(directory() / f"{name}.sqlite3")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = _open(self._path)
         except (OSError, sqlite3.OperationalError):
+            self._path = None
             self._database = _open(":memory:")
+        except sqlite3.DatabaseError:
+            self._replace()
 
     def __enter__(self) -> Cache:
         return self
@@ -44,17 +49,52 @@ class Cache:
 
     def get(self, key: str) -> Any:
         """The value, or None."""
-        found = self._database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
-        return json.loads(found[0]) if found else None
+        try:
+            found = self._database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+            return json.loads(found[0]) if found else None
+        except sqlite3.OperationalError:
+            return None
+        except (sqlite3.DatabaseError, ValueError):
+            self._replace()
+            return None
 
     def put(self, key: str, value: Any) -> None:
         """Keeps a value that JSON knows."""
-        self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, json.dumps(value)))
+        text = json.dumps(value)
+        try:
+            self._insert(key, text)
+        except sqlite3.OperationalError:
+            pass
+        except sqlite3.DatabaseError:
+            self._replace()
+            self._insert(key, text)
+
+    def _insert(self, key: str, text: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, text))
+
+    def _replace(self) -> None:
+        """Starts anew. Processes that have the damaged file open keep it."""
+        if hasattr(self, "_database"):
+            self._database.close()
+        path, self._path = self._path, None
+        try:
+            if path is not None:
+                for beside in ("", "-journal"):
+                    path.with_name(path.name + beside).unlink(missing_ok=True)
+                self._database, self._path = _open(path), path
+                return
+        except (OSError, sqlite3.DatabaseError):
+            pass
+        self._database = _open(":memory:")
 
 
 def _open(path: Path | str) -> sqlite3.Connection:
     # Each value is its own transaction, and need not survive a power failure.
     database = sqlite3.connect(path, timeout=60, isolation_level=None)
-    database.execute("PRAGMA synchronous = OFF")
-    database.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+    try:
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+    except sqlite3.DatabaseError:
+        database.close()
+        raise
     return database

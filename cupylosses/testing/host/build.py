@@ -1,7 +1,7 @@
 """From the source of a kernel to a shared object for this machine, kept in a cache by content.
 
 ``CXX``                         the compiler; otherwise the first of c++, g++ and clang++ that is found
-``CUPYLOSSES_HOST_CACHE``       the directory of the cache; otherwise cupylosses/host among the user's caches
+``CUPYLOSSES_HOST_CACHE``       the directory of the cache (see ``objects.py``)
 ``CUPYLOSSES_HOST_SANITIZE``    what is checked, whatever the settings say; ``address,undefined`` needs
                                 AddressSanitizer's library loaded before Python (see `sanitizer_library`)
 """
@@ -19,6 +19,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+from cupylosses.testing.host import objects
 from cupylosses.testing.host.counters import counters
 from cupylosses.testing.host.settings import Settings
 
@@ -94,14 +95,6 @@ def _own(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
-def _cache_directory() -> Path:
-    given = os.environ.get("CUPYLOSSES_HOST_CACHE")
-    if given:
-        return Path(given)
-    caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "cupylosses" / "host"
-
-
 def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ...]) -> Path:
     """Compiles ``text`` beside the files of this directory that it includes, ``inputs``, unless that was done before.
 
@@ -110,11 +103,10 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
     key = hashlib.sha256()
     for part in (_version(), *compiler(), *_OPTIONS, *options, text, *map(_own, inputs)):
         key.update(part.encode() + b"\0")
-    directory = _cache_directory()
+    directory = objects.directory()
     target = directory / f"{name[:80]}-{key.hexdigest()[:24]}.so"
-    if target.exists():
+    if objects.find(target):
         return target
-    directory.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=directory) as work:
         source, built = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
@@ -125,7 +117,7 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
         done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True)
         if done.returncode:
             raise HostCompileError(f"{name} did not compile for the host:\n{done.stderr}")
-        built.replace(target)
+        objects.keep(built, target)
     counters.count_compilation(time.perf_counter() - start)
     return target
 

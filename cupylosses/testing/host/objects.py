@@ -1,0 +1,119 @@
+"""The cache of shared objects that host execution loads.
+
+A shared object is code: whoever can write to the cache runs code in every test process. So the directory must belong to
+the user and be writable by nobody else, and each file ends in a checksum of what precedes it, by which an object that a
+crash or a full disk cut short is found and built again. Loaders and linkers do not read behind the last section.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+#: Bytes that the cache may grow to; the objects that were not used for the longest time go first, down to this share.
+MAX_BYTES = 2 << 30
+KEPT = 0.75
+#: Age in seconds of a temporary directory that no process can still be using.
+ABANDONED = 24 * 3600
+
+_MARK = b"cupylosses object "
+_FOOTER = len(_MARK) + hashlib.blake2b().digest_size
+
+_pruned: set[Path] = set()
+
+
+class UnsafeCacheError(RuntimeError):
+    """Other users can write to the cache."""
+
+
+def directory() -> Path:
+    """The cache's directory: CUPYLOSSES_HOST_CACHE, or cupylosses/host among the user's caches.
+
+    Raises:
+        UnsafeCacheError: it belongs to another user, or others can write to it.
+    """
+    named = os.environ.get("CUPYLOSSES_HOST_CACHE")
+    caches = os.environ.get("XDG_CACHE_HOME")
+    found = Path(named) if named else (Path(caches) if caches else Path.home() / ".cache") / "cupylosses" / "host"
+    if not found.is_dir():
+        found.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process was first
+            found.mkdir(mode=0o700)
+    status = found.stat()
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeCacheError(
+            f"host execution: the cache of compiled kernels, {found}, belongs to user {status.st_uid} and has the mode "
+            f"{stat.S_IMODE(status.st_mode):o}, expected user {os.getuid()} and nobody else who can write: what lies "
+            f"there is loaded as code. `chmod go-w {found}`, or set CUPYLOSSES_HOST_CACHE to a directory of your own."
+        )
+    return found
+
+
+def find(path: Path) -> bool:
+    """Whether the cache has this object whole and written by this user; marks it as used."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        own = status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not (own and stat.S_ISREG(status.st_mode)):
+            return False
+        content = file.read()
+        if content[-_FOOTER:] != _footer(content[:-_FOOTER]):
+            return False
+        with suppress(PermissionError):  # root's object
+            os.utime(handle)
+    return True
+
+
+def keep(built: Path, path: Path) -> None:
+    """Moves an object that was built in the cache's file system to its place. Any number of processes may do so at
+    once; the first one of each process that does prunes the cache.
+    """
+    with built.open("ab") as file:
+        file.write(_footer(built.read_bytes()))
+    built.chmod(0o700)
+    built.replace(path)
+    if path.parent not in _pruned:
+        _pruned.add(path.parent)
+        prune(path.parent)
+
+
+def prune(cache: Path, most: int = MAX_BYTES) -> None:
+    """Removes abandoned temporary directories and, beyond ``most`` bytes, the objects that were used least recently."""
+    objects = []
+    for path, status in _entries(cache):
+        if stat.S_ISDIR(status.st_mode):
+            if time.time() - status.st_mtime > ABANDONED:
+                shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix == ".so":
+            objects.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in objects)
+    if total <= most:
+        return
+    for _, size, path in sorted(objects):
+        if total <= KEPT * most:
+            return
+        with suppress(OSError):
+            path.unlink()
+            total -= size
+
+
+def _entries(cache: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """What lies in the cache; other processes add and remove meanwhile."""
+    with os.scandir(cache) as found:
+        for entry in found:
+            with suppress(FileNotFoundError):
+                yield Path(entry.path), entry.stat(follow_symlinks=False)
+
+
+def _footer(content: bytes) -> bytes:
+    return _MARK + hashlib.blake2b(content).digest()
