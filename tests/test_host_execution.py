@@ -225,9 +225,22 @@ UNDEFINED = {
 def test_undefined_behaviour(body: str) -> None:
     memory = numpy.zeros(16)
     memory = memory[(memory.ctypes.data // 8) % 2 :]  # aligned to 16 bytes
-    message = fault(f"const int n = b[0];\n{body}", memory, numpy.ones(1, numpy.int32), block=1)
+    program = f"const int n = b[0];\n{body}"
+    message = fault(program, memory, numpy.ones(1, numpy.int32), block=1, sanitize=("thread", "undefined"))
     assert UNDEFINED[body] in message
     assert message.endswith("at probe:3")
+
+
+@pytest.mark.parametrize("intrinsic", ["__ldg", "__ldcs", "__ldcg", "__ldca", "__stcs", "__stcg", "__stwb"])
+def test_vector_accesses_are_aligned_by_default(intrinsic: str) -> None:
+    """The shim checks what x86 would let pass, whatever the compiler is asked to check for."""
+    memory = numpy.zeros(16)
+    memory = memory[(memory.ctypes.data // 8) % 2 :]  # aligned to 16 bytes
+    value = ", double2{1.0, 2.0}" if intrinsic.startswith("__st") else ""
+    program = f"const int n = b[0];\n{intrinsic}(reinterpret_cast<double2*>(a + n){value});"
+    execute(program, memory, numpy.array([2], numpy.int32), block=1, sanitize=())
+    message = fault(program, memory, numpy.array([1], numpy.int32), block=1, sanitize=())
+    assert "an address that is not aligned" in message and message.endswith("at probe:3")
 
 
 def test_undefined_behaviour_need_not_be_looked_for() -> None:
@@ -238,7 +251,7 @@ def test_undefined_behaviour_need_not_be_looked_for() -> None:
 
 
 def test_kernel_that_does_not_end() -> None:
-    assert "thread 0 still runs after 1 s" in fault("while (a[0] == 0) {}", numpy.zeros(1), timeout=1)
+    assert "thread 0 still runs after 1 s" in fault("while (*static_cast<volatile double*>(a) == 0) {}", numpy.zeros(1), timeout=1)
 
 
 def test_launch_after_a_fault() -> None:
@@ -588,7 +601,7 @@ def test_what_keeps_kernels_from_running(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_environment_chooses_the_sanitizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUPYLOSSES_HOST_SANITIZE", raising=False)
-    assert build.sanitizers() == ("thread", "undefined") and build.sanitizers(("thread",)) == ("thread",)
+    assert build.sanitizers() == ("thread",) and build.sanitizers(("thread", "undefined")) == ("thread", "undefined")
     monkeypatch.setenv("CUPYLOSSES_HOST_SANITIZE", "address,undefined")
     assert build.sanitizers() == build.sanitizers(("thread",)) == ("address", "undefined")
 
