@@ -17,6 +17,7 @@ A test with the argument ``loss`` runs for every loss; if it runs kernels, for t
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import subprocess
@@ -62,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Several processes run tests, and torch would start a thread per core in each: with two workers on two cores that
+    # took two to six times as long.
+    torch.set_num_threads(1)
     config.stash[COUNTS] = Counter()
     # Before any test module is imported: its parametrization asks.
     grids.set_thorough(config.getoption("--thorough"))
@@ -131,6 +135,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"needs {LARGE_BYTES >> 30} GiB of free GPU memory"))
 
 
+def pytest_collection_finish() -> None:
+    # Tens of thousands of tests live until the end: the collector need not walk through them again and again.
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """What a worker of pytest-xdist did is added to the counts here."""
@@ -158,18 +167,11 @@ def counts(request: pytest.FixtureRequest) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders.
-
-    Undefined behaviour is a matter of indices and addresses: what is looked for in the representatives alone, and in no
-    test that is marked ``formulas``.
-    """
+    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders."""
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
         return
-    loss = request.node.callspec.params.get("loss") if hasattr(request.node, "callspec") else None
-    alike = request.node.get_closest_marker("formulas") or not (loss is None or loss in REPRESENTATIVES)
-    chosen = {"sanitize": ("thread",)} if alike else {}
-    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
+    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4):
         yield
 
 
