@@ -251,7 +251,8 @@ def test_undefined_behaviour_need_not_be_looked_for() -> None:
 
 
 def test_kernel_that_does_not_end() -> None:
-    assert "thread 0 still runs after 1 s" in fault("while (*static_cast<volatile double*>(a) == 0) {}", numpy.zeros(1), timeout=1)
+    forever = "while (*static_cast<volatile double*>(a) == 0) {}"
+    assert "thread 0 still runs after 1 s" in fault(forever, numpy.zeros(1), timeout=1)
 
 
 def test_launch_after_a_fault() -> None:

@@ -11,9 +11,9 @@ class Settings:
 
     ``seed`` chooses the order in which blocks, warps and lanes run, and where they are interrupted; 0 is in order.
     ``resident`` blocks run at once. ``timeout`` is in seconds; a kernel that does not end is noticed where it accesses
-    memory. ``sanitize`` names what kernels are compiled to be checked for, where the environment does not: ``undefined``
-    doubles the time of a compilation, and of a hundred seeded defects found only two more, both of alignment, which the
-    loads and stores of the shim check themselves.
+    memory. ``sanitize`` names what kernels are compiled to be checked for, where the environment does not:
+    ``undefined`` doubles the time of a compilation, and of a hundred seeded defects found only two more, both of
+    alignment, which the loads and stores of the shim check themselves.
     """
 
     seed: int = 0
