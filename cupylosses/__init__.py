@@ -1,6 +1,7 @@
 """Losses and their gradients in fused CUDA kernels, for PyTorch and CuPy, with no compiler on the machine.
 
-Importing this touches no CUDA and imports neither torch nor CuPy.
+Importing this touches no GPU and imports neither torch nor CuPy. It makes the run-time compiler of CUDA 11's wheels
+findable where CuPy for CUDA 11 is installed.
 """
 
 from cupylosses import functional
@@ -10,8 +11,11 @@ from cupylosses.definition import Flag, Kink, Operand, Parameter
 from cupylosses.expressions import ExpressionError
 from cupylosses.gradients import value_and_grad
 from cupylosses.in_place import patch_torch, unpatch_torch
+from cupylosses.interop import load_cuda11_compiler
 from cupylosses.options import set_one_pass
 from cupylosses.own_losses import define_loss
+
+load_cuda11_compiler()
 
 __version__ = "0.1.0"
 __all__ = [

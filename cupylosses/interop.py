@@ -7,11 +7,12 @@ one exception: kernels are launched by CuPy, so a CUDA tensor of torch's imports
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import importlib.util
+import importlib
+import os
 import sys
+from contextlib import suppress
 from functools import cache
-from pathlib import Path
+from glob import escape, glob
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,6 @@ ITEMSIZE = {
 @cache
 def cupy() -> ModuleType:
     """CuPy, or an error that says how to get the one that fits."""
-    _preload_cuda11()
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
@@ -49,24 +49,30 @@ def gpu(index: int) -> tuple[int, Chip]:
     return found.attributes["MultiProcessorCount"], architectures.chip(int(found.compute_capability), shared)
 
 
-def _preload_cuda11() -> None:
-    """Loads CUDA 11's run-time compiler from its wheel: CuPy 13 opens it by name alone and would not find it there."""
-    wheels = importlib.util.find_spec("nvidia")
-    if wheels is None or not _installed("cupy-cuda11x"):
+#: Libraries of CUDA 11's wheels that CuPy 13 opens by their bare names, in the order of their needs.
+_CUDA11 = (
+    ("cuda_runtime", "libcudart.so.11"),
+    ("cuda_nvrtc", "libnvrtc-builtins.so.11"),
+    ("cuda_nvrtc", "libnvrtc.so.11"),
+)
+
+
+def load_cuda11_compiler() -> None:
+    """Loads CUDA 11's run-time compiler from its wheel where CuPy for CUDA 11 is installed, without importing CuPy.
+
+    CuPy 13 opens the compiler by its bare name, which the loader finds in no wheel, but knows once it is loaded: so
+    every kernel of CuPy compiles on a machine without a toolkit. Elsewhere this costs some microseconds: a look
+    into each directory of `sys.path`.
+    """
+    wheels = [x for x in sys.path if os.path.isdir(os.path.join(x, "nvidia", "cuda_nvrtc"))]
+    homes = [x for x in sys.path if wheels and os.path.isdir(os.path.join(x, "cupy"))]
+    if not any(glob(os.path.join(escape(x), "cupy_cuda11x-*.dist-info")) for x in homes):
         return
-    for folder in wheels.submodule_search_locations or ():
-        for pattern in ("cuda_runtime/lib/libcudart.so.11*", "cuda_nvrtc/lib/libnvrtc-builtins.so.11*",
-                        "cuda_nvrtc/lib/libnvrtc.so.11*"):  # fmt: skip
-            for path in sorted(Path(folder).glob(pattern)):
-                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    for folder, name in _CUDA11:
+        for wheel in wheels:
+            for path in sorted(glob(os.path.join(escape(wheel), "nvidia", folder, "lib", f"{name}*"))):
+                with suppress(OSError):  # CuPy says what is missing, where it is needed
+                    ctypes.CDLL(path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
