@@ -1,13 +1,15 @@
 """Compiles every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
 
     python scripts/compile_kernels.py --fast                      what each run of the tests compiles
-    python scripts/compile_kernels.py --fast --loss kl_div        more of one loss than that
+    python scripts/compile_kernels.py --broad                     what the tests compile with --thorough
+    python scripts/compile_kernels.py --broad --loss kl_div       more of one loss than that
     python scripts/compile_kernels.py --arch sm_75 --loss kl_div  every kernel of one loss for one architecture
     python scripts/compile_kernels.py --matrix --out kernels.csv  every kernel, architecture and NVRTC that is supported
 
 Exits with 1 if a kernel does not compile, warns, spills registers, or is contiguous and does not use 16-byte accesses.
 Needs the extras `scripts` and `nvrtc`: `pip install -e ".[scripts,nvrtc]"` installs the compilers of CUDA 11, 12 and
-13, which live side by side. Without `--matrix` and `--nvrtc`, the newest one compiles. Results are kept by content, in
+13, which live side by side. Without `--matrix` and `--nvrtc` the newest one compiles, with `--fast` that of CUDA 11,
+too. Results are kept by content, in
 CUPYLOSSES_CACHE_DIR or the user's cache, so what did not change is not compiled again.
 """
 
@@ -30,6 +32,7 @@ from cupylosses.definition import Loss, registry
 from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing import gate
 from cupylosses.testing.gate import Result
+from cupylosses.testing.gate_subsets import FAST, MATRIX, fast_compilers
 from cupylosses.testing.nvrtc import Nvrtc, find_libraries
 
 LOSSES: Mapping[str, Loss | RowLoss] = {**registry(), **row_registry()}
@@ -45,7 +48,13 @@ def main() -> int:
 
     losses = [LOSSES[name] for name in arguments.loss or LOSSES]
     # Whoever names a loss gets of it what otherwise only the representatives of all losses are compiled for.
-    jobs = gate.jobs(losses, compilers, arguments.fast, losses if arguments.loss else None)
+    whole = losses if arguments.loss else None
+    if arguments.fast:
+        jobs = gate.fast_jobs(losses, compilers, whole)
+    elif arguments.broad:
+        jobs = gate.broad_jobs(losses, compilers, whole)
+    else:
+        jobs = gate.whole_jobs(losses, compilers)
     done = gate.run(jobs, arguments.jobs)
     results = list(track(done, "compiling", len(jobs), console=console))
     console.print(table(results))
@@ -63,14 +72,16 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true", help="every supported NVRTC and its architectures")
-    parser.add_argument(
-        "--fast",
+    subset = parser.add_mutually_exclusive_group()
+    subset.add_argument(
+        "--fast", action="store_true", help="each formula, and each kernel and layout of whichever loss: about a minute"
+    )
+    subset.add_argument(
+        "--broad",
         action="store_true",
         help="each kernel, layout and choice of dtypes, but not all of each, and of most losses the training kernels",
     )
-    parser.add_argument(
-        "--arch", nargs="+", metavar="sm_XX", help=f"these architectures; usually {' '.join(gate.FAST)}"
-    )
+    parser.add_argument("--arch", nargs="+", metavar="sm_XX", help=f"these architectures; usually {' '.join(FAST)}")
     parser.add_argument("--loss", nargs="+", choices=list(LOSSES), help="these losses only")
     parser.add_argument("--nvrtc", nargs="+", type=Path, metavar="FILE", help="the shared libraries of the compilers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads")
@@ -80,19 +91,21 @@ def parse() -> argparse.Namespace:
 
 def choose(arguments: argparse.Namespace) -> dict[Nvrtc, Sequence[str]]:
     """The compilers, each with the architectures to compile for."""
+    if arguments.fast and not (arguments.nvrtc or arguments.matrix or arguments.arch):
+        return fast_compilers()
     if arguments.nvrtc or not arguments.matrix:
         found = [Nvrtc(x) for x in arguments.nvrtc or [None]]
     else:
         libraries = find_libraries()
-        missing = [str(x) for x in gate.MATRIX if x not in libraries]
+        missing = [str(x) for x in MATRIX if x not in libraries]
         if missing:
             sys.exit(
                 f'There is no NVRTC of CUDA {", ".join(missing)}: `pip install -e ".[nvrtc]"`, or name it: --nvrtc'
             )
-        found = [Nvrtc(libraries[x]) for x in gate.MATRIX]
+        found = [Nvrtc(libraries[x]) for x in MATRIX]
     chosen: dict[Nvrtc, Sequence[str]] = {}
     for compiler in found:
-        usual = gate.MATRIX.get(compiler.version[0], ()) if arguments.matrix else gate.FAST
+        usual = MATRIX.get(compiler.version[0], ()) if arguments.matrix else FAST
         chosen[compiler] = arguments.arch or usual
         unknown = set(chosen[compiler]) - set(compiler.architectures)
         if unknown or not chosen[compiler]:

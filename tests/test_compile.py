@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import os
 import platform
 import sys
@@ -15,16 +16,28 @@ from types import ModuleType
 
 import pytest
 from checkout import load_script
+from grids import short_or_full
 
 from cupylosses import checks
 from cupylosses.codegen import KINDS, Variant, source
 from cupylosses.definition import Loss, registry
 from cupylosses.interop import ITEMSIZE
-from cupylosses.row_codegen import ROW_KINDS
+from cupylosses.row_codegen import ROW_KINDS, RowVariant
 from cupylosses.row_definition import RowLoss, row_registry
-from cupylosses.row_term_codegen import TERM_KINDS
-from cupylosses.testing import cache, gate
+from cupylosses.row_term_codegen import TERM_KINDS, TermVariant
+from cupylosses.testing import cache, gate, gate_subsets
 from cupylosses.testing import nvrtc as nvrtc_module
+from cupylosses.testing.gate_subsets import (
+    BROADEST,
+    FAST,
+    MATRIX,
+    cover,
+    fast_compilers,
+    kernel_and_layout,
+    row_layout,
+    structure,
+    training,
+)
 from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
 from cupylosses.testing.representatives import representatives
 from cupylosses.testing.row_variants import row_variants
@@ -34,6 +47,11 @@ from cupylosses.testing.variants import complaints, flag_settings, variants, wid
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
 
 FIRST = next(iter(registry().values()))
+
+LOSSES = [*registry().values(), *row_registry().values()]
+
+#: How many tests the fast subset makes.
+PARTS = 8
 
 OTHERS = [x for x in registry().values() if x not in representatives()]
 
@@ -54,58 +72,154 @@ def script() -> ModuleType:
     return load_script("compile_kernels")
 
 
-def training(loss: Loss, dtype: str) -> Variant:
-    """The kernel of a training step: contiguous operands of one dtype, and the gradient of the first."""
-    count = len(loss.operands)
-    wanted = (True,) + (False,) * (count - 1)
-    return next(
-        x
-        for x in variants(loss)
-        if (x.kind, x.layout, x.gradients, x.storage) == ("value_and_gradient", "flat", wanted, (dtype,) * count)
-        and x.lanes > 1
-    )
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The gate
 
 
-@needs_nvrtc
-@pytest.mark.parametrize(
-    ("loss", "architecture"),
-    [pytest.param(x, a, id=f"{x.name}-{a}") for x in registry().values() for a in gate.architectures(x)],
-)
-def test_kernels_pass_the_gate(loss: Loss | RowLoss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]) -> None:
-    if architecture not in nvrtc.architectures:
-        pytest.skip(f"NVRTC {nvrtc.version} does not know {architecture}")
-    results = list(gate.run(gate.jobs([loss], {nvrtc: [architecture]}, fast=True), os.cpu_count() or 1))
-    counts["kernels compiled"] += len(results)
+def passes(work: list[gate.Job], counts: Counter[str]) -> None:
+    """Compiles these kernels, none of which may give cause for complaint."""
+    results = list(gate.run(work, os.cpu_count() or 1))
+    counts["kernels compiled by NVRTC"] += len(results)
     counts["of them unchanged since an earlier run, and looked up"] += sum(x.cached for x in results)
     assert {x.job.title: x.complaints for x in results if x.complaints} == {}
 
 
+@functools.cache
+def fast_jobs() -> list[gate.Job]:
+    return gate.fast_jobs(LOSSES, fast_compilers())
+
+
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", gate.FAST)
-@pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
-def test_kernels_of_rows_pass_the_gate(
-    row_loss: RowLoss, architecture: str, nvrtc: Nvrtc, counts: Counter[str]
-) -> None:
-    test_kernels_pass_the_gate(row_loss, architecture, nvrtc, counts)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_pass_the_gate(part: int, counts: Counter[str]) -> None:
+    """The fast subset, in parts that several processes may take."""
+    passes(fast_jobs()[part::PARTS], counts)
 
 
+@needs_nvrtc
+@pytest.mark.thorough
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda x: x.name)
+@pytest.mark.parametrize("architecture", FAST)
+def test_broad_subset_passes_the_gate(loss: Loss | RowLoss, architecture: str, counts: Counter[str]) -> None:
+    compiler = next(iter(fast_compilers()))
+    if architecture not in compiler.architectures:
+        pytest.skip(f"NVRTC {compiler.version} does not know {architecture}")
+    passes(gate.broad_jobs([loss], {compiler: [architecture]}), counts)
+
+
+@needs_nvrtc
+@pytest.mark.thorough
 @pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
-def test_fast_subset_of_rows_has_every_kernel_and_layout(row_loss: RowLoss) -> None:
-    everything = row_variants(row_loss)
-    fast = {x: gate.chosen_rows(row_loss, x, fast=True) for x in gate.FAST}
-    assert all(set(x) < set(everything) and len(x) == len(set(x)) for x in fast.values())
-    broadest = fast[gate.BROADEST]
-    assert {x.layout for x in broadest} == {x.layout for x in everything}
-    assert {x.kind for x in broadest} == {x.kind for x in everything}
-    kinds = {*(ROW_KINDS if row_loss.row else ()), *(TERM_KINDS if row_loss.term else ())}
-    assert {x.kind for x in everything} == kinds
+def test_broad_subset_of_rows_passes_the_gate_of_cuda_11(row_loss: RowLoss, counts: Counter[str]) -> None:
+    passes(gate.broad_jobs([row_loss], {Nvrtc(find_libraries()[11]): ["sm_90"]}), counts)
+
+
+@needs_nvrtc
+def test_compilers_of_two_versions_work_in_one_process() -> None:
+    """Their wheels lie side by side, and each finds its own part of the libraries that both bring."""
+    variant = training(FIRST)[0]
+    both = fast_compilers()
+    assert {x.version[0] for x in both} >= {11, 13}
+    found = {x.version[0]: x.compile(source(variant), "sm_90").resources for x in (*both, *both)}
+    assert all(complaints(variant, x) == () for x in found.values())
+
+
+@needs_nvrtc
+def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next row was once prefetched by an instruction that the assembler of CUDA 11.8 does not know for 9.0."""
+    ahead = [x for x in fast_jobs() if getattr(x.variant, "ahead", False)]
+    old, new = ([x for x in ahead if (x.compiler.version[0] == 11) == is_old][:1] for is_old in (True, False))
+    condition = " && __CUDACC_VER_MAJOR__ >= 12"
+    monkeypatch.setattr(gate, "source", lambda x: source(x).replace(condition, ""))
+    assert condition in source(old[0].variant)
+    (refused,) = gate.run(old, 1)
+    assert refused.job.architecture == "sm_90" and "cp.async.bulk" in refused.complaints[0]
+    (accepted,) = gate.run(new, 1)
+    assert accepted.complaints == ()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is compiled
+
+
+class OfVersion:
+    """A compiler that is not there."""
+
+    def __init__(self, major: int) -> None:
+        self.version = (major, 0)
+
+
+@pytest.fixture(scope="module")
+def fast() -> list[gate.Job]:
+    """What is compiled where all compilers are installed."""
+    return gate.fast_jobs(LOSSES, {OfVersion(13): FAST, OfVersion(11): MATRIX[11]})
+
+
+def test_fast_subset_is_small_and_has_no_kernel_twice(fast: list[gate.Job]) -> None:
+    assert len(set(fast)) == len(fast)
+    assert 150 < len(fast) < 260
+
+
+def test_fast_subset_has_every_formula_for_two_architectures(fast: list[gate.Job]) -> None:
+    for loss in registry().values():
+        own = [x for x in fast if x.variant.loss is loss and x.variant.kind == "value_and_gradient"]
+        own = [x for x in own if all(x.variant.gradients) or any(y.integer for y in loss.operands)]
+        float32 = {x.variant.flags for x in own if x.variant.storage[0] == "float32" and x.architecture == BROADEST}
+        bfloat16 = [x for x in own if x.variant.storage[0] == "bfloat16" and x.architecture in (FAST[0], FAST[-1])]
+        assert float32 and bfloat16, loss.name
+        assert float32 | {x.variant.flags for x in bfloat16} == set(flag_settings(loss)), loss.name
+    assert {x.variant.loss for x in fast} >= set(LOSSES)
+
+
+def test_fast_subset_has_every_kernel_layout_and_access(fast: list[gate.Job]) -> None:
+    everything = [x for loss in representatives() for x in variants(loss)]
+    for version, traits in ((13, structure), (11, kernel_and_layout)):
+        own = [x for x in fast if x.compiler.version[0] == version]
+        assert BROADEST in {x.architecture for x in own}
+        assert {x.architecture for x in own} == ({"sm_70", BROADEST} if version == 11 else set(FAST))
+        found = {y for x in own if isinstance(x.variant, Variant) for y in traits(x.variant)}
+        assert found >= {y for x in everything for y in traits(x)}
+
+
+def test_fast_subset_has_every_kernel_and_layout_of_rows(fast: list[gate.Job]) -> None:
+    everything = [x for loss in row_registry().values() for x in row_variants(loss)]
+    assert {x.kind for x in everything} == {*ROW_KINDS, *TERM_KINDS}
     assert {x.input for x in everything} == set(checks.FLOATING)
+    own = [x for x in fast if not isinstance(x.variant, Variant)]
+    found = {(type(x.variant), x.variant.kind, x.variant.layout) for x in own if x.architecture == BROADEST}
+    assert found == {(type(x), x.kind, x.layout) for x in everything}
+    forward = {y for x in everything if x.kind == "value_and_gradient" for y in row_layout(x)}
+    for version, architectures in ((13, {FAST[0], FAST[-1]}), (11, {BROADEST})):
+        some = [x for x in own if x.compiler.version[0] == version and x.architecture in architectures]
+        assert {x.architecture for x in some} == architectures
+        assert {y for x in some if x.variant.kind == "value_and_gradient" for y in row_layout(x.variant)} == forward
+    old = [x.variant for x in own if x.compiler.version[0] == 11]
+    assert {(type(x), x.kind) for x in old if x.kind == "second"} == {(RowVariant, "second"), (TermVariant, "second")}
+    assert any(getattr(x, "ahead", False) for x in old) and any(x.cluster > 1 for x in old)
+
+
+def test_subset_that_covers_traits_has_each_of_them() -> None:
+    sets = {1: "ab", 2: "c", 3: "abc", 4: "cd", 5: "b"}
+    assert cover(sets, lambda x: iter(sets[x])) == [3, 4]
+
+
+@pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
+def test_broad_subset_of_rows_has_every_kernel_and_layout(row_loss: RowLoss) -> None:
+    everything = row_variants(row_loss)
+    broad = {x: gate_subsets.broad_rows(row_loss, x) for x in FAST}
+    assert all(set(x) < set(everything) and len(x) == len(set(x)) for x in broad.values())
+    assert {(x.kind, x.layout) for x in broad[BROADEST]} == {(x.kind, x.layout) for x in everything}
     forward = {x.layout for x in everything if x.kind == "value_and_gradient"}
-    assert all({x.layout for x in some if x.kind == "value_and_gradient"} == forward for some in fast.values())
+    assert all({x.layout for x in some if x.kind == "value_and_gradient"} == forward for some in broad.values())
+
+
+def test_kernels_of_cuda_11_may_spill_a_little() -> None:
+    variant = training(FIRST)[0]
+    spills = Resources((variant.entry,), 64, gate.SPILLS_OF_CUDA_11, 0, 0, *wide_accesses(variant), ())
+    assert gate.Job(variant, BROADEST, OfVersion(11)).complaints(spills) == ()
+    assert len(gate.Job(variant, BROADEST, OfVersion(12)).complaints(spills)) == 1
+    more = dataclasses.replace(spills, spills=gate.SPILLS_OF_CUDA_11 + 1)
+    assert len(gate.Job(variant, BROADEST, OfVersion(11)).complaints(more)) == 1
 
 
 def test_rows_may_spill_and_nothing_else_is_forgiven() -> None:
@@ -119,69 +233,59 @@ def test_rows_may_spill_and_nothing_else_is_forgiven() -> None:
 
 
 def test_table_tells_kernels_of_rows_apart(tmp_path: Path) -> None:
-    class Fake:
-        version = (13, 0)
-
     resources = Resources((), 32, 0, 0, 0, 0, 0, ())
     for row_loss in row_registry().values():
-        work = gate.jobs([row_loss], {Fake(): ["sm_90"]})
+        work = gate.whole_jobs([row_loss], {OfVersion(13): ["sm_90"]})
         gate.write([gate.Result(x, resources, ()) for x in work], tmp_path / "rows.csv")
         rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
         assert len({tuple(x[c] for c in gate.COLUMNS) for x in rows}) == len(rows) == len(work)
 
 
 def test_matrix_is_what_is_supported() -> None:
-    assert gate.MATRIX[13] == tuple(f"sm_{x}" for x in (75, 80, 86, 89, 90, 100, 120))
-    assert gate.MATRIX[12] == gate.MATRIX[11] == tuple(f"sm_{x}" for x in (70, 80, 90))
-    assert gate.FAST == ("sm_75", "sm_90", "sm_120")
+    assert MATRIX[13] == tuple(f"sm_{x}" for x in (75, 80, 86, 89, 90, 100, 120))
+    assert MATRIX[12] == MATRIX[11] == tuple(f"sm_{x}" for x in (70, 80, 90))
+    assert FAST == ("sm_75", "sm_90", "sm_120")
 
 
-@pytest.mark.representatives
-@pytest.mark.parametrize("architecture", gate.FAST)
-def test_fast_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture: str) -> None:
-    everything, fast = variants(loss), gate.chosen(loss, architecture, fast=True)
+@pytest.mark.parametrize("loss", short_or_full(representatives()[-1:], representatives()), ids=lambda x: x.name)
+@pytest.mark.parametrize("architecture", FAST)
+def test_broad_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture: str) -> None:
+    everything, fast = variants(loss), gate_subsets.broad(loss, architecture)
     assert set(fast) < set(everything) and len(fast) == len(set(fast)) < len(everything) / 10
     assert {x.kind for x in fast} == {x.kind for x in everything}
     assert {x.layout for x in fast} >= {"flat", "matrix"}
     assert set(checks.FLOATING) <= {x.result for x in fast}
-    if architecture == gate.BROADEST:
+    if architecture == BROADEST:
         own, all_own = ({x.storage for x in some if x.loss is loss} for some in (fast, everything))
         assert own == all_own
         assert {(x.kind, x.layout) for x in fast} == {(x.kind, x.layout) for x in everything}
         assert {x.flags for x in fast} == {x.flags for x in everything}
 
 
-@pytest.mark.parametrize("loss", OTHERS, ids=lambda x: x.name)
-def test_fast_subset_of_other_losses_is_what_training_takes(loss: Loss) -> None:
-    found = {x: gate.chosen(loss, x, fast=True, whole=False) for x in gate.FAST}
-    broadest, other = found.pop(gate.BROADEST), [x for some in found.values() for x in some]
-    forward = {(x.storage[0], x.flags) for x in broadest if x.kind == "value_and_gradient" and all(x.gradients)}
-    assert forward == set(product(("float32", "bfloat16"), flag_settings(loss)))
-    assert {x.kind for x in broadest} == {"value_and_gradient", "elements", "elements_gradient"}
-    assert set(other) < set(broadest)
-    assert (gate.BROADEST, *(x for x, some in found.items() if some)) == gate.architectures(loss)
-    assert len(gate.architectures(loss)) == 2
-    assert {(x.kind, x.storage[0]) for x in other} == set(product(["value_and_gradient"], ("float32", "bfloat16")))
-
-
-def test_fast_subset_reaches_every_architecture() -> None:
-    compiler = object()
-    work = gate.jobs(list(registry().values()), {compiler: gate.FAST}, fast=True)
-    for loss in representatives():
-        assert {x.architecture for x in work if x.variant.loss is loss} == set(gate.FAST)
-    assert {x.architecture for x in work if x.variant.loss in OTHERS} == set(gate.FAST)
+def test_broad_subset_of_other_losses_is_what_training_takes() -> None:
+    for loss in OTHERS:
+        found = {x: gate_subsets.broad(loss, x, whole=False) for x in FAST}
+        broadest, other = found.pop(BROADEST), [x for some in found.values() for x in some]
+        forward = {(x.storage[0], x.flags) for x in broadest if x.kind == "value_and_gradient" and all(x.gradients)}
+        assert forward == set(product(("float32", "bfloat16"), flag_settings(loss)))
+        assert {x.kind for x in broadest} == {"value_and_gradient", "elements", "elements_gradient"}
+        assert set(other) < set(broadest)
+        assert (BROADEST, *(x for x, some in found.items() if some)) == gate_subsets.architectures(loss)
+        assert {(x.kind, x.storage[0]) for x in other} == set(product(["value_and_gradient"], ("float32", "bfloat16")))
+    work = gate.broad_jobs(OTHERS, {OfVersion(13): FAST})
+    assert {x.architecture for x in work} == set(FAST)
 
 
 def test_more_is_compiled_of_a_loss_that_is_named() -> None:
-    compiler, some = object(), OTHERS[:1]
-    few, many = (gate.jobs(some, {compiler: gate.FAST}, fast=True, whole=x) for x in (None, some))
-    assert len(many) > 10 * len(few)
+    compilers, some = {OfVersion(13): FAST}, OTHERS[:1]
+    for jobs in (gate.broad_jobs, gate.fast_jobs):
+        few, many = (jobs(some, compilers, whole=x) for x in (None, some))
+        assert len(many) > 10 * len(few)
 
 
-@pytest.mark.representatives
-def test_whole_matrix_is_every_variant(loss: Loss) -> None:
-    compiler = object()
-    work = gate.jobs([loss], {compiler: ["sm_80", "sm_90"]})
+def test_whole_matrix_is_every_variant() -> None:
+    loss = representatives()[-1]
+    work = gate.whole_jobs([loss], {OfVersion(13): ["sm_80", "sm_90"]})
     assert [(x.variant, x.architecture) for x in work] == [(v, a) for a in ("sm_80", "sm_90") for v in variants(loss)]
 
 
@@ -232,7 +336,7 @@ def test_a_remark_on_the_architecture_is_no_warning_of_the_kernel() -> None:
 
 
 def test_every_defect_is_a_complaint() -> None:
-    variant = training(FIRST, "float32")
+    variant = training(FIRST)[0]
     loads, stores = wide_accesses(variant)
     good = Resources((variant.entry,), 64, 0, 16, 520, loads, stores, ())
     assert complaints(variant, good) == ()
@@ -251,7 +355,7 @@ def test_every_defect_is_a_complaint() -> None:
 @needs_nvrtc
 def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_cache: Path) -> None:
     wrong = dataclasses.replace(FIRST, value="where(target, input, input)", let={})
-    variant = dataclasses.replace(training(FIRST, "float32"), loss=wrong)
+    variant = dataclasses.replace(training(FIRST)[0], loss=wrong)
     with pytest.raises(CompileError, match=rf"{FIRST.name}\.value\(1\): error.*where"):
         nvrtc.compile(source(variant), "sm_90")
     (result,) = gate.run([gate.Job(variant, "sm_90", nvrtc)], 1)
@@ -273,7 +377,7 @@ def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_
 )
 def test_compilers_say_what_the_gate_listens_for(program: str, what: str, nvrtc: Nvrtc) -> None:
     """That the patterns fit what this NVRTC prints, for a kernel that deserves it."""
-    variant = training(FIRST, "float32")
+    variant = training(FIRST)[0]
     text = f'extern "C" __global__ void __launch_bounds__(1024, 2) {variant.entry}(float* x) {{ {program} }}'
     found = nvrtc.compile(text, "sm_90").resources
     assert any(what in x for x in complaints(variant, found)), found
@@ -285,7 +389,7 @@ def test_compilers_say_what_the_gate_listens_for(program: str, what: str, nvrtc:
 
 @needs_nvrtc
 def test_what_was_compiled_is_looked_up(nvrtc: Nvrtc, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = gate.Job(training(FIRST, "float32"), "sm_90", nvrtc)
+    job = gate.Job(training(FIRST)[0], "sm_90", nvrtc)
     (first,) = gate.run([job], 1)
     assert not first.cached and (empty_cache / "kernels.sqlite3").is_file()
     compiled = []
@@ -351,7 +455,7 @@ def three_compilers(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None
         def __init__(self, path: Path) -> None:
             self.path = path
             self.version = (int(path.name), 8)
-            self.architectures = gate.MATRIX[self.version[0]]
+            self.architectures = MATRIX[self.version[0]]
 
         def __hash__(self) -> int:
             return hash(self.path)
@@ -367,7 +471,7 @@ def test_script_compiles_the_whole_matrix(run_script: Callable[..., int], tmp_pa
     assert run_script("--matrix", "--loss", FIRST.name, "--out", str(tmp_path / "out.csv")) == 0
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     count = Counter((x["nvrtc"], x["arch"]) for x in rows)
-    assert set(count) == {(f"{cuda}.8", arch) for cuda, known in gate.MATRIX.items() for arch in known}
+    assert set(count) == {(f"{cuda}.8", arch) for cuda, known in MATRIX.items() for arch in known}
     assert set(count.values()) == {len(variants(FIRST))}
     identity = [tuple(x[c] for c in gate.COLUMNS) for x in rows]
     assert len(set(identity)) == len(identity)
@@ -389,8 +493,8 @@ def test_script_fails_with_a_complaint(
     run_script: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gate, "run", lambda work, threads: (gate.Result(x, None, ("it is wrong",)) for x in work))
-    assert run_script("--nvrtc", "/13", "--arch", "sm_90", "--fast", "--loss", FIRST.name) == 1
-    count = len(gate.chosen(FIRST, "sm_90", fast=True))
+    assert run_script("--nvrtc", "/13", "--arch", "sm_90", "--broad", "--loss", FIRST.name) == 1
+    count = len(gate_subsets.broad(FIRST, "sm_90"))
     output = capsys.readouterr().out
     assert f"{count} kernels compiled (0 of them earlier), {count} with complaints" in output
     assert output.count("by NVRTC 13.8: it is wrong") == count
@@ -405,10 +509,10 @@ def test_table_has_a_row_per_group(
             yield gate.Result(job, Resources((), 100 + i, 0, 0, 0, 0, 0, ()), ())
 
     monkeypatch.setattr(gate, "run", run)
-    assert run_script("--nvrtc", "/13", "--arch", "sm_80", "sm_90", "--fast", "--loss", FIRST.name) == 0
+    assert run_script("--nvrtc", "/13", "--arch", "sm_80", "sm_90", "--broad", "--loss", FIRST.name) == 0
     rows = [x for x in capsys.readouterr().out.splitlines() if FIRST.name in x]
     assert len(rows) == 2 * len(KINDS)
-    first = [i for i, x in enumerate(gate.chosen(FIRST, "sm_80", fast=True)) if x.kind == "value"]
+    first = [i for i, x in enumerate(gate_subsets.broad(FIRST, "sm_80")) if x.kind == "value"]
     assert f" {100 + min(first)}-{100 + max(first)} " in rows[0]
 
 

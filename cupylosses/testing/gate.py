@@ -1,6 +1,7 @@
 """The compile gate: every kernel compiles for every supported GPU, and none warns, spills, or moves narrow words.
 
-No GPU is needed. ``tests/test_compile.py`` runs the fast subset, ``scripts/compile_kernels.py`` any part of it.
+No GPU is needed. ``tests/test_compile.py`` runs the fast subset, ``scripts/compile_kernels.py`` any part of it; the
+subsets are those of :mod:`cupylosses.testing.gate_subsets`.
 """
 
 from __future__ import annotations
@@ -11,33 +12,21 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cupylosses.codegen import Variant, source
-from cupylosses.definition import Loss, registry
+from cupylosses.definition import Loss
 from cupylosses.row_definition import RowLoss
-from cupylosses.testing import cache, nvrtc
+from cupylosses.testing import cache, gate_subsets, nvrtc
 from cupylosses.testing.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
 from cupylosses.testing.representatives import representatives
 from cupylosses.testing.row_variants import AnyRowVariant, described, row_variants
 from cupylosses.testing.variants import complaints, variants
 
-Kernel = TypeVar("Kernel", bound=Variant | AnyRowVariant)
-
-#: The supported architectures, by the major version of the CUDA that compiles for them.
-MATRIX: Mapping[int, tuple[str, ...]] = {
-    13: ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
-    12: ("sm_70", "sm_80", "sm_90"),
-    11: ("sm_70", "sm_80", "sm_90"),
-}
-
-#: Where the fast subset is broadest: the architecture that performance is measured on.
-BROADEST = "sm_90"
-
-#: Those of the fast subset: the oldest, whose 16-bit conversions are spelled out; the broadest; and the newest.
-FAST = (MATRIX[13][0], BROADEST, MATRIX[13][-1])
+#: Bytes of registers that kernels compiled by CUDA 11 may spill. Launch bounds are chosen for the compilers since; by
+#: 11.8, weighted binary cross entropy of three float16 operands spills 44.
+SPILLS_OF_CUDA_11 = 64
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,10 @@ class Job:
         """The job in words."""
         return f"{self.variant.title} for {self.architecture} by NVRTC {self.release}"
 
+    def complaints(self, found: Resources) -> tuple[str, ...]:
+        """Defects of what came out of it."""
+        return complaints(self.variant, found, SPILLS_OF_CUDA_11 if self.compiler.version < (12, 0) else 0)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -69,81 +62,23 @@ class Result:
     cached: bool = False
 
 
-def chosen(loss: Loss, architecture: str, fast: bool = False, whole: bool = True) -> list[Variant]:
-    """The kernels of a loss; with ``fast`` some of them.
-
-    In these each kernel and layout occurs, and each dtype; for :data:`BROADEST` also each choice of dtypes, setting of
-    the flags and broadcast operand. Without ``whole`` they are those of training: for BROADEST, and fewer for another
-    architecture of :data:`FAST`, which takes turns.
-    """
-    if not fast:
-        return variants(loss)
-    usual = variants(loss, fast=True)
-    if not whole:
-        return _of_training(loss, usual, architecture)
-    everything = variants(loss)
-    training = [x for x in everything if (x.kind, x.layout) == ("value_and_gradient", "flat") and x.lanes > 1]
-    if architecture == BROADEST:
-        found = [
-            *_one_of_each(usual, "kind", "layout", "access", "columns"),
-            *_one_of_each(usual, "kind", "storage"),
-            *_one_of_each(usual, "kind", "flags"),
-            *_one_of_each(everything, "kind", "layout"),
-            *_one_of_each(training, "storage"),
-        ]
-    else:
-        same = [x for x in training if len(set(x.storage)) == 1]
-        found = [*_one_of_each(usual, "kind", "layout"), *_one_of_each(same, "storage")]
-    return list(dict.fromkeys(found))
+def whole_jobs(losses: Sequence[Loss | RowLoss], compilers: Mapping[Nvrtc, Sequence[str]]) -> list[Job]:
+    """Every kernel of these losses, by each compiler for its architectures."""
+    return [
+        Job(variant, architecture, compiler)
+        for loss in losses
+        for compiler, architectures in compilers.items()
+        for architecture in architectures
+        for variant in (row_variants(loss) if isinstance(loss, RowLoss) else variants(loss))
+    ]
 
 
-def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> list[Variant]:
-    """Forward with gradients in two dtypes and, for BROADEST, with each setting of the flags; there the kernels of
-    elements, too.
-    """
-    plain = [x for x in usual if x.layout == "flat" and x.loss is loss]
-    forward = [x for x in plain if x.kind == "value_and_gradient"]
-    if architecture == BROADEST:
-        elements = [x for x in plain if x.kind in ("elements", "elements_gradient")]
-        return [*_one_of_each(forward, "storage", "flags"), *_one_of_each(elements, "kind")]
-    return _one_of_each(forward, "storage") if architecture in architectures(loss) else []
-
-
-def chosen_rows(loss: RowLoss, architecture: str, fast: bool = False) -> list[AnyRowVariant]:
-    """The same of a loss of rows: each kernel in each layout for BROADEST, forward with gradients for others."""
-    if not fast:
-        return row_variants(loss)
-    usual = row_variants(loss, fast=True)
-    forward = [x for x in usual if x.kind == "value_and_gradient"]
-    if architecture == BROADEST:
-        each = [
-            *_one_of_each(usual, "__class__", "kind", "layout"),
-            *_one_of_each(forward, "__class__", "layout", "input"),
-        ]
-        return list(dict.fromkeys(each))
-    return _one_of_each(forward, "__class__", "layout")
-
-
-def architectures(loss: Loss) -> tuple[str, ...]:
-    """Those that the fast subset has kernels of a loss for."""
-    if loss in representatives():
-        return FAST
-    others = [x for x in FAST if x != BROADEST]
-    return BROADEST, others[list(registry()).index(loss.name) % len(others)]
-
-
-def _one_of_each(among: Sequence[Kernel], *fields: str) -> list[Kernel]:
-    """A variant for each combination of these fields that occurs: the last, which has all gradients."""
-    return list({attrgetter(*fields)(x): x for x in among}.values())
-
-
-def jobs(
+def broad_jobs(
     losses: Sequence[Loss | RowLoss],
     compilers: Mapping[Nvrtc, Sequence[str]],
-    fast: bool = False,
     whole: Collection[Loss | RowLoss] | None = None,
 ) -> list[Job]:
-    """What there is to compile, by each compiler for its architectures. By default the representatives are whole."""
+    """The broad subset, by each compiler for its architectures; by default the representatives have all of it."""
     whole = representatives() if whole is None else whole
     return [
         Job(variant, architecture, compiler)
@@ -151,11 +86,20 @@ def jobs(
         for compiler, architectures in compilers.items()
         for architecture in architectures
         for variant in (
-            chosen_rows(loss, architecture, fast)
+            gate_subsets.broad_rows(loss, architecture)
             if isinstance(loss, RowLoss)
-            else chosen(loss, architecture, fast, loss in whole)
+            else gate_subsets.broad(loss, architecture, loss in whole)
         )
     ]
+
+
+def fast_jobs(
+    losses: Sequence[Loss | RowLoss],
+    compilers: Mapping[Nvrtc, Sequence[str]],
+    whole: Collection[Loss | RowLoss] | None = None,
+) -> list[Job]:
+    """The fast subset, as :func:`cupylosses.testing.gate_subsets.fast`."""
+    return [Job(*x) for x in gate_subsets.fast(losses, compilers, whole)]
 
 
 def run(work: Sequence[Job], threads: int) -> Iterator[Result]:
@@ -170,7 +114,7 @@ def run(work: Sequence[Job], threads: int) -> Iterator[Result]:
                 waiting.append((job, key, _restored(found) if found else pool.submit(_compile, job, text)))
             for job, key, outcome in waiting:
                 if isinstance(outcome, Resources):
-                    yield Result(job, outcome, complaints(job.variant, outcome), cached=True)
+                    yield Result(job, outcome, job.complaints(outcome), cached=True)
                     continue
                 try:
                     resources = outcome.result()
@@ -178,7 +122,7 @@ def run(work: Sequence[Job], threads: int) -> Iterator[Result]:
                     yield Result(job, None, (str(error),))
                 else:
                     known.put(key, asdict(resources))
-                    yield Result(job, resources, complaints(job.variant, resources))
+                    yield Result(job, resources, job.complaints(resources))
         finally:
             pool.shutdown(cancel_futures=True)
 
