@@ -30,11 +30,11 @@ from cupylosses.testing import exact, tolerance
 from cupylosses.testing.check import bind, run
 from cupylosses.testing.exact import Figure
 from cupylosses.testing.sweep import points
-from cupylosses.testing.tolerance import arithmetic, dtype_name, ulp
+from cupylosses.testing.tolerance import arithmetic, conditioned_unit, dtype_name, ulp
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor, dtype
+    from torch import Tensor
 
     #: The truth at points, with exponentials below a number taken as 0.
     Truth = Callable[[NDArray[Any], float], Figure]
@@ -44,9 +44,6 @@ BAR = 4.0
 
 #: The error, in smallest normal numbers of the arithmetic, that is none.
 FLUSHED = 4.0
-
-#: The unit of the arithmetic at 1 where results have 16 bits ("kNarrow" in ``kernels/scalars.cuh``).
-NARROW = 2.0**-16
 
 #: Points to draw for each case and dtype.
 COUNT = 2000
@@ -160,7 +157,8 @@ def _excused(
         for smallest in (0.0, float(numpy.finfo(computed).tiny)):
             other = truth(at + step * move, smallest)
             found = errors(result, other, computed)
-            jumps = ~((other.high - figure.high).abs() <= BAR * _unit(figure, result.dtype, computed))
+            unit = conditioned_unit(figure.high, figure.size, result.dtype, computed)
+            jumps = ~((other.high - figure.high).abs() <= BAR * unit)
             excused = jumps & (found[0] <= BAR)
             best = tuple(torch.where(excused, x, y) for x, y in zip((*found, other.high), best, strict=True))
     return best
@@ -177,16 +175,5 @@ def errors(result: Tensor, figure: Figure, computed: str) -> tuple[Tensor, Tenso
     difference = (result.double() - figure.high) - figure.low
     error = torch.where(within, difference.abs(), tolerance.errors(result, figure.high))
     error = torch.where(error <= FLUSHED * torch.finfo(getattr(torch, computed)).tiny, 0.0, error)
-    return error / _unit(figure, result.dtype, computed), error / ulp(figure.high, result.dtype)
-
-
-def _unit(figure: Figure, kind: dtype, computed: str) -> Tensor:
-    """The unit of the conditioned error of a result of dtype ``kind``."""
-    import torch
-
-    info = torch.finfo(getattr(torch, computed))
-    # A size may be beyond the range of the arithmetic, unless it is infinite.
-    size = torch.where(figure.size.isfinite(), figure.size, info.max)
-    eps = max(info.eps, NARROW) if kind.itemsize == 2 and computed == "float32" else info.eps
-    of_size = torch.exp2((torch.frexp(size).exponent - 1).double()) * eps
-    return torch.maximum(ulp(figure.high, kind), of_size)
+    unit = conditioned_unit(figure.high, figure.size, result.dtype, computed)
+    return error / unit, error / ulp(figure.high, result.dtype)

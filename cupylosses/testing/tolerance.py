@@ -51,6 +51,9 @@ TABLE: dict[str, Tolerance] = {
 SUMMED_BY_TORCH = 8.0
 
 
+#: The unit of the arithmetic at 1 where results have 16 bits ("kNarrow" in ``kernels/scalars.cuh``).
+NARROW = 2.0**-16
+
 #: The smallest normal numbers that may be lost by flushing: one, times the largest upstream gradient of a test.
 FLUSHED = 2.25
 
@@ -75,13 +78,19 @@ class Expected:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a result is from the truth, and the result that it is compared with."""
+    """How far a result is from the truth, and the result that it is compared with.
+
+    ``ulps`` are units in the last place of the result, ``conditioned`` those of `conditioned_unit`; ``other_...`` are
+    the errors of the other result.
+    """
 
     elements: int = 0
     rejected: int = 0
     ulps: float = 0.0
     other_ulps: float | None = None
     first: str = ""
+    conditioned: float = 0.0
+    other_conditioned: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -113,6 +122,20 @@ def ulp(x: Tensor, kind: dtype) -> Tensor:
     exponent = torch.frexp(x.double()).exponent - 1
     exponent = torch.where(x == 0, lowest, exponent).clamp(lowest, highest)
     return torch.exp2(exponent.double() + log2(info.eps))
+
+
+def conditioned_unit(exact: Tensor, size: Tensor, kind: dtype, computed: str) -> Tensor:
+    """The unit in the last place of a result of dtype ``kind``, or that of the arithmetic, of dtype ``computed``, at
+    the size of the result where that is larger: where something cancels that had to be rounded.
+    """
+    import torch
+
+    info = torch.finfo(getattr(torch, computed))
+    # A size may be beyond the range of the arithmetic, unless it is infinite.
+    size = torch.where(size.isfinite(), size, info.max)
+    eps = max(info.eps, NARROW) if kind.itemsize == 2 and computed == "float32" else info.eps
+    of_size = torch.exp2((torch.frexp(size).exponent - 1).double()) * eps
+    return torch.maximum(ulp(exact, kind), of_size)
 
 
 def errors(result: Tensor, exact: Tensor) -> Tensor:
@@ -162,7 +185,8 @@ def compare(
     """
     if result.shape != expected.exact.shape:
         raise ValueError(f"the result has shape {tuple(result.shape)}, the truth {tuple(expected.exact.shape)}")
-    comparison = Comparison(other_ulps=None if other is None else 0.0)
+    nothing = None if other is None else 0.0
+    comparison = Comparison(other_ulps=nothing, other_conditioned=nothing)
     for index in pieces(result.shape):
         cut = Expected(*(part(x, index) for x in (expected.exact, expected.rms, expected.total))).times(factor)
         theirs = None if other is None else other[index]
@@ -176,18 +200,29 @@ def _piece(
     unit = ulp(expected.exact, result.dtype)
     error = errors(result, expected.exact)
     accepted = error <= allowed(expected, result.dtype, bias)
-    other_ulps = None
+    other_ulps = other_conditioned = None
     if other is not None:
         their_error = errors(other, expected.exact)
         accepted |= error.isfinite() & (error <= their_error)
-        other_ulps = _largest(their_error / unit)
+        other_ulps, other_conditioned = _largest(their_error / unit), _conditioned(their_error, expected, result.dtype)
     rejected = int((~accepted).sum())
     first = ""
     if rejected:
         at = tuple((~accepted).nonzero()[0].tolist())
         place = tuple((i.start or 0) + n for i, n in zip(index, at, strict=True))
         first = f"at {place}: got {result[at].item()!r}, expected {expected.exact[at].item()!r}"
-    return Comparison(result.numel(), rejected, _largest(error / unit), other_ulps, first)
+    own = _largest(error / unit), other_ulps
+    conditioned = _conditioned(error, expected, result.dtype)
+    return Comparison(result.numel(), rejected, *own, first, conditioned, other_conditioned)
+
+
+def _conditioned(error: Tensor, expected: Expected, kind: dtype) -> float:
+    """The largest error in conditioned units; what flushing may cost counts as none."""
+    import torch
+
+    computed = arithmetic(dtype_name(kind))
+    error = torch.where(error <= FLUSHED * torch.finfo(getattr(torch, computed)).tiny, 0.0, error)
+    return _largest(error / conditioned_unit(expected.exact, expected.rms, kind, computed))
 
 
 def _merge(a: Comparison, b: Comparison) -> Comparison:
@@ -198,6 +233,10 @@ def _merge(a: Comparison, b: Comparison) -> Comparison:
         ulps=max(a.ulps, b.ulps),
         other_ulps=None if b.other_ulps is None else max(a.other_ulps or 0.0, b.other_ulps),
         first=a.first or b.first,
+        conditioned=max(a.conditioned, b.conditioned),
+        other_conditioned=(
+            None if b.other_conditioned is None else max(a.other_conditioned or 0.0, b.other_conditioned)
+        ),
     )
 
 
