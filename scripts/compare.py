@@ -1,23 +1,30 @@
 """Holds every loss against a float64 truth and against PyTorch's own result, on a GPU or, without one, on the CPU.
 
-    python scripts/compare.py                                          everything once; without a GPU, see below
-    python scripts/compare.py --full                                   everything with everything
-    python scripts/compare.py --loss mse_loss --shape 16384x16384      one loss, where the time means something
-    python scripts/compare.py --layout row column --json rows.json     some layouts, and a file for machines
+    python scripts/compare.py                                          a line for each loss, in a minute
+    python scripts/compare.py --loss mse_loss --plot mse.png           of some losses, and as a picture
+    python scripts/compare.py --full                                   a line for each check
+    python scripts/compare.py --loss mse_loss --shape 16384x16384      the checks of one loss, on a shape
+    python scripts/compare.py --layout row column --json rows.json     ... of some layouts, and a file for machines
     python scripts/compare.py --accuracy --loss kl_div                 the whole domain, in digits; see below
 
-Without arguments, the losses that stand for all in their structure have every row; the others have enough for each
-dtype, set of parameters, reduction and layout to be met. Whatever is asked for has every row. Losses of rows of logits
-have rows of each kind of target; their layouts are the ways in which threads take rows: lanes, block, cluster, long,
-columns, long_columns, gather.
+A line has the worst error of the value and of the gradients beside torch's; on a GPU also the time of forward and
+backward and the memory that they take, beside torch's, and which part of a copy's speed is reached. It stands for a few
+checks that share their kernels: float32 and bfloat16, every reduction, parameter and flag, the edges of the domain, an
+operand that is broadcast, the same bits in another run, arrays of NumPy or CuPy; docs/checking.md has the list.
+
+With --full, or a dtype, reduction, layout or shape to look at, each check has a line of its own. With --full the losses
+that stand for all in their structure have every row; the others have enough for each dtype, set of parameters,
+reduction and layout to be met. Whatever is asked for has every row, and --everything crosses it all. Losses of rows of
+logits have rows of each kind of target; their layouts are the ways in which threads take rows: lanes, block, cluster,
+long, short, columns, long_columns, gather.
 
 The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
 executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
 
-Executed on the CPU, each kernel is compiled once, and kept (in ~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So
-the run without arguments has fewer rows there: few layouts, and of dtypes, reductions and gradients few together. With
---device host it has all, which takes minutes for each loss the first time. With --device cpu it has all and takes three
-minutes, but sees no kernel. Neither takes times.
+Kernels are compiled in the background while others run. Executed on the CPU, each is compiled once, and kept (in
+~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So --full has fewer rows there: few layouts, and of dtypes,
+reductions and gradients few together. With --device host it has all, which takes minutes for each loss the first time.
+With --device cpu it has all and takes three minutes, but sees no kernel. Neither takes times.
 
 With --accuracy, instead of that, value and gradient of every loss, case and dtype are held against a truth of at least
 64 digits, at some thousand points all over the domain; more than 4 units in the last place fail.
@@ -32,12 +39,13 @@ import argparse
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -46,7 +54,9 @@ try:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from comparing import accuracy, ahead, bits, hosted, matrix, report, row_matrix
+    from comparing import accuracy, background, bits, files, hosted, matrix, overview, report, row_matrix
+    from comparing.background import BackgroundCompiler
+    from comparing.overview import Line, Task
     from comparing.rows import AnyCheck, Row, accuracy_and_time, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
@@ -54,8 +64,8 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 from cupylosses import checks, interop
-from cupylosses.definition import REDUCTIONS, registry
-from cupylosses.row_definition import row_registry
+from cupylosses.definition import REDUCTIONS, Loss, registry
+from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
@@ -66,6 +76,9 @@ OF_ROWS = "rows of logits"
 
 #: The CPU executes a launch of so many elements in 0.2 s and more, and a row takes several.
 HOST_ELEMENTS = 1 << 20
+
+#: Columns of output that is no terminal's.
+WIDTH = 160
 
 
 class Section(NamedTuple):
@@ -79,40 +92,196 @@ class Section(NamedTuple):
 
 def main() -> int:
     arguments, parser = parse()
-    hosted.choose_sanitizers()
+    begin = perf_counter()
     place, why = find_place(arguments.device, arguments.shape or SHAPE, parser)
     if arguments.compile and place != "cuda":
         parser.error("--compile times torch.compile on a GPU, and there is none here")
     if arguments.accuracy:
         return accurate(arguments, place, why, parser)
+    with undisturbed(one_thread=not arguments.shape):
+        if detailed(arguments):
+            return every_row(arguments, place, why, parser)
+        return every_loss(arguments, place, why, begin)
+
+
+@contextmanager
+def undisturbed(one_thread: bool) -> Iterator[None]:
+    """Without warnings and, with ``one_thread``, without threads of torch that would be in the way."""
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings():
+        # Torch warns of broadcasting and of its own `mean`, and so does the library.
+        warnings.simplefilter("ignore", UserWarning)
+        if one_thread:
+            # A few thousand elements are done before a second thread has woken up, and cores may be shared.
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A line for each loss
+
+
+def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float) -> int:
+    """The run that has a line for each loss."""
+    console = output()
+    where = report.environment(place)
+    console.print(first_line(place, why, where), style="bold", highlight=False)
+    device = "cuda" if place == "cuda" else "cpu"
+    losses: list[Loss | RowLoss] = [*registry().values(), *row_registry().values()]
+    losses = [x for x in losses if wanted(x.name, arguments)]
+    planned = {x.name: overview.tasks(x, device, arguments.seed) for x in losses}
+    tasks = [x for found in planned.values() for x in found]
+    warm_up(tasks[0].check)
+    workloads = {x.name: speed().workload(x, free_memory()) for x in losses} if place == "cuda" else {}
+
+    rows: dict[str, list[Row]] = {}
+    times: dict[str, Mapping[str, Any]] = {}
+    alive = True
+    with compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
+        for i, task in enumerate(tasks):
+            if task.calls and place != "cpu":
+                compiler.announce(i, partial(task.calls, task.check))
+        for name, found in workloads.items():
+            compiler.announce(name, partial(speed().calls, found))
+        try:
+            for i, task in enumerate(tasks):
+                progress.update(checking, description=task.check.loss.name)
+                rows.setdefault(task.check.loss.name, []).append(perform(task, place, compiler, i))
+                progress.advance(checking)
+            # Last, when no other thread is in the way of what is timed.
+            for name in workloads:
+                compiler.wait(name)
+            for name, found in workloads.items():
+                progress.update(checking, description=f"{name}: time")
+                times[name], problems = speed().measure(found)
+                rows[name] += [speed_row(rows[name][0], problems)] if problems else []
+                progress.advance(checking)
+        except RuntimeError as error:
+            console.print(f"stopped: {error}", style="bold red", highlight=False)
+            alive = False
+
+    lines = [overview.line(name, found, times.get(name)) for name, found in rows.items()]
+    for section in dict.fromkeys(x.section for x in lines):
+        timed = next((speed().described(x) for n, x in workloads.items() if rows[n][0].section == section), None)
+        console.print()
+        console.print(overview.table(lines, section, timed))
+    console.print(overview.legend(place == "cuda"), style="dim", highlight=False)
+    every = [r for found in rows.values() for r in found]
+    for text in overview.details(every):
+        console.print(text, style="red", highlight=False, markup=False)
+    if arguments.json:
+        report.write_json(arguments.json, every, where, vars(arguments), [x.record() for x in lines])
+    files.write(arguments, lines, where, console)
+    console.print(verdict(lines, every, perf_counter() - begin), highlight=False)
+    return 0 if alive and not report.failures(every) else 1
+
+
+def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> Row:
+    """The row of a task, once its kernels are there."""
+
+    def measure(check: AnyCheck) -> Row:
+        compiler.wait(key)
+        on_host = place == "host" and task.calls is not None
+        return (hosted.executed(task.measure) if on_host else task.measure)(check)
+
+    return guarded(task.section, task.check, measure)
+
+
+def speed_row(like: Row, problems: Sequence[str]) -> Row:
+    """The row of a time that could not be taken."""
+    return Row("time", like.loss, "defaults", "-", "-", "contiguous", "-", problems=tuple(problems))
+
+
+def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float) -> str:
+    """One line for all."""
+    failed = [x.loss for x in lines if not x.ok]
+    counts = f"{len(lines)} losses, {len(rows)} checks in {seconds:.0f} s"
+    if not failed:
+        return f"[bold green]{counts}: all ok"
+    return f"[bold red]{counts}: {report.failures(rows)} checks failed, of {', '.join(failed)}"
+
+
+def speed() -> Any:
+    """What takes times, which imports what only a GPU needs."""
+    from comparing import speed
+
+    return speed
+
+
+def free_memory() -> int:
+    """Bytes of the GPU that nobody uses."""
+    return torch.cuda.mem_get_info()[0]
+
+
+@contextmanager
+def compiling(place: str, console: Console, count: int) -> Iterator[tuple[BackgroundCompiler, Progress, Any]]:
+    """A compiler in the background, and a progress bar with its kernels and with ``count`` checks."""
+    bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        checking = progress.add_task("planning", total=count)
+        kernels = progress.add_task("compiling kernels", total=0, visible=place != "cpu")
+        compile = background.for_gpu if place == "cuda" else background.for_host
+        with BackgroundCompiler(compile, place == "cuda", partial(progress.advance, kernels)) as compiler:
+            compiler.announced = lambda: progress.update(kernels, total=len(compiler.kernels))
+            yield compiler, progress, checking
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A line for each check
+
+
+def every_row(arguments: argparse.Namespace, place: str, why: str, parser: argparse.ArgumentParser) -> int:
+    """The run that has a line for each check."""
     sections = planned(arguments, place)
     names = [(check.loss.name, *check.words) for section in sections for check in section.checks]
     if not names:
         parser.error("nothing to do: no loss has this combination of dtype, reduction, layout and shape")
-
-    console = Console(soft_wrap=True)
+    console = output()
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
     console.print(report.legend(), style="dim", highlight=False)
-    # Torch warns of broadcasting and of its own `mean`, and so does the library.
-    warnings.simplefilter("ignore", UserWarning)
-    if not arguments.shape:
-        # A few thousand elements are done before a second thread has woken up, and cores may be shared.
-        torch.set_num_threads(1)
+    if place == "host":
+        rows = "A part of the rows; --device host has all" if few(arguments, place) else "All rows"
+        console.print(f"{rows}.", style="dim", highlight=False)
 
     begin = perf_counter()
     warm_up(next(check for section in sections for check in section.checks))
-    if place != "cpu":
-        prepare(sections, arguments, console, place)
     lines = report.Report(console, report.columns(names, arguments.compile))
-    alive = run(sections, lines, console)
+    alive = run(sections, lines, console, place)
     lines.summary(perf_counter() - begin)
     if place == "host":
         console.print(f"{host.counters}", highlight=False)
     if arguments.json:
         report.write_json(arguments.json, lines.rows, where, vars(arguments))
-        console.print(f"written to {arguments.json}", highlight=False)
+    by_loss = {r.loss: [x for x in lines.rows if x.loss == r.loss] for r in lines.rows}
+    files.write(arguments, [overview.line(name, found) for name, found in by_loss.items()], where, console, lines.rows)
     return 0 if alive and not report.failures(lines.rows) else 1
+
+
+def run(sections: Sequence[Section], lines: report.Report, console: Console, place: str) -> bool:
+    """Performs all checks; False if the GPU died on the way."""
+    count = sum(len(section.checks) for section in sections)
+    with compiling(place, console, count) as (compiler, progress, checking):
+        for section in sections:
+            for check in section.checks:
+                if section.calls and place != "cpu":
+                    compiler.announce((section.title, check.id), partial(section.calls, check))
+        for title, found, measure, calls in sections:
+            if found:
+                lines.section(f"{title}: {len(found)} rows")
+            for check in found:
+                progress.update(checking, description=check.loss.name)
+                task = Task(check, title, measure, calls)
+                try:
+                    lines.add(perform(task, place, compiler, (title, check.id)))
+                except RuntimeError as error:
+                    console.print(f"stopped at {check.id}: {error}", style="bold red")
+                    return False
+                progress.advance(checking)
+    return True
 
 
 def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argparse.ArgumentParser) -> int:
@@ -120,11 +289,16 @@ def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argpar
     obstacle = accuracy.obstacle(arguments)
     if obstacle:
         parser.error(obstacle)
-    console = Console(soft_wrap=True)
+    console = output()
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
     console.print(accuracy.LEGEND, style="dim", highlight=False)
     return 0 if accuracy.run(arguments, place, where, console) else 1
+
+
+def output() -> Console:
+    """Where everything is printed."""
+    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def warm_up(check: AnyCheck) -> None:
@@ -132,48 +306,20 @@ def warm_up(check: AnyCheck) -> None:
 
     Each timing begins with a collection, which would otherwise take longer than the check.
     """
-    guarded("", check.small(), partial(accuracy_and_time, compile=False))
+    guarded("", check.small(), accuracy_and_time)
     gc.collect()
     gc.freeze()
 
 
-def prepare(sections: Sequence[Section], arguments: argparse.Namespace, console: Console, place: str) -> None:
-    """Compiles the kernels of all rows."""
-    calls = ((check, x.calls) for x in sections if x.calls for check in x.checks)
-    gpu = place == "cuda"
-    kernels = ahead.needed(calls, gpu)
-    begin = perf_counter()
-    rows = "A part of the rows; --device host has all" if few(arguments, place) else "All rows"
-    about = "" if gpu else f"{rows}. "
-    console.print(f"{about}Compiling what is new of their {len(kernels)} kernels ...", style="dim", highlight=False)
-    ahead.compile_all(kernels, console, gpu)
-    if gpu:
-        console.print(f"... which took {perf_counter() - begin:.1f} s.", style="dim", highlight=False)
-
-
-def run(sections: Sequence[Section], lines: report.Report, console: Console) -> bool:
-    """Performs all checks; False if the GPU died on the way."""
-    count = sum(len(section.checks) for section in sections)
-    bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("checking", total=count)
-        for name, found, measure, _ in sections:
-            if found:
-                lines.section(f"{name}: {len(found)} rows")
-            for check in found:
-                progress.update(task, description=check.loss.name)
-                try:
-                    lines.add(guarded(name, check, measure))
-                except RuntimeError as error:
-                    console.print(f"stopped at {check.id}: {error}", style="bold red")
-                    return False
-                progress.advance(task)
-    return True
+def detailed(arguments: argparse.Namespace) -> bool:
+    """Whether each check is to have a line."""
+    given = (arguments.dtype, arguments.reduction, arguments.layout, arguments.shape, arguments.compile)
+    return any((*given, arguments.full, arguments.everything))
 
 
 def asked(arguments: argparse.Namespace) -> bool:
     """Whether something in particular was asked for."""
-    return any((arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.full))
+    return any((arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.everything))
 
 
 def few(arguments: argparse.Namespace, place: str) -> bool:
@@ -193,7 +339,7 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         reductions=arguments.reduction,
         layouts=arguments.layout,
         seed=arguments.seed,
-        full=arguments.full,
+        full=arguments.everything,
         few=few(arguments, place),
         covered=few(arguments, place) or (place == "cuda" and not asked(arguments)),
     )
@@ -205,11 +351,9 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     if not arguments.layout:
         repeated = [*bits.repeated_checks(selection, bool(arguments.shape)), *row_matrix.repeated_checks(selection)]
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
-    if place == "host":
-        sections = [x._replace(measure=hosted.executed(x.measure)) for x in sections]
-    if not arguments.layout:
         # NumPy arrays take the formulas everywhere.
-        sections.append(Section(bits.section(selection.device), list(bits.array_checks(selection)), bits.arrays))
+        crossing = [*bits.array_checks(selection), *row_matrix.array_checks(selection, bits.crosses)]
+        sections.append(Section(bits.section(selection.device), crossing, bits.arrays))
     return sections
 
 
@@ -264,15 +408,18 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     layouts = [*LAYOUTS, EDGES, *ROW_LAYOUTS]
     parser.add_argument("--layout", nargs="+", choices=layouts, metavar="NAME", help=f"of {', '.join(layouts)}")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
+    parser.add_argument("--full", action="store_true", help="a line for each check, and many more of them")
+    parser.add_argument(
+        "--everything",
+        action="store_true",
+        help="the same with every case, dtype, reduction and layout with each other (without a GPU: add --device cpu)",
+    )
     parser.add_argument("--accuracy", action="store_true", help="the accuracy over the whole domain instead; see above")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too; seconds per row")
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="every case, dtype, reduction and layout with each other (without a GPU: add --device cpu)",
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the random operands")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to a file")
+    parser.add_argument("--csv", type=new_file, metavar="FILE", help="write the table to a file")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every check to a file, with where it ran")
+    parser.add_argument("--plot", type=new_file, metavar="FILE", help="draw error and speed by loss (PNG)")
     return parser.parse_args(), parser
 
 
@@ -294,6 +441,14 @@ def shape(text: str) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 4096x4096")
     return sizes
+
+
+def new_file(text: str) -> Path:
+    """A path in a folder that exists: what took a minute is not to be lost for it."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder, or in none that exists")
+    return path
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,8 @@ import torch
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import gpu_stand_ins
 
 import benchmark
 from benchmarking import (
@@ -54,9 +55,7 @@ WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workloads, "DEVICE", "cpu")
-    monkeypatch.setattr(throughput, "DEVICE", "cpu")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    gpu_stand_ins.on_cpu(monkeypatch)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -642,16 +641,6 @@ def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
 # A whole run, on the CPU
 
 
-class Event:
-    """What an event measures, by the host's clock."""
-
-    def record(self) -> None:
-        self.time = perf_counter()
-
-    def elapsed_time(self, end: Event) -> float:
-        return (end.time - self.time) * 1e3
-
-
 @pytest.fixture
 def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     graph, host, memory, accuracy = (
@@ -659,15 +648,8 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     )
     monkeypatch.setattr(benchmark, "why_not", lambda: None)
     monkeypatch.setattr(records, "environment", lambda: WHERE)
-    monkeypatch.setattr(timing, "event", Event)
-    monkeypatch.setattr(timing, "_cycles_per_second", lambda: 1e9)
-    monkeypatch.setattr(timing, "footprint", lambda: 1 << 12)
-    monkeypatch.setattr(timing, "clean_cache", lambda: None)
+    gpu_stand_ins.stand_ins(monkeypatch)
     monkeypatch.setattr(timing, "host", partial(timing.host, batches=2, batch=2))
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1000 + (4 << 20))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     monkeypatch.setattr(memory, "EXPONENT", 8)

@@ -1,194 +1,193 @@
-"""``scripts/compare.py`` as a user runs it: from a checkout, on a machine without a GPU."""
+"""``scripts/compare.py`` on a machine without a GPU: its lines and tables, what it notices, what it leaves behind."""
 
 from __future__ import annotations
 
+import csv
 import importlib
+import itertools
 import json
-import os
 import re
-import subprocess
+import runpy
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from gpu_stand_ins import PEAK, stand_ins
+from rich.console import Console
 
-from cupylosses import checks
+import cupylosses.functional as F
+from cupylosses import checks, codegen
 from cupylosses.definition import registry
 from cupylosses.row_definition import row_registry
 from cupylosses.testing import host, row_check
+from cupylosses.testing.check import EDGES
 from cupylosses.testing.representatives import representatives
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 pytestmark = pytest.mark.skipif(not (SCRIPTS / "compare.py").is_file(), reason="needs the checkout")
 
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"
+)
+
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    """The script as a module, for what it does before it changes anything in the process but its environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUPYLOSSES_HOST_SANITIZE", "thread")
         patch.syspath_prepend(SCRIPTS)
         yield importlib.import_module("compare")
         del sys.modules["compare"]
 
 
-def exit_code(script: ModuleType, arguments: tuple[str, ...]) -> object:
-    """What the script exits with before it begins."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sys, "argv", ["compare.py", *arguments])
-        script.main()
-    return stop.value.code
+class Done(NamedTuple):
+    """A run: what it exited with, and the lines that it printed."""
+
+    status: int
+    lines: list[str]
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
 
 
-FEW = ("--loss", "mse_loss", "--dtype", "float32", "--device", "cpu")
+Compare = Callable[..., Done]
 
 
-def compare(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the script in a new interpreter, which first executes ``before``."""
-    program = (
-        f"import runpy, sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nsys.path.insert(0, {str(SCRIPTS.parent)!r})\n"
-        f"sys.argv = {['compare.py', *arguments]!r}\n{before}\n"
-        f"runpy.run_path({str(SCRIPTS / 'compare.py')!r}, run_name='__main__')\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+@pytest.fixture
+def compare(script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Runs the script in this process, as if without a GPU."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+        status = script.main()
+        return Done(status, capsys.readouterr().out.splitlines())
+
+    return run
 
 
-def test_everything_is_right_and_written_down(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    done = compare(*FEW, "--json", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert "validating the CPU path" in lines[0]
-    content = json.loads(file.read_text())
-    rows = content["rows"]
-    assert content["summary"] == {"rows": len(rows), "failed": 0} and content["environment"]["torch"]
-    assert any(f"{len(rows)} rows in" in line and "all ok" in line for line in lines)
-    assert {r["section"] for r in rows} == {"losses", "same bits", "numpy arrays"}
-    assert {"contiguous", "edges", "row", "eight_d"} <= {r["layout"] for r in rows}
-    assert {"all", "input", "target", "none"} == {r["gradients"] for r in rows}
-    measured = [r for r in rows if r["section"] == "losses"]
-    assert all(r["value_ulp"] is not None and r["torch_value_ulp"] is not None for r in measured)
-    # One line each, with the columns below each other.
-    printed = [line for line in lines if line.startswith("mse_loss") and line.endswith("ok")]
-    assert len(printed) == len(rows) and len({len(line) for line in printed}) == 1
+def line_of(done: Done, loss: str) -> list[str]:
+    """The cells of the line of a loss."""
+    found = [x.split() for x in done.lines if x.split()[:1] == [loss]]
+    assert len(found) == 1, done.output
+    return found[0]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("right(*a, **k) * (1 + 1e-4)", "value:"),
-        ("right(a[0], a[1].detach(), **k)", "gradient"),
-        ("right(*a, **k) + next(noise)", "other bits again"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_a_wrong_loss_fails_the_run(wrong: str, words: str) -> None:
-    spoil = (
-        "import itertools, cupylosses.functional as F\nnoise = (1e-5 * n for n in itertools.count())\n"
-        f"right = F.mse_loss\nF.mse_loss = lambda *a, **k: {wrong}\nF.mse_loss.loss = right.loss\n"
-    )
-    done = compare(*FEW, "--reduction", "mean", before=spoil)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "FAIL" in done.stdout and words in done.stdout and "failed" in done.stdout.splitlines()[-1]
-
-
-#: Of a loss of rows, one case of each kind.
-OF_ROWS = ("--loss", "cross_entropy", "--dtype", "float32", "--reduction", "mean", "--device", "cpu")
-
-
-def test_losses_of_rows_are_right_and_beside_torch(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    chosen = ("--loss", "nll_loss", "distillation_loss", "--dtype", "float32", "bfloat16", "--device", "cpu")
-    done = compare(*chosen, "--json", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(file.read_text())["rows"]
-    assert {(r["section"], r["loss"], r["dtype"]) for r in rows} >= {
-        ("rows of logits", loss, dtype)
-        for loss in ("nll_loss", "distillation_loss")
-        for dtype in ("float32", "bfloat16")
-    }
-    assert {r["layout"] for r in rows} == {"gather", "lanes", "block", "cluster", "long", "columns", "long_columns"}
-    assert {r["reduction"] for r in rows} == {"none", "mean", "sum", "batchmean"}
-    measured = [r for r in rows if r["section"] == "rows of logits"]
-    assert all(r["gradient_ulp"] is not None for r in measured)
-    assert all((r["torch_value_ulp"] is None) == ("mask" in r["case"]) for r in measured)
-    assert {r["gradients"] for r in measured} == {"input", "all"}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("right(**k) * (1 + 1e-4)", "value:"),
-        ("right(**k) + 1e-3 * (k['input'] - k['input'].detach()).sum()", "gradient of input:"),
-        ("right(**k) + next(noise)", "other bits again"),
-        ("right(**{**k, 'ignore_index': 2})", "value:"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_a_wrong_loss_of_rows_fails_the_run(wrong: str, words: str) -> None:
-    spoil = (
-        "import itertools, cupylosses.functional as F\nnoise = (1e-5 * n for n in itertools.count())\n"
-        f"right = F.cross_entropy\nF.cross_entropy = lambda **k: {wrong}\n"
-    )
-    done = compare(*OF_ROWS, before=spoil)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "FAIL" in done.stdout and words in done.stdout and "failed" in done.stdout.splitlines()[-1]
+ON_CPU = ("--device", "cpu")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Kernels on the CPU
-
-needs_compiler = pytest.mark.skipif(
-    sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"
-)
-
-#: A few kernels: over everything, and over rows.
-KERNELS = ("--loss", "mse_loss", "--dtype", "float32", "--reduction", "mean", "--layout", "contiguous", "row")
-
-NO_GPU = "import os, torch; torch.cuda.is_available = lambda: False"
-NO_COMPILER = "os.environ['PATH'] = ''; os.environ.pop('CXX', None)"
+# A line for each loss
 
 
-@needs_compiler
-@pytest.mark.parametrize(
-    ("arguments", "before", "first"),
-    [
-        (("--device", "host"), "", "Asked for the host: executing the kernels on the CPU, compiled by "),
-        ((), NO_GPU, "No GPU found, but a C++ compiler: executing the kernels on the CPU, compiled by "),
+def test_a_line_for_each_loss_and_one_for_the_verdict(compare: Compare, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"lines.{name}" for name in ("csv", "json", "plot")}
+    losses = ("huber_loss", "nll_loss", "distillation_loss")
+    named = [x for name, path in files.items() for x in (f"--{name}", str(path))]
+    done = compare("--loss", *losses, *ON_CPU, *named)
+    assert done.status == 0, done.output
+    assert "validating the CPU path" in done.lines[0]
+    for loss in losses:
+        name, *numbers, verdict = line_of(done, loss)
+        assert (name, verdict, len(numbers)) == (loss, "ok", 4) and all(0 <= float(x) < 1e3 for x in numbers)
+    content = json.loads(files["json"].read_text())
+    rows = content["rows"]
+    assert re.fullmatch(rf"3 losses, {len(rows)} checks in \d+ s: all ok", done.lines[-1])
+    assert {r["section"] for r in rows if r["loss"] == "nll_loss"} == {
+        "losses of rows of logits",
+        "same bits",
+        "numpy arrays",
+    }
+    # The worst of the checks but for edges, whose errors are right or wrong.
+    usual = [r for r in rows if r["loss"] == "huber_loss" and r["layout"] != EDGES]
+    for written in (content["losses"], list(csv.DictReader(files["csv"].open()))):
+        huber = next(x for x in written if x["loss"] == "huber_loss")
+        for field in ("value", "torch_value", "gradient", "torch_gradient"):
+            worst = max(r[f"{field}_error"] for r in usual if r[f"{field}_error"] is not None)
+            assert float(huber[f"{field}_ulp"]) == pytest.approx(worst, rel=1e-5)
+    assert files["plot"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_picture_has_errors_and_speeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import pyplot
+
+    files, overview = (importlib.import_module(f"comparing.{x}") for x in ("files", "overview"))
+    seen: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", seen.append)
+    times = {"ms": 1.0, "torch_ms": 2.5, "copy_fraction": 0.9}
+    errors = {"value_ulp": 0.0, "torch_value_ulp": float("inf"), "gradient_ulp": 2.0}
+    lines = [overview.Line("a", "x", 3, 0, **errors, **times), overview.Line("b", "x", 3, 1, **errors)]
+    for drawn, panels in ((lines, 3), (lines[1:], 2)):
+        files.draw(tmp_path / "picture.png", drawn, {"gpu": "GPU A"})
+        assert len(seen[-1].axes) == panels
+    value, gradient, speed = seen[0].axes
+    assert [x.get_text() for x in value.get_yticklabels()] == ["a", "b"]
+    points = {x.get_label(): x.get_offsets().tolist() for x in value.collections}
+    assert points == {"torch": [[files.MOST, 0], [files.MOST, 1]], "cupylosses": [[files.LEAST, 0], [files.LEAST, 1]]}
+    assert [x.get_label() for x in gradient.collections] == ["cupylosses"]
+    assert [x.get_width() for x in speed.patches] == [2.5, 0.0]
+
+
+#: By the function that is spoiled, what it returns of the right one, and words of what is said of it.
+NOISE = itertools.count()
+WRONG: dict[str, list[tuple[Callable[..., Any], str]]] = {
+    "mse_loss": [
+        (lambda right, **k: right(**k) * (1 + 1e-4), "value:"),
+        (lambda right, **k: right(**{**k, "target": k["target"].detach()}), "gradient"),
+        (lambda right, **k: right(**k) + 1e-5 * next(NOISE), "other bits again"),
+        (lambda right, **k: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
+    "cross_entropy": [
+        (lambda right, **k: right(**k) + 1e-3 * (k["input"] - k["input"].detach()).sum(), "gradient of input:"),
+        (lambda right, **k: right(**{**k, "ignore_index": 2}), "value:"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrong", "words"),
+    [pytest.param(loss, *x, id=f"{loss}-{x[1]}") for loss, found in WRONG.items() for x in found],
 )
-def test_kernels_run_on_the_cpu(arguments: tuple[str, ...], before: str, first: str, tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    done = compare(*KERNELS, *arguments, "--json", str(file), before=before)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith(first) and "All rows." in done.stdout
-    # Forward, with each choice of gradients; their check; and for rows a sum.
-    count = re.fullmatch(r"host execution: (\d+) launches of (\d+) kernels; .*", lines[-2])
-    assert count and int(count[1]) >= 16 and int(count[2]) >= 8
-    content = json.loads(file.read_text())
-    assert content["environment"]["compiler"]
-    assert {r["layout"] for r in content["rows"]} == {"contiguous", "row"}
-    assert all(r["value_ulp"] is not None and r["ms"] is None for r in content["rows"])
+@pytest.mark.parametrize("more", [(), ("--full",)], ids=["lines", "rows"])
+def test_a_wrong_loss_fails_the_run(
+    compare: Compare, loss: str, wrong: Callable[..., Any], words: str, more: tuple[str, ...], monkeypatch: Any
+) -> None:
+    right = getattr(F, loss)
+    spoiled = partial(wrong, right)
+    spoiled.loss, spoiled.prepare = right.loss, right.prepare  # type: ignore[attr-defined]
+    monkeypatch.setattr(F, loss, spoiled)
+    narrowed = ("--dtype", "float32", "--reduction", "mean") if more else ()
+    done = compare("--loss", loss, *ON_CPU, *more, *narrowed)
+    assert done.status == 1
+    assert "FAIL" in done.output and words in done.output
+    if not more:
+        assert line_of(done, loss)[-1] == "FAIL"
+        assert re.fullmatch(rf"1 losses, \d+ checks in \d+ s: \d+ checks failed, of {loss}", done.lines[-1])
 
 
-@needs_compiler
-def test_same_bits_whatever_the_order_of_threads() -> None:
-    done = compare("--loss", "mse_loss", "--dtype", "float32", "--reduction", "mean", "--device", "host")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "same bits: 2 rows" in done.stdout and "numpy arrays: 3 rows" in done.stdout
+def test_arrays_of_losses_of_rows_are_compared(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the NumPy rows sees what NumPy arrays alone get wrong."""
+    from cupylosses import numpy_arrays
+
+    right = numpy_arrays.evaluate_rows
+    monkeypatch.setattr(numpy_arrays, "evaluate_rows", lambda call: right(call) * (1 + 1e-4))
+    done = compare("--loss", "nll_loss", *ON_CPU)
+    assert done.status == 1 and "(numpy arrays): value:" in done.output
+    assert "1 checks failed" in done.lines[-1]
 
 
-def test_without_gpu_and_compiler_the_formulas_run() -> None:
-    done = compare(*KERNELS, before=f"{NO_GPU}; {NO_COMPILER}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("No GPU found, and there is no C++ compiler: validating the CPU path")
-    assert "host execution" not in done.stdout
+def test_without_a_compiler_the_formulas_run(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "obstacle", lambda: "there is no C++ compiler")
+    done = compare("--loss", "l1_loss")
+    assert done.status == 0, done.output
+    assert done.lines[0].startswith("No GPU found, and there is no C++ compiler: validating the CPU path")
 
 
 def test_large_shapes_take_the_formulas(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,43 +198,259 @@ def test_large_shapes_take_the_formulas(script: ModuleType, monkeypatch: pytest.
     assert script.find_place("host", (1 << 11, 1 << 10), None)[0] == "host"
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels
+
+
+@needs_compiler
+def test_kernels_run_on_the_cpu(compare: Compare) -> None:
+    before = host.counters.launches
+    done = compare("--loss", "mse_loss")
+    assert done.status == 0, done.output
+    assert done.lines[0].startswith("No GPU found, but a C++ compiler: executing the kernels on the CPU")
+    # Forward and backward of each of nine checks.
+    assert host.counters.launches - before >= 18
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    ("right", "wrong", "words"),
+    ("loss", "right", "wrong", "words"),
     [
-        ("int offset = 16;", "int offset = 8;", "value:"),
-        ("/ 32] = x;\n  __syncthreads();", "/ 32] = x;", "KernelFault:"),
-        ("warp_sum(double x) {", "warp_sum(double x) { what", "HostCompileError:"),
+        ("mse_loss", "int offset = 16;", "int offset = 8;", "value:"),
+        ("mse_loss", "/ 32] = x;\n  __syncthreads();", "/ 32] = x;", "KernelFault:"),
+        ("mse_loss", "warp_sum(double x) {", "warp_sum(double x) { what", "HostCompileError:"),
+        ("nll_loss", "weighted(weight, nll)", "(nll)", "nll_loss, weight, float32"),
     ],
 )
-def test_a_wrong_kernel_fails_the_run(right: str, wrong: str, words: str) -> None:
-    spoil = (
-        "from cupylosses import codegen, row_term_codegen\nsource = codegen.source\n"
-        f"codegen.source = lambda variant: source(variant).replace({right!r}, {wrong!r})\n"
-    )
-    done = compare(*KERNELS[:-1], "--device", "host", before=spoil)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "FAIL" in done.stdout and words in done.stdout and re.search(r"rows in .* failed$", done.stdout, re.M)
+def test_a_wrong_kernel_fails_the_run(
+    compare: Compare, loss: str, right: str, wrong: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = codegen.source
+    spoiled: Callable[..., str] = lambda variant: source(variant).replace(right, wrong)  # noqa: E731
+    monkeypatch.setattr("cupylosses.testing.host.launch.source", spoiled)
+    monkeypatch.setattr("comparing.background.source", spoiled)
+    monkeypatch.setattr("comparing.overview.tasks", one_task)
+    done = compare("--loss", loss, "--device", "host")
+    assert done.status == 1
+    assert line_of(done, loss)[-1] == "FAIL" and words in done.output
+
+
+def one_task(loss: Any, device: str, seed: int = 0) -> list[Any]:
+    """The check of a mean, with class weights if the loss has some."""
+    overview = importlib.import_module("comparing.overview")
+    found = overview._of_rows if loss.name in row_registry() else overview._elementwise
+    case = {"weight": True} if loss.name in row_registry() else {}
+    check = next(x for x in found(loss, device, seed).values() if x.case == case and x.reduction == "mean")
+    return [overview.Task(check, "x", partial(overview.accuracy_and_time, time=False), overview.rehearse)]
 
 
 @pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
-def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) -> None:
+    """Every set of parameters, dtype, reduction and layout that the lines promise, with few kernels."""
+    overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
+    kernels: dict[Any, None] = {}
+    for loss in registry().values():
+        tasks = overview.tasks(loss, "cpu")
+        checks = [x.check for x in tasks]
+        assert {repr(x.case) for x in checks if x.layout == EDGES} == {repr(x) for x in loss.cases}
+        assert {"none", "mean", "sum", "batchmean"} <= {x.reduction for x in checks}
+        assert {"contiguous", "transposed", "row", EDGES} == {x.layout for x in checks}
+        assert {("float32",), ("bfloat16",)} == {x.dtypes for x in checks}
+        assert {x for c in checks for x, w in enumerate(c.gradients_of) if w} == set(range(len(loss.operands)))
+        assert {overview.ELEMENTWISE, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
+        kernels |= kernels_of(tasks)
+    elementwise = len(kernels)
+    for row_loss in row_registry().values():
+        tasks = overview.tasks(row_loss, "cpu")
+        checks = [x.check for x in tasks]
+        assert {x.kind for x in checks} == set(row_loss.targets)
+        assert {"none", "mean", "sum", "batchmean"} == {x.reduction for x in checks}
+        assert {("float32",), ("bfloat16",)} == {x.dtypes for x in checks}
+        assert {name for case in row_loss.cases for name in case} <= {name for x in checks for name in x.case}
+        assert {overview.OF_ROWS, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
+        if row_loss.name == "cross_entropy":
+            assert {x.layout for x in checks} == set(row_check.ROW_LAYOUTS) - {"gather"}
+        kernels |= kernels_of(tasks)
+    # A kernel takes 0.15 to 0.5 s of a core, and the whole run is to take a minute.
+    assert elementwise <= 10 * len(registry())
+    assert len(kernels) - elementwise <= 24 * len(row_registry())
+
+
+def kernels_of(tasks: list[Any]) -> dict[Any, None]:
+    """What a run of tasks compiles."""
+    with host.noting() as found:
+        for x in tasks:
+            if x.calls:
+                x.calls(x.check)
+    return found
+
+
+def test_kernels_compile_in_the_order_of_their_use_and_once(script: ModuleType) -> None:
+    background = importlib.import_module("comparing.background")
+    begun, gate = [], threading.Event()
+
+    def compile(kernel: Any) -> None:
+        begun.append(kernel)
+        gate.wait(10)
+
+    advanced: list[None] = []
+    with background.BackgroundCompiler(compile, False, lambda: advanced.append(None)) as compiler:
+        tensors = [torch.ones(4, 8, requires_grad=True), torch.zeros(4, 8)]
+        compiler.announce("mean", lambda: F.mse_loss(*tensors).backward())
+        kernels = list(compiler.kernels)
+        assert [x.kind for x in kernels] == ["value_and_gradient", "verify_gradient"]
+        compiler.announce("again", lambda: F.mse_loss(*tensors).backward())
+        compiler.announce("wrong", lambda: 1 / 0)
+        assert list(compiler.kernels) == kernels and not advanced
+        compiler.wait("never announced")
+        compiler.wait("wrong")
+        gate.set()
+        compiler.wait("again")
+        assert set(begun) == set(kernels) and len(begun) == len(kernels)
+    assert len(advanced) == len(kernels)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Times
+
+
+def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All that a GPU adds, with stand-ins for its clock and memory."""
+    stand_ins(monkeypatch)
+    speed, overview = (importlib.import_module(f"comparing.{x}") for x in ("speed", "overview"))
+    for loss in (registry()["charbonnier_loss"], row_registry()["cross_entropy"]):
+        workload = speed.workload(loss, 1 << 20)
+        with host.noting() as kernels:
+            speed.calls(workload)
+        assert "value_and_gradient" in {x.kind for x in kernels}
+        fields, problems = speed.measure(workload)
+        assert not problems
+        assert min(fields["ms"], fields["torch_ms"], fields["copy_fraction"]) > 0
+        # That of the stand-in, less the value and the gradient.
+        size = workload.operand_bytes[0] + getattr(torch, workload.dtype).itemsize
+        assert fields["extra_bytes"] == fields["torch_extra_bytes"] == PEAK - size
+        line = overview.Line(loss.name, "x", 1, 0, 0.5, None, 0.5, None, **fields)
+        console = Console(width=160, record=True, file=(tmp_path / "table").open("w"))
+        console.print(overview.table([line], "x", speed.described(workload)))
+        text = console.export_text()
+        assert all(x in text for x in ("speed-up", "of a copy", "MiB", overview.number(line.speed_up)))
+
+
+def test_a_loss_that_cannot_be_timed_fails(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins(monkeypatch)
+    speed = importlib.import_module("comparing.speed")
+    monkeypatch.setattr(F, "mse_loss", lambda **_: 1 / 0)
+    fields, problems = speed.measure(speed.workload(registry()["mse_loss"], 1 << 20))
+    assert problems == ["ours: failed: ZeroDivisionError: division by zero"] and fields["ms"] is None
+    assert fields["torch_ms"] > 0
+
+
+@pytest.mark.parametrize(("free", "exponent", "rows"), [(80 << 30, 26, 8192), (4 << 30, 25, 2048), (1, 1, 1)])
+def test_workloads_fit_into_memory(script: ModuleType, free: int, exponent: int, rows: int) -> None:
+    speed = importlib.import_module("comparing.speed")
+    assert speed.workload(registry()["mse_loss"], free).elements == 1 << exponent
+    assert speed.workload(row_registry()["nll_loss"], free).shape == (rows, 32000)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A line for each check
+
+
+def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"rows.{name}" for name in ("json", "csv")}
+    named = [x for name, path in files.items() for x in (f"--{name}", str(path))]
+    losses = ("mse_loss", "nll_loss", "distillation_loss")
+    done = compare("--loss", *losses, "--dtype", "float32", "bfloat16", *ON_CPU, *named)
+    assert done.status == 0, done.output
+    content = json.loads(files["json"].read_text())
+    rows = content["rows"]
+    assert content["summary"] == {"rows": len(rows), "failed": 0} and content["environment"]["torch"]
+    assert [r["layout"] for r in csv.DictReader(files["csv"].open())] == [r["layout"] for r in rows]
+    assert any(f"{len(rows)} rows in" in line and "all ok" in line for line in done.lines)
+
+    own = [r for r in rows if r["loss"] == "mse_loss"]
+    assert {r["section"] for r in own} == {"losses", "same bits", "numpy arrays"}
+    assert {"contiguous", "edges", "row", "eight_d"} <= {r["layout"] for r in own}
+    assert {"all", "input", "target", "none"} == {r["gradients"] for r in own}
+    measured = [r for r in own if r["section"] == "losses"]
+    assert all(r["value_ulp"] is not None and r["torch_value_ulp"] is not None for r in measured)
+    # One line each, with the columns below each other.
+    printed = [line for line in done.lines if line.startswith("mse_loss") and line.endswith("ok")]
+    assert len(printed) == len(own) and len({len(line) for line in printed}) == 1
+
+    assert {(r["section"], r["loss"], r["dtype"]) for r in rows} >= {
+        *(("rows of logits", loss, dtype) for loss in losses[1:] for dtype in ("float32", "bfloat16")),
+        *(("numpy arrays", loss, "float32") for loss in losses),
+    }
+    measured = [r for r in rows if r["section"] == "rows of logits"]
+    assert {r["layout"] for r in measured} == {"gather", "lanes", "block", "cluster", "long", "columns", "long_columns"}
+    assert {r["reduction"] for r in measured} == {"none", "mean", "sum", "batchmean"}
+    assert all(r["gradient_ulp"] is not None for r in measured)
+    assert all((r["torch_value_ulp"] is None) == ("mask" in r["case"]) for r in measured)
+    assert {r["gradients"] for r in measured} == {"input", "all"}
+
+
+def test_selections(compare: Compare, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    chosen = ("--loss", "huber_loss", "kl_div", "--layout", "row", "edges", "--dtype", "float16", "float32+int64")
+    done = compare(*chosen, *ON_CPU, "--shape", "9x16", "--json", str(file))
+    assert done.status == 0, done.output
+    rows = json.loads(file.read_text())["rows"]
+    assert {(r["loss"], r["dtype"]) for r in rows} == {
+        ("huber_loss", "float16"), ("huber_loss", "float32+int64"), ("kl_div", "float16"),
+    }  # fmt: skip
+    assert {r["layout"] for r in rows} == {"row", "edges"} and len({r["case"] for r in rows}) > 3
+
+
+@needs_compiler
+def test_rows_of_kernels(compare: Compare, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    chosen = ("--loss", "mse_loss", "--dtype", "float32", "--reduction", "mean", "--layout", "contiguous", "row")
+    done = compare(*chosen, "--device", "host", "--json", str(file))
+    assert done.status == 0, done.output
+    assert (
+        done.lines[0].startswith("Asked for the host: executing the kernels on the CPU") and "All rows." in done.lines
+    )
+    assert re.fullmatch(r"host execution: \d+ launches of \d+ kernels; .*", done.lines[-2])
+    content = json.loads(file.read_text())
+    assert content["environment"]["compiler"]
+    assert {r["layout"] for r in content["rows"]} == {"contiguous", "row"}
+    assert all(r["value_ulp"] is not None and r["ms"] is None for r in content["rows"])
+
+
+class Planned:
+    """Checks that command lines plan, with what makes their calls."""
+
+    def __init__(self, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._script, self._patch = script, monkeypatch
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def sections(self, *arguments: str) -> list[Any]:
+        self._patch.setattr(sys, "argv", ["compare.py", *arguments])
+        return self._script.planned(self._script.parse()[0], "host")
+
+
+@pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
+def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loss, dtype and reduction, with a part of the kernels; of the representatives each with each."""
     matrix = importlib.import_module("comparing.matrix")
-    ahead = importlib.import_module("comparing.ahead")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    sections = Planned(script, monkeypatch).sections
 
-    def planned(*arguments: str) -> list:
-        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
-        sections = script.planned(script.parse()[0], "host")
-        return [(check, x.calls) for x in sections if x.calls for check in x.checks]
+    def planned(*arguments: str) -> list[Any]:
+        return [(check, x.calls) for x in sections(*arguments) if x.calls for check in x.checks]
+
+    def needed(calls: list[Any]) -> int:
+        with host.noting() as kernels:
+            for check, call in calls:
+                call(check)
+        return len(kernels)
 
     other = next(x for x in registry().values() if x not in representatives())
-    calls = planned()
+    calls = planned("--full")
     for loss, share in ((representatives()[0], 2), (other, 4)):
         few, every = [x for x in calls if x[0].loss is loss], planned("--device", "host", "--loss", loss.name)
         assert {x.id for x, _ in few} < {x.id for x, _ in every}
-        assert 0 < share * len(ahead.needed(few)) < len(ahead.needed(every))
+        assert 0 < share * needed(few) < needed(every)
 
     some = [check for check, _ in calls]
     for loss in registry().values():
@@ -250,33 +465,18 @@ def test_the_short_run_on_the_host(script: ModuleType, monkeypatch: pytest.Monke
         for reduction in matrix.WANTED_REDUCTIONS:
             assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(matrix.combinations(loss))
     # Whoever asks for something gets all of it.
-    every = planned("--device", "host")
+    every = planned("--device", "host", "--full")
     assert len(planned("--dtype", "float64")) == sum(x.dtypes == ("float64",) for x, _ in every)
 
 
-@needs_compiler
-def test_a_wrong_kernel_of_rows_fails_the_run() -> None:
-    spoil = (
-        "from cupylosses import codegen, row_term_codegen\nsource = codegen.source\n"
-        "codegen.source = lambda variant: source(variant).replace('weighted(weight, nll)', '(nll)')\n"
-    )
-    chosen = ("--loss", "nll_loss", "--dtype", "float32", "--reduction", "mean", "--layout", "gather")
-    done = compare(*chosen, "--device", "host", before=spoil)
-    assert done.returncode == 1, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("nll_loss")]
-    assert {line.split()[1]: line.split()[-1] for line in lines[:2]} == {"defaults": "ok", "weight": "FAIL"}
-
-
-def test_the_short_run_of_rows_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loss and kind of target; of cross entropy each layout, dtype, reduction and option."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    sections = Planned(script, monkeypatch).sections
 
-    def planned(*arguments: str) -> list:
-        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
-        sections = script.planned(script.parse()[0], "host")
-        return [check for x in sections if x.title == script.OF_ROWS for check in x.checks]
+    def planned(*arguments: str) -> list[Any]:
+        return [check for x in sections(*arguments) if x.title == script.OF_ROWS for check in x.checks]
 
-    few, every = planned(), planned("--device", "host")
+    few, every = planned("--full"), planned("--device", "host", "--full")
     assert {x.id for x in few} < {x.id for x in every} and len(every) == len({x.id for x in every})
     for loss in row_registry().values():
         of_loss = [x for x in few if x.loss is loss]
@@ -296,13 +496,13 @@ def test_the_short_run_of_rows_on_the_host(script: ModuleType, monkeypatch: pyte
         *((x,) for x in checks.FLOATING),
         ("bfloat16", "float32"),
     }
-    assert {x.id for x in planned("--layout", "cluster")} <= {x.id for x in planned("--full")}
+    assert {x.id for x in planned("--layout", "cluster")} <= {x.id for x in planned("--everything")}
     assert {x.layout for x in planned("--layout", "cluster", "row")} == {"cluster"}
     assert planned("--layout", "row") == []
     assert {x.layout for x in planned("--shape", "9x16")} == {row_check.GIVEN}
 
 
-def test_layouts_of_rows_are_what_the_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_of_rows_are_what_the_engine_takes() -> None:
     """The kernels that are launched say so."""
     loss = row_registry()["cross_entropy"]
     for layout, (shape, dim) in row_check.layouts(loss, "indices", ("float32",), row_check.chip_of("cpu")).items():
@@ -319,17 +519,25 @@ def test_layouts_of_rows_are_what_the_engine_takes(monkeypatch: pytest.MonkeyPat
 # The command line
 
 
+def exit_code(script: ModuleType, arguments: tuple[str, ...]) -> object:
+    """What the script exits with before it begins."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["compare.py", *arguments])
+        script.main()
+    return stop.value.code
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--loss", "no_such_loss"), "no_such_loss"),
         (("--dtype", "float8"), "'float8' is none of float16"),
         (("--shape", "12by13"), "'12by13' is no shape such as 4096x4096"),
+        (("--csv", "no-such-folder/lines.csv"), "'no-such-folder/lines.csv' is a folder, or in none that exists"),
         (("--device", "cpu", "--compile"), "--compile times torch.compile on a GPU"),
         pytest.param(("--device", "host", "--compile"), "--compile times torch.compile on a GPU", marks=needs_compiler),
         (("--device", "cpu", "--loss", "kl_div", "--dtype", "float32+int64"), "nothing to do"),
         (("--device", "cpu", "--loss", "nll_loss", "--layout", "cluster"), "nothing to do"),
-        (("--device", "cpu", "--loss", "nll_loss", "--accuracy"), "--accuracy has no losses of rows"),
     ],
 )
 def test_bad_arguments_are_named(
@@ -357,19 +565,10 @@ def test_a_compiler_that_is_not_there(
     assert "there is no C++ compiler; install g++" in error and "--device cpu" in error
 
 
-def test_what_is_missing_is_named() -> None:
-    hide = "sys.modules['rich'] = None"
-    done = compare(*FEW, before=hide)
-    assert done.returncode == 2 and "compare.py needs rich" in done.stderr and "pip install" in done.stderr
-
-
-def test_selections(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    chosen = ("--loss", "huber_loss", "kl_div", "--layout", "row", "edges", "--dtype", "float16", "float32+int64")
-    done = compare(*chosen, "--device", "cpu", "--shape", "9x16", "--json", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(file.read_text())["rows"]
-    assert {(r["loss"], r["dtype"]) for r in rows} == {
-        ("huber_loss", "float16"), ("huber_loss", "float32+int64"), ("kl_div", "float16"),
-    }  # fmt: skip
-    assert {r["layout"] for r in rows} == {"row", "edges"} and len({r["case"] for r in rows}) > 3
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(SCRIPTS / "compare.py"), run_name="__main__")
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "compare.py needs rich" in error and "pip install" in error

@@ -145,6 +145,11 @@ class Check:
         """Whether the operands are such as some of torch's losses stop at."""
         return self.layout == EDGES
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that are no operands."""
+        return {**self.case, "reduction": self.reduction, **({} if self.dim is None else {"dim": self.dim})}
+
     def small(self) -> Check:
         """The same on a small shape."""
         return replace(self, shape=SHAPE)

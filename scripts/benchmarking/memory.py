@@ -41,25 +41,25 @@ def _measure(workload: Workload) -> Iterator[Row]:
 
 
 def _row(call: Call, operands: tuple[torch.Tensor, ...]) -> Row:
-    status, found = attempt(lambda: _peak(call, operands))
+    status, found = attempt(lambda: peak(call, operands))
     if found is None:
         for x in operands:
             x.grad = None
         return {"status": status}
-    outputs, peak = found
-    return {"status": status, "outputs": outputs, "peak": peak, "beyond_outputs": peak - outputs}
+    outputs, most = found
+    return {"status": status, "outputs": outputs, "peak": most, "beyond_outputs": most - outputs}
 
 
-def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+def peak(call: Call, operands: tuple[torch.Tensor, ...]) -> tuple[int, int]:
     """Bytes of the value and the gradients, and the most that was allocated at any moment, operands left out."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     value = call(*operands)
     if value.requires_grad:
         value.backward()
-    peak = torch.cuda.max_memory_allocated() - before
+    most = torch.cuda.max_memory_allocated() - before
     outputs = [value, *(x.grad for x in operands if x.grad is not None)]
     size = sum(x.numel() * x.element_size() for x in outputs)
     for x in operands:
         x.grad = None
-    return size, peak
+    return size, most

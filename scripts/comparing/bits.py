@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 import cupylosses
 from comparing.matrix import Selection, set_of
 from comparing.rows import AnyCheck, Row, row
+from cupylosses import functional
 from cupylosses.testing import host, memory
-from cupylosses.testing.check import Check, Result, by_position, run
+from cupylosses.testing.check import Check, Result, run
 from cupylosses.testing.tolerance import compare, same_bits
-from cupylosses.testing.truth import truth
 
 REPEATED = "same bits"
 
@@ -139,23 +140,24 @@ def array_checks(selection: Selection) -> Iterator[Check]:
                 yield check
 
 
-def arrays(check: Check) -> Row:
+def arrays(check: AnyCheck) -> Row:
     """A loss of arrays against the same loss of the tensors that share their memory, and the pointers of both."""
     other = library(check.device)
     tensors = check.operands()
     crossed = [other.to(x) for x in tensors]
     problems = []
-    for operand, x, y in zip(check.loss.operands, tensors, crossed, strict=True):
+    for name, x, y in zip(check.names, tensors, crossed, strict=True):
         if not x.data_ptr() == other.pointer(y) == other.back(y).data_ptr():
-            problems.append(f"{operand.name}: copied between torch and {other.name}")
+            problems.append(f"{name}: copied between torch and {other.name}")
 
-    function = by_position(check.loss)
     positions = [i for i, w in enumerate(check.gradients_of) if w]
-    options = {"reduction": check.reduction, **check.case}
-    expected, expected_gradients = cupylosses.value_and_grad(function, *tensors, argnums=positions, **options)
+    function = getattr(functional, check.loss.name)
+    differentiate = partial(cupylosses.value_and_grad, function, argnums=positions, **check.options)
+    expected, expected_gradients = differentiate(*tensors)
     memory.poison(output_bytes(expected, *expected_gradients), check.device, other.name)
-    value, gradients = cupylosses.value_and_grad(function, *crossed, argnums=positions, **options)
-    alone = function(*crossed, **options)
+    value, gradients = differentiate(*crossed)
+    call = check.ours()
+    alone = call(*crossed)
     for what, ours, theirs in (
         ("value", value, expected),
         *zip((f"gradient {i}" for i in positions), gradients, expected_gradients, strict=True),
@@ -168,11 +170,11 @@ def arrays(check: Check) -> Row:
     if other.exact:
         if not same_bits(other.back(alone), expected):
             problems.append("value without gradients: other bits than from torch tensors")
-        mixed = function(tensors[0], *crossed[1:], **options)
+        mixed = call(tensors[0], *crossed[1:])
         if not (isinstance(mixed, torch.Tensor) and same_bits(mixed, expected)):
             problems.append(f"value: torch and {other.name} operands together give something else")
     else:
-        result = compare(other.back(alone), truth(check.loss, tensors, check.values, check.reduction).value)
+        result = compare(other.back(alone), check.truth(tensors, check.upstream(tensors)[0], "cpu").value)
         error = result.ulps
         if not result.ok:
             problems.append(f"value: {result}")

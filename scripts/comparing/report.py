@@ -155,15 +155,28 @@ def environment(place: str) -> dict[str, str]:
     }
 
 
-def write_json(path: Path, rows: Sequence[Row], where: Mapping[str, str], arguments: Mapping[str, Any]) -> None:
-    """Everything that was printed, for machines. Numbers that JSON does not have are strings."""
+def write_json(
+    path: Path,
+    rows: Sequence[Row],
+    where: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    losses: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Every check, and the line of every loss where there are such, for machines. Numbers that JSON does not have are
+    strings.
+    """
     content = {
         "environment": dict(where),
         "arguments": {name: str(value) for name, value in arguments.items() if value is not None},
         "summary": {"rows": len(rows), "failed": failures(rows)},
-        "rows": [{name: _plain(value) for name, value in r.record().items()} for r in rows],
+        **({"losses": [_plain_record(x) for x in losses]} if losses else {}),
+        "rows": [_plain_record(r.record()) for r in rows],
     }
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in record.items()}
 
 
 def _plain(value: Any) -> Any:

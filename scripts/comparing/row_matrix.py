@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -22,6 +22,9 @@ USUAL = ("lanes", "gather")
 
 #: Reductions with an order of additions, and results, of their own.
 REPEATED_AS = ("mean", "none")
+
+#: Layouts in which arrays of another library are tried.
+ARRAY_LAYOUTS = (*USUAL, "columns")
 
 #: With `few`: the loss that has every layout and reduction. Others share its kernels' skeletons.
 FIRST = ("cross_entropy", "indices")
@@ -62,6 +65,18 @@ def repeated_checks(selection: Selection) -> list[RowCheck]:
     if not selection.few:
         return plain
     return [x for x in plain if (x.loss.name, x.kind, x.reduction) == (*FIRST, "mean") and x.layout in USUAL]
+
+
+def array_checks(selection: Selection, crosses: Callable[[Sequence[str], str], bool]) -> Iterator[RowCheck]:
+    """One check per loss, kind of target, dtype, reduction and layout, of dtypes that cross to another library."""
+    for loss in selection.row_losses:
+        for kind, dtypes in product(loss.targets, _dtypes(selection)):
+            if crosses(dtypes, selection.device):
+                reductions = [x for x in REPEATED_AS if x in selection.reductions_of(loss)]
+                for reduction, layout in product(reductions, ARRAY_LAYOUTS):
+                    check = _check(selection, loss, kind, dtypes=dtypes, reduction=reduction, layout=layout)
+                    if check.possible:
+                        yield check
 
 
 def _check(selection: Selection, loss: RowLoss, kind: str, **fields: Any) -> RowCheck:

@@ -24,7 +24,10 @@ AnyCheck = Check | RowCheck
 
 @dataclass(frozen=True)
 class Row:
-    """What is printed and written for one check. Errors are in ulp, times in milliseconds; None is "not measured"."""
+    """What is printed and written for one check. Errors are in ulp, times in milliseconds; None is "not measured".
+
+    ``..._ulp`` are plain, ``..._error`` in conditioned units (:mod:`cupylosses.testing.tolerance`).
+    """
 
     section: str
     loss: str
@@ -37,6 +40,10 @@ class Row:
     torch_value_ulp: float | None = None
     gradient_ulp: float | None = None
     torch_gradient_ulp: float | None = None
+    value_error: float | None = None
+    torch_value_error: float | None = None
+    gradient_error: float | None = None
+    torch_gradient_error: float | None = None
     ms: float | None = None
     torch_ms: float | None = None
     compile_ms: float | None = None
@@ -87,12 +94,14 @@ def _still_alive(error: Exception) -> None:
         raise RuntimeError(f"the GPU does not answer any more: {dead}") from error
 
 
-def accuracy_and_time(check: AnyCheck, compile: bool, section: str = "losses") -> Row:
-    """The row of a check: the library against the truth and torch, and on a GPU the time of forward and backward."""
+def accuracy_and_time(check: AnyCheck, compile: bool = False, time: bool = True, section: str = "losses") -> Row:
+    """The row of a check: the library against the truth and torch, and on a GPU, with ``time``, the time of forward and
+    backward.
+    """
     operands = check.operands()
     outcome = perform(check, operands)
     # Without a GPU the formula runs, or kernels under scrutiny: both are there to be right.
-    timed = outcome.ok and check.device != "cpu"
+    timed = time and outcome.ok and check.device != "cpu"
     times = measured(check, operands, functions(check, outcome, compile)) if timed else {}
     return row(
         section,
@@ -101,6 +110,10 @@ def accuracy_and_time(check: AnyCheck, compile: bool, section: str = "losses") -
         torch_value_ulp=outcome.value and outcome.value.other_ulps,
         gradient_ulp=worst(outcome.gradients, lambda c: c.ulps),
         torch_gradient_ulp=worst(outcome.gradients, lambda c: c.other_ulps),
+        value_error=outcome.value and outcome.value.conditioned,
+        torch_value_error=outcome.value and outcome.value.other_conditioned,
+        gradient_error=worst(outcome.gradients, lambda c: c.conditioned),
+        torch_gradient_error=worst(outcome.gradients, lambda c: c.other_conditioned),
         ms=times.get("ours"),
         torch_ms=times.get("torch"),
         compile_ms=times.get(COMPILE),

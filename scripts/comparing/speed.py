@@ -1,0 +1,87 @@
+"""Time and memory of a loss on a GPU: forward and backward on large operands, beside torch and a copy."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+
+from benchmarking import figures, memory, providers, row_workloads, throughput, workloads
+from benchmarking.figures import COPY, EAGER, OURS
+from benchmarking.selection import Run
+from benchmarking.timing import Budget
+from benchmarking.workloads import Inputs, Workload
+from cupylosses.definition import Loss
+from cupylosses.row_definition import RowLoss
+
+MODE = "forward+backward"
+
+#: Seconds of GPU time that one measurement may fill.
+TARGET = 0.02
+
+#: Elements of an element-wise loss, at most: 256 MiB of float32, which no cache holds.
+EXPONENT = 26
+
+#: Bytes that torch may take for its intermediates, in multiples of an operand: operands are made small enough for them
+#: to fit.
+INTERMEDIATES = 24
+
+
+def workload(loss: Loss | RowLoss, free: int) -> Workload:
+    """What is timed of a loss, so large that it fits into ``free`` bytes of memory."""
+    if isinstance(loss, RowLoss):
+        (count, classes), dtype = figures.PLAIN_LOGITS
+        fits = free // (INTERMEDIATES * classes * getattr(torch, dtype).itemsize)
+        # A power of two, as full batches are.
+        count = min(count, 1 << max(0, fits.bit_length() - 1))
+        return row_workloads.rows(loss, (count, classes), dtype, figures.ROWS)
+    fits = free // (INTERMEDIATES * torch.float32.itemsize)
+    return workloads.sweep(loss, "float32", min(EXPONENT, max(1, fits.bit_length() - 1)))
+
+
+def described(found: Workload) -> str:
+    """What is timed, in words."""
+    return f"times of {figures.spell_shape(found.shape)} {found.dtype}, mean or default reduction, forward and backward"
+
+
+def calls(found: Workload) -> None:
+    """The calls of the library that `measure` makes."""
+    inputs = Inputs(found)
+    inputs.differentiate(found.differentiated(MODE))
+    workloads.step(providers.ours(found), inputs[0])
+
+
+def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a line that are of a GPU, and what is wrong."""
+    run = Run([], [], [], [], [], [MODE], (EAGER,), False, TARGET, Budget(inf), lambda _: None)
+    rows = {str(x["provider"]): x for x in throughput.timed(found, run, [MODE], ())}
+    problems = [f"{OURS}: {rows[OURS]['status']}"] if rows[OURS]["status"] != providers.OK else []
+    peaks = _peaks(found)
+    gc.collect()
+    torch.cuda.empty_cache()
+    fields = {
+        "ms": rows[OURS].get("ms"),
+        "torch_ms": rows.get(EAGER, {}).get("ms"),
+        "copy_fraction": rows[OURS].get("copy_fraction") if COPY in rows else None,
+        "extra_bytes": peaks.get(OURS),
+        "torch_extra_bytes": peaks.get(EAGER),
+    }
+    return fields, problems
+
+
+def _peaks(found: Workload) -> dict[str, int]:
+    """Bytes beyond operands and results at the peak, by provider."""
+    inputs = Inputs(found)
+    inputs.differentiate(found.differentiated(MODE))
+    measured: dict[str, int] = {}
+    for name, call in providers.providers(found, MODE, False, (EAGER,)).items():
+        peak: Callable[[], tuple[int, int]] = partial(memory.peak, call, inputs[0])
+        _, sizes = providers.attempt(peak)
+        if sizes:
+            outputs, most = sizes
+            measured[name] = most - outputs
+    return measured
