@@ -2,9 +2,11 @@
 
     python3 scripts/run.py compare [what scripts/compare.py takes]
     python3 scripts/run.py test [what pytest takes]
+    python3 scripts/run.py test --thorough      the exhaustive grids too, and the coverage
 
 The environment is `.venv` in the checkout; a second run finds it ready. CuPy and torch are chosen by the GPU driver;
-without an NVIDIA GPU there is no CuPy. Versions are those of constraints.txt.
+without an NVIDIA GPU there is no CuPy. Versions are those of constraints.txt. What pip says is kept in `install.log` of
+the environment.
 Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, nothing installed before.
 """
 
@@ -18,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,9 +32,11 @@ COMMANDS = {
     "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
 }
 
-#: What a command is given where nothing is passed on: the whole suite runs in several processes, though not in so many
-#: that a GPU runs out of memory, and is what coverage is measured of.
-WHOLE = {"test": ["--cov", "--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]}
+#: What runs the whole suite: several processes, though not so many that a GPU runs out of memory.
+PROCESSES = ["--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]
+
+#: What a command is given beside what is passed on, by that. Coverage costs half of Python's time.
+WHOLE = {("test",): PROCESSES, ("test", "--thorough"): ["--cov", *PROCESSES]}
 
 #: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.
 CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}
@@ -48,7 +53,7 @@ def main() -> int:
             f"Run this with a newer one: `python{wanted} scripts/run.py ...`."
         )
     options = parse()
-    rest = options.rest or WHOLE.get(options.command, [])
+    rest = [*options.rest, *WHOLE.get((options.command, *options.rest), [])]
     extras, program = COMMANDS[options.command]
     driver = driver_cuda()
     cupy = choose_cupy(options.cupy, driver)
@@ -131,14 +136,15 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
         if set(extras) <= set(installed["extras"]):
             return python
         extras = sorted({*extras, *installed["extras"]})
+    environment.mkdir(parents=True, exist_ok=True)
+    log = environment / "install.log"
+    log.write_text("", encoding="utf-8")
     if not python.exists():
-        say(f"creating {environment}")
-        create(environment)
+        create(environment, log)
     constraints = environment / "constraints.txt"
     constraints.write_text(constraint_text(cuda), encoding="utf-8")
     install = [*pip(python), "install", "--disable-pip-version-check", "--constraint", str(constraints)]
-    say(f"installing cupylosses with {', '.join(extras)}")
-    check_call([*install, "--editable", f".[{','.join(extras)}]"])
+    step(f"installing cupylosses with {', '.join(extras)}", [*install, "--editable", f".[{','.join(extras)}]"], log)
     record.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}), encoding="utf-8")
     return python
 
@@ -151,7 +157,7 @@ def installation_fingerprint(cuda: int) -> str:
     return digest.hexdigest()
 
 
-def create(environment: Path) -> None:
+def create(environment: Path, log: Path) -> None:
     """A virtual environment; where Python was packaged without ensurepip (Debian), one that this Python's pip fills."""
     command = [sys.executable, "-m", "venv", str(environment)]
     if importlib.util.find_spec("ensurepip") is None:
@@ -161,7 +167,7 @@ def create(environment: Path) -> None:
                 "`sudo apt install python3-venv`) and run the same command again."
             )
         command.append("--without-pip")
-    check_call(command)
+    step(f"creating {environment}", command, log)
 
 
 def pip(python: Path) -> "list[str]":
@@ -178,10 +184,16 @@ def constraint_text(cuda: int) -> str:
     return re.sub(r"(?m)^torch==.*$", TORCH[cuda], text) if cuda in TORCH else text
 
 
-def check_call(command: "list[str]") -> None:
-    status = subprocess.call(command, cwd=str(ROOT))
+def step(what: str, command: "list[str]", log: Path) -> None:
+    """Runs a command in one line of output; what it prints goes to the end of ``log``."""
+    print(f"run.py: {what} ...", end="", flush=True)
+    begin = time.monotonic()
+    with log.open("a", encoding="utf-8") as file:
+        print(f"$ {' '.join(command)}", file=file, flush=True)
+        status = subprocess.call(command, cwd=str(ROOT), stdout=file, stderr=subprocess.STDOUT)
+    print(f" {'failed after ' if status else ''}{time.monotonic() - begin:.0f} s", flush=True)
     if status:
-        sys.exit(f"run.py: `{' '.join(command)}` failed with status {status}; the reason is above.")
+        sys.exit(f"run.py: `{' '.join(command)}` failed with status {status}; what it printed is in {log}.")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,8 +47,8 @@ def test_commands_run_what_exists(script: ModuleType) -> None:
         assert program == ["-m", "pytest"] or (ROOT / program[0]).is_file()
 
 
-@pytest.mark.parametrize("passed", [[], ["-k", "name"]])
-def test_the_whole_suite_is_measured_and_runs_in_several_processes(
+@pytest.mark.parametrize("passed", [[], ["--thorough"], ["-k", "name"]])
+def test_the_whole_suite_runs_in_several_processes(
     script: ModuleType, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
@@ -56,9 +57,11 @@ def test_the_whole_suite_is_measured_and_runs_in_several_processes(
     monkeypatch.setattr(script, "check_requirements", lambda extras: None)
     monkeypatch.setattr(sys, "argv", ["run.py", "--here", "test", *passed])
     assert script.main() == 5
-    given = passed or script.WHOLE["test"]
-    assert ran == [[sys.executable, "-m", "pytest", *given]]
-    assert "--cov" in script.WHOLE["test"] and "--numprocesses=auto" in script.WHOLE["test"]
+    program = [sys.executable, "-m", "pytest", *passed]
+    given = ran[0][len(program) :]
+    assert ran[0][: len(program)] == program
+    assert ("--numprocesses=auto" in given) == (passed != ["-k", "name"])
+    assert ("--cov" in given) == (passed == ["--thorough"])
 
 
 def test_constraints_name_a_torch_that_fits_the_driver(script: ModuleType) -> None:
@@ -77,14 +80,15 @@ def test_a_driver_for_cuda_11_is_told_what_to_do(script: ModuleType, monkeypatch
 def test_installs_once(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
-    def record(command: list[str]) -> None:
+    def record(command: list[str], **_: object) -> int:
         calls.append(command)
         if "venv" in command:
             python = tmp_path / "env" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
             python.parent.mkdir(parents=True)
             python.touch()
+        return 0
 
-    monkeypatch.setattr(script, "check_call", record)
+    monkeypatch.setattr(script.subprocess, "call", record)
     monkeypatch.setattr(script, "pip", lambda python: ["pip"])
     python = script.prepare(tmp_path / "env", ["torch"], 0)
     assert python.is_file()
@@ -99,6 +103,21 @@ def test_installs_once(script: ModuleType, tmp_path: Path, monkeypatch: pytest.M
     assert len(calls) == 3
     script.prepare(tmp_path / "env", ["torch"], 13)
     assert calls[3][-1] == ".[torch]"
+
+
+def test_a_step_is_one_line_and_what_it_prints_is_kept(
+    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "install.log"
+    program = "import sys; print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+    script.step("doing something", [sys.executable, "-c", program, "0"], log)
+    assert re.fullmatch(r"run\.py: doing something \.\.\. \d+ s\n", capfd.readouterr().out)
+    with pytest.raises(SystemExit, match=rf"failed with status 3; what it printed is in {re.escape(str(log))}\."):
+        script.step("doing more", [sys.executable, "-c", program, "3"], log)
+    out, error = capfd.readouterr()
+    assert re.fullmatch(r"run\.py: doing more \.\.\. failed after \d+ s\n", out) and not error
+    kept = log.read_text()
+    assert kept.count("to stdout") == kept.count("to stderr") == 4 and kept.count("$ ") == 2
 
 
 def test_an_old_python_is_told_so(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
