@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import budget
 import grids
 import pytest
 import torch
@@ -49,6 +50,8 @@ REPRESENTATIVES = representatives()
 
 #: What a run did that the number of its tests does not say, printed at its end.
 COUNTS = pytest.StashKey[Counter[str]]()
+#: Processor time of the processes of a run, "python", and of the programs that they ran, "others".
+SECONDS = pytest.StashKey[Counter[str]]()
 
 
 # The same examples in every run, and no time limit on machines that are busy.
@@ -60,13 +63,14 @@ settings.load_profile("cupylosses")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run exhaustive grids, with kernels of every loss")
+    parser.addoption("--budget", action="store_true", help="fail with more kernels than tests/budget.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Several processes run tests, and torch would start a thread per core in each: with two workers on two cores that
     # took two to six times as long.
     torch.set_num_threads(1)
-    config.stash[COUNTS] = Counter()
+    config.stash[COUNTS], config.stash[SECONDS] = Counter(), Counter()
     # Before any test module is imported: its parametrization asks.
     grids.set_thorough(config.getoption("--thorough"))
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
@@ -146,17 +150,31 @@ def pytest_testnodedown(node: Any) -> None:
     output = getattr(node, "workeroutput", {})
     host.counters.add(output.get("host", {}))
     node.config.stash[COUNTS].update(output.get("counts", {}))
+    node.config.stash[SECONDS].update(output.get("seconds", {}))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput.update(host=vars(host.counters), counts=dict(session.config.stash[COUNTS]))
+    config = session.config
+    config.stash[SECONDS]["python"] += budget.python_seconds()
+    if not config.getoption("numprocesses", None):  # otherwise the programs that this process ran are the workers
+        config.stash[SECONDS]["others"] += budget.other_seconds()
+    if hasattr(config, "workeroutput"):
+        counts, seconds = (dict(config.stash[x]) for x in (COUNTS, SECONDS))
+        config.workeroutput.update(host=vars(host.counters), counts=counts, seconds=seconds)
+    elif config.getoption("--budget") and budget.excess(host.counters) and not session.exitstatus:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for what, count in config.stash[COUNTS].items():
         terminalreporter.write_line(f"{what}: {count}")
     terminalreporter.write_line(f"{host.counters}")
+    seconds = config.stash[SECONDS]
+    terminalreporter.write_line(budget.times(host.counters, seconds["python"], seconds["others"]))
+    terminalreporter.write_line(budget.report(host.counters))
+    excess = budget.excess(host.counters)
+    if config.getoption("--budget") and excess:
+        terminalreporter.write_line(f"over budget: {excess}", red=True)
 
 
 @pytest.fixture
@@ -167,11 +185,17 @@ def counts(request: pytest.FixtureRequest) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders."""
+    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders.
+
+    With ``--thorough`` they are checked for undefined behaviour, too, but for tests that are marked ``formulas``: it is
+    a matter of indices and addresses.
+    """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
         return
-    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4):
+    undefined = grids.thorough() and not request.node.get_closest_marker("formulas")
+    chosen = {"sanitize": ("thread", "undefined")} if undefined else {}
+    with host.execution(seed=zlib.crc32(request.node.nodeid.encode()) % 4, **chosen):
         yield
 
 

@@ -109,6 +109,7 @@ def run(work: Sequence[Job], threads: int) -> Iterator[Result]:
             waiting = []
             for job in work:
                 text = source(job.variant)
+                job.compiler.request(text, job.architecture)
                 key = _key(job, text)
                 found = known.get(key)
                 waiting.append((job, key, _restored(found) if found else pool.submit(_compile, job, text)))

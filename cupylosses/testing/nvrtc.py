@@ -13,12 +13,14 @@ import os
 import re
 import site
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
 from cupylosses.compiler import OPTIONS
+from cupylosses.testing.counters import counters
 
 #: The library's options and the one that CuPy adds behind them.
 CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
@@ -132,6 +134,19 @@ class Nvrtc:
 
     def compile(self, source: str, architecture: str, options: Sequence[str] = CUPY_OPTIONS) -> Compiled:
         """Compiles to machine code for ``architecture`` (``sm_90``), as CuPy would on such a GPU."""
+        self.request(source, architecture)
+        start = time.thread_time()
+        try:
+            return self._compile(source, architecture, options)
+        finally:
+            counters.count_nvrtc(time.thread_time() - start)
+
+    def request(self, source: str, architecture: str) -> None:
+        """Counts a kernel that is asked for, from this compiler or from what it compiled earlier."""
+        text = repr((source, architecture, self.version))
+        counters.nvrtc_kernels.add(hashlib.sha256(text.encode()).hexdigest())
+
+    def _compile(self, source: str, architecture: str, options: Sequence[str]) -> Compiled:
         arguments = [*options, f"-arch={architecture}", "--ptxas-options=-v"]
         program = ctypes.c_void_p()
         self._check(

@@ -11,9 +11,9 @@ The environment variable ``CUPYLOSSES_HOST=1`` does the same for a whole program
 Needs a C++17 compiler (``CXX``, ``c++``, ``g++`` or ``clang++``) on Linux. A test tool: nothing here is fast.
 """
 
+from cupylosses.testing.counters import counters
 from cupylosses.testing.host.ahead import build_ahead, noting
 from cupylosses.testing.host.build import HostCompileError, find_compiler
-from cupylosses.testing.host.counters import counters
 from cupylosses.testing.host.execution import active, execution
 from cupylosses.testing.host.launch import KernelFault, obstacle, run_source
 

@@ -15,12 +15,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from cupylosses.testing.counters import counters
 from cupylosses.testing.host import objects
-from cupylosses.testing.host.counters import counters
 from cupylosses.testing.host.settings import Settings
 
 _HERE = Path(__file__).resolve().parent
@@ -114,21 +114,30 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
         key.update(part.encode() + b"\0")
     directory = objects.directory()
     target = directory / f"{name[:80]}-{key.hexdigest()[:24]}.so"
+    counters.host_kernels.add(target.stem)
     if objects.find(target):
         return target
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=directory) as work:
         source, built = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
         source.write_text(text, encoding="utf-8")
         # Lines are those of the `#line` directives, in no directory.
         where = [f"-ffile-prefix-map={x}=." for x in (work, Path.cwd())]
         command = [*compiler(), *_OPTIONS, *where, f"-I{_HERE}", "-x", "c++", str(source), "-x", "none", *options]
-        done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True)
-        if done.returncode:
-            raise HostCompileError(f"{name} did not compile for the host:\n{done.stderr}")
+        status, message, seconds = _run([*command, "-o", str(built)])
+        counters.count_compilation(seconds)
+        if status:
+            raise HostCompileError(f"{name} did not compile for the host:\n{message}")
         objects.keep(built, target)
-    counters.count_compilation(time.perf_counter() - start)
     return target
+
+
+def _run(command: Sequence[str]) -> tuple[int, str, float]:
+    """Exit status, standard error and processor seconds of a program that was run to its end."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        message = process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, message, used.ru_utime + used.ru_stime
 
 
 @cache

@@ -6,14 +6,15 @@ import ctypes
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 from cupylosses import compiler
 from cupylosses.codegen import Compilable, source
+from cupylosses.testing.counters import counters
 from cupylosses.testing.host import build, symbols
-from cupylosses.testing.host.counters import counters
 from cupylosses.testing.host.settings import Settings, settings
 
 
@@ -93,8 +94,11 @@ class Kernel:
             self._shared,
             self._shared_bytes,
         )
+        start = time.thread_time()
+        failed = _runtime().host_launch(ctypes.byref(wanted))
         counters.launches += 1
-        if _runtime().host_launch(ctypes.byref(wanted)):
+        counters.launching += time.thread_time() - start
+        if failed:
             message = _runtime().host_message().decode()
             if "{code:" in message:
                 message = symbols.with_lines(message, build.kernel(*self._inputs, debug=True))

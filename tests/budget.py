@@ -1,0 +1,67 @@
+"""Where a run's processor time went, and how many kernels it may compile: ``budget.json``, for the suite as a whole.
+
+A kernel counts once, whichever processes ask for it, and no matter which of them a cache had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from cupylosses.testing.counters import Counters
+
+PATH = Path(__file__).with_name("budget.json")
+
+
+def python_seconds() -> float:
+    """Processor time of this process, all of its threads together."""
+    return time.process_time()
+
+
+def other_seconds() -> float:
+    """Processor time of the programs that this process ran to their ends, compilers and all."""
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def times(counters: Counters, python: float, others: float) -> str:
+    """The parts of the processor time of all processes, ``python`` of their own and ``others`` of what they ran."""
+    parts = {
+        "compiling for the host": counters.compiling,
+        "NVRTC": counters.nvrtc,
+        "launches on the host": counters.launching,
+        "other programs": max(0.0, others - counters.compiling),
+        "Python and torch": max(0.0, python - counters.nvrtc - counters.launching),
+    }
+    found = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
+    return f"processor time: {sum(parts.values()):.0f} s, of which {found}"
+
+
+def kernels(counters: Counters) -> dict[str, int]:
+    """Different kernels that were asked for, by the compiler that they are for."""
+    return {"host": len(counters.host_kernels), "NVRTC": len(counters.nvrtc_kernels)}
+
+
+def allowed() -> dict[str, int]:
+    """As :func:`kernels`, how many the suite may ask for."""
+    return json.loads(PATH.read_text(encoding="utf-8"))
+
+
+def report(counters: Counters) -> str:
+    """How many kernels there were, and how many there may be."""
+    budget = allowed()
+    return "kernels: " + ", ".join(f"{n} for {x} (budget {budget[x]})" for x, n in kernels(counters).items())
+
+
+def excess(counters: Counters) -> str | None:
+    """What is over the budget, and what to do then; None if nothing is."""
+    budget, found = allowed(), kernels(counters)
+    over = [f"{n} kernels for {x}, {budget[x]} are in the budget" for x, n in found.items() if n > budget[x]]
+    if not over:
+        return None
+    return (
+        f"{'; '.join(over)}. Every kernel is compiled on each machine that runs the suite: share kernels with another "
+        f"test, or select fewer settings (grids.in_turn). If they are worth their time, raise {PATH.name}."
+    )
