@@ -549,23 +549,39 @@ def test_the_titles_of_the_figures_are_those_of_workloads() -> None:
 # The picture
 
 
-def throughput_rows() -> list[dict[str, Any]]:
-    rows = []
-    speed = {"ours": 4.0, "eager": 1.5, "naive": 0.8, "copy": 4.2}
-    for loss in ("mse_loss", "l1_loss"):
+def rows_to_draw() -> dict[str, list[dict[str, Any]]]:
+    """By file: two element-wise losses at three sizes, and cross entropy at two shapes."""
+    shares = {"ours": 0.9, "eager": 0.3, "naive": 0.2, "copy": 1.0}
+    found: dict[str, list[dict[str, Any]]] = {"throughput": [], "rows": []}
+
+    def add(file: str, workload: Workload, shares: dict[str, float | None]) -> None:
+        columns = importlib.import_module(f"benchmarking.{file}").COLUMNS
+        for name, share in shares.items():
+            measured = {
+                "provider": name,
+                "copy_fraction": share,
+                "status": "ok" if share else "failed: DSLRuntimeError",
+            }
+            found[file].append({**workload.describe("forward+backward", columns), **measured})
+
+    for loss in ("mse_loss", "kl_div", "l1_loss"):
         for exponent in (20, 28, 30):
-            for name, tb in {**speed, **({"compile": 2.4} if exponent == 28 else {})}.items():
-                workload = sweep(registry()[loss], "float32", exponent)
-                described = workload.describe("forward+backward", throughput.COLUMNS)
-                rows.append({**described, "provider": name, "status": "ok", "tb_per_s": tb - exponent / 100})
-    return rows
+            compiled = {"compile": 0.5} if exponent == 28 else {}
+            add("throughput", sweep(registry()[loss], "float32", exponent), {**shares, **compiled})
+    for (shape, dtype, _), quack in zip(figures.LOGITS[figures.ROWS][:2], (0.6, None), strict=True):
+        workload = row_workloads.rows(row_registry()["cross_entropy"], shape, dtype, figures.ROWS)
+        add("rows", workload, {**shares, "quack": quack, "liger": 0.4})
+    return found
 
 
 def test_the_picture_is_drawn_from_the_rows_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    writer = records.Writer(tmp_path, "throughput", throughput.COLUMNS, WHERE)
-    for row in throughput_rows():
-        writer.write(row)
     picture = tmp_path / "docs" / "picture.png"
+    for file, rows in rows_to_draw().items():
+        assert benchmark.main(["--plot", "--out", str(tmp_path), "--picture", str(picture)]) == benchmark.CANNOT
+        assert f"{file}.csv has no rows" in capsys.readouterr().out.replace("\n", " ")
+        writer = records.Writer(tmp_path, file, importlib.import_module(f"benchmarking.{file}").COLUMNS, WHERE)
+        for row in rows:
+            writer.write(row)
     assert benchmark.main(["--plot", "--out", str(tmp_path), "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -576,14 +592,19 @@ def test_the_picture_is_drawn_from_the_rows_on_disk(tmp_path: Path, capsys: pyte
     assert width > height
 
 
-def test_bars_stand_for_the_size_that_most_rivals_were_measured_at(tmp_path: Path) -> None:
-    size, losses, copy = plot.bars_of(throughput_rows())
+def test_bars_stand_for_the_size_that_most_rivals_were_measured_at() -> None:
+    size, losses = plot.bars_of_losses(rows_to_draw()["throughput"])
     assert size == 1 << 28
-    assert losses["l1_loss"] == pytest.approx({"ours": 3.72, "eager": 1.22, "naive": 0.52, "compile": 2.12})
-    assert copy == pytest.approx(3.92)
-    lines = plot.lines_of(throughput_rows(), "mse_loss")
-    assert [n for n, _ in lines["ours"]] == [1 << 20, 1 << 28, 1 << 30]
-    assert set(lines) == {"ours", "eager", "naive", "copy"}, "torch.compile was measured at one size"
+    assert losses == {x: {"ours": 0.9, "compile": 0.5, "eager": 0.3} for x in ("mse", "kl_div")}
+
+
+def test_bars_of_cross_entropy_say_what_failed() -> None:
+    bars = plot.bars_of_shapes(rows_to_draw()["rows"])
+    measured = {"ours": 0.9, "quack": 0.6, "liger": 0.4, "eager": 0.3}
+    assert bars == {
+        f"8192{plot.TIMES}32000\nbfloat16": measured,
+        f"8192{plot.TIMES}128256\nbfloat16": measured | {"quack": None},
+    }
 
 
 def test_without_rows_the_picture_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

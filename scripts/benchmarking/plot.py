@@ -2,68 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarking.figures import COMPILE, COPY, EAGER, KEY, LIGER, LOSSES, NAIVE, OURS, SWEEP
+from benchmarking.figures import COMPILE, EAGER, KEY, LIGER, LOGITS, OURS, QUACK, ROWS, SWEEP, spell_shape
 from benchmarking.records import Row, latest, read
 
 #: Providers in the order of their bars, with labels and colours that remain apart in grey and for the colour-blind.
 STYLES = {
     OURS: ("cupylosses", "#0072b2"),
+    QUACK: ("QuACK", "#56b4e9"),
     COMPILE: ("torch.compile", "#e69f00"),
-    EAGER: ("eager", "#999999"),
-    NAIVE: ("naive expression", "#d5d5d5"),
+    LIGER: ("Liger", "#cc79a7"),
+    EAGER: ("eager PyTorch", "#999999"),
 }
 MODE = "forward+backward"
+
+#: Element-wise losses that are drawn, and their dtype: common ones, with and without exponentials, and one that torch
+#: lacks.
+LOSSES = (
+    "mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss",
+    "sigmoid_focal_loss",
+)  # fmt: skip
 DTYPE = "float32"
+
+TIMES = " \N{MULTIPLICATION SIGN} "
+
+#: Letters of a label on one line.
+LONGEST = 14
+
+#: By group of bars, then by provider: the copy's time in units of the provider's; None where it failed.
+Bars = dict[str, dict[str, "float | None"]]
 
 
 class NothingToDraw(Exception):
     """No committed rows to draw."""
 
 
-def chosen(directory: Path) -> list[Row]:
-    """The newest throughput rows that the picture shows: one mode and dtype, those that were measured."""
-    rows = latest(read(directory / "throughput.csv"), KEY)
-    found = [r for r in rows if r["mode"] == MODE and r["dtype"] == DTYPE and r["status"] == "ok"]
-    if not any(r["provider"] == OURS for r in found):
-        raise NothingToDraw(
-            f"{directory / 'throughput.csv'} has no {DTYPE} rows of {MODE}; measure first: python scripts/benchmark.py"
-        )
+def chosen(directory: Path) -> tuple[list[Row], list[Row]]:
+    """The newest rows that the picture shows: of element-wise losses, and of cross entropy.
+
+    Raises:
+        NothingToDraw: a file has no rows of ours.
+    """
+
+    def of(name: str, wanted: Callable[[Row], bool], what: str) -> list[Row]:
+        found = [r for r in latest(read(directory / f"{name}.csv"), KEY) if r["mode"] == MODE and wanted(r)]
+        if not any(r["provider"] == OURS and r["status"] == "ok" for r in found):
+            raise NothingToDraw(
+                f"{directory / f'{name}.csv'} has no rows of {what}, {MODE}; measure first: python scripts/benchmark.py"
+            )
+        return found
+
+    elementwise = of(
+        "throughput",
+        lambda r: r["workload"] == SWEEP and r["dtype"] == DTYPE and r["loss"] in LOSSES,
+        f"{DTYPE} of {', '.join(LOSSES)}",
+    )
+    cross_entropy = of("rows", lambda r: r["workload"] == ROWS and r["loss"] == "cross_entropy", "cross_entropy")
+    return elementwise, cross_entropy
+
+
+def bars_of_losses(rows: Sequence[Row]) -> tuple[int, Bars]:
+    """By loss, at the size at which most of the bars were measured, the larger of equals."""
+
+    def rank(elements: int) -> tuple[int, int]:
+        return sum(r["elements"] == elements and r["provider"] in STYLES for r in rows), elements
+
+    size = max({r["elements"] for r in rows}, key=rank)
+    here = [r for r in rows if r["elements"] == size]
+    return size, {_wrapped(x.removesuffix("_loss")): found for x in LOSSES if (found := _bars(here, {"loss": x}))}
+
+
+def bars_of_shapes(rows: Sequence[Row]) -> Bars:
+    """By shape of the logits and dtype, short rows first."""
+    found: Bars = {}
+    for shape, dtype, _ in sorted(LOGITS[ROWS], key=lambda x: (x[1], x[0][1])):
+        bars = _bars(rows, {"shape": spell_shape(shape), "dtype": dtype})
+        if bars:
+            found[f"{TIMES.join(map(str, shape))}\n{dtype}"] = bars
     return found
 
 
-def bars_of(rows: Sequence[Row]) -> tuple[int, dict[str, dict[str, float]], float]:
-    """For the bars: the size with the most rivals, TB/s by loss and provider there, and the copy's TB/s."""
-    sweep = [r for r in rows if r["workload"] == SWEEP]
-    sizes = {r["elements"] for r in sweep}
-
-    def rank(elements: int) -> tuple[int, int]:
-        here = {r["provider"] for r in sweep if r["elements"] == elements}
-        return len(here & STYLES.keys()), elements
-
-    size = max(sizes, key=rank)
-    result: dict[str, dict[str, float]] = {}
-    copies = []
-    for r in sorted(sweep, key=lambda r: LOSSES.index(r["loss"]) if r["loss"] in LOSSES else len(LOSSES)):
-        if r["elements"] != size:
-            continue
-        if r["provider"] == COPY:
-            copies.append(r["tb_per_s"])
-        elif r["provider"] in STYLES:
-            result.setdefault(r["loss"], {})[r["provider"]] = r["tb_per_s"]
-    return size, result, sum(copies) / len(copies) if copies else 0.0
-
-
-def lines_of(rows: Sequence[Row], loss: str) -> dict[str, list[tuple[int, float]]]:
-    """For the lines: TB/s over size of one loss, by provider; one point makes no line."""
-    result: dict[str, list[tuple[int, float]]] = {}
-    for r in sorted(rows, key=lambda r: r["elements"]):
-        if r["workload"] == SWEEP and r["loss"] == loss and r["provider"] != LIGER:
-            result.setdefault(r["provider"], []).append((r["elements"], r["tb_per_s"]))
-    return {provider: points for provider, points in result.items() if len(points) > 1}
+def _bars(rows: Sequence[Row], where: Mapping[str, Any]) -> dict[str, float | None]:
+    own = {r["provider"]: r for r in rows if all(r[k] == v for k, v in where.items())}
+    return {p: own[p]["copy_fraction"] if own[p]["status"] == "ok" else None for p in STYLES if p in own}
 
 
 def draw(directory: Path, picture: Path) -> None:
@@ -72,58 +97,75 @@ def draw(directory: Path, picture: Path) -> None:
     Raises:
         NothingToDraw: no rows fit.
     """
-    rows = chosen(directory)
+    elementwise, cross_entropy = chosen(directory)
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import PercentFormatter
 
-    size, losses, copy = bars_of(rows)
-    with pyplot.rc_context({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.8), width_ratios=(1.5, 1), layout="constrained")
-        _draw_bars(left, losses, copy)
-        left.set_title(f"$2^{{{size.bit_length() - 1}}}$ elements, by loss")
-        first = next(iter(losses))
-        _draw_lines(right, lines_of(rows, first))
-        right.set_title(f"{first}, by number of elements")
-        row = next(r for r in rows if r["provider"] == OURS)
-        figure.suptitle(f"{DTYPE}, {MODE}, gradient of the input: minimal traffic per second of GPU time", fontsize=14)
-        figure.supxlabel(
-            f"{row['gpu']}, torch {row['torch']}, CuPy {row['cupy']}, {str(row['date'])[:10]}. "
-            "Minimal traffic: each operand read once, each gradient written once.",
-            fontsize=9,
+    size, losses = bars_of_losses(elementwise)
+    shapes = bars_of_shapes(cross_entropy)
+    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}
+    with pyplot.rc_context(style):
+        figure, (left, right) = pyplot.subplots(
+            1, 2, figsize=(15, 5), width_ratios=(len(shapes) * 5.2, len(losses) * 4), sharey=True, layout="constrained"
         )
+        _draw_bars(left, shapes)
+        left.set_title(f"cross_entropy: rows{TIMES}classes", loc="left", fontweight="bold")
+        _draw_bars(right, losses)
+        right.set_title(
+            f"element-wise losses: $\\mathbf{{2^{{{size.bit_length() - 1}}}}}$ elements, {DTYPE}",
+            loc="left",
+            fontweight="bold",
+        )
+        left.set_ylim(0, 1.1)
+        left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        left.set_ylabel("of a copy's speed")
+        handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for _, colour in STYLES.values()]
+        labels = [label for label, _ in STYLES.values()]
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=12)
+        figure.supxlabel(_caption(elementwise, cross_entropy), fontsize=9, color="#555555")
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=130, metadata={"Software": None})
         pyplot.close(figure)
 
 
-def _draw_bars(axes: Any, losses: dict[str, dict[str, float]], copy: float) -> None:
-    shown = [p for p in STYLES if any(p in found for found in losses.values())]
-    width = 0.84 / len(shown)
-    for i, provider in enumerate(shown):
-        label, colour = STYLES[provider]
-        at = [x + (i - (len(shown) - 1) / 2) * width for x, found in enumerate(losses.values()) if provider in found]
-        heights = [found[provider] for found in losses.values() if provider in found]
-        drawn = axes.bar(at, heights, width, label=label, color=colour)
-        if provider == OURS:
-            axes.bar_label(drawn, fmt="%.2f", fontsize=10, padding=2)
-    if copy:
-        axes.axhline(copy, color="black", linestyle="--", linewidth=1.2, label=f"copy, {copy:.2f} TB/s")
-    axes.set_xticks(range(len(losses)), [name.removesuffix("_loss") for name in losses])
-    axes.set_ylabel("TB/s")
-    axes.set_ylim(0, 1.3 * max([copy, *(x for found in losses.values() for x in found.values())]))
-    axes.legend(ncols=3, fontsize=10, loc="upper center", frameon=False)
+def _caption(*sets: Sequence[Row]) -> str:
+    row = next(r for r in sets[-1] if r["provider"] == OURS)
+    dates = sorted({str(r["date"])[:10] for rows in sets for r in rows if r["provider"] == OURS})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return (
+        "Forward and backward with the gradient of the input, all through autograd. 100 % is a copy of as many bytes "
+        f"as must move: operands read once, gradients written once.\n{row['gpu']}, torch {row['torch']}, "
+        f"CuPy {row['cupy']}, {when}."
+    )
 
 
-def _draw_lines(axes: Any, lines: dict[str, list[tuple[int, float]]]) -> None:
-    for provider, points in lines.items():
-        label, colour = STYLES.get(provider, (provider, "black"))
-        style = "--" if provider == COPY else "-"
-        marker = "" if provider == COPY else "o"
-        axes.plot(*zip(*points, strict=True), style, marker=marker, markersize=4, color=colour, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("TB/s")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=10, loc="upper left", frameon=False)
+def _draw_bars(axes: Any, groups: Bars) -> None:
+    """A group of bars without gaps for each entry, centred on its label; what failed is said in its place."""
+    axes.axhline(1, color="black", linestyle="--", linewidth=1, zorder=1)
+    for at, found in enumerate(groups.values()):
+        width = 0.84 / max(len(x) for x in groups.values())
+        for i, (provider, height) in enumerate(found.items()):
+            x = at + (i - (len(found) - 1) / 2) * width
+            if height is None:
+                axes.text(x, 0.02, "fails", rotation=90, ha="center", va="bottom", fontsize=9, color="#555555")
+                continue
+            drawn = axes.bar(x, height, 0.94 * width, color=STYLES[provider][1], zorder=2)
+            if provider == OURS:
+                axes.bar_label(drawn, [f"{100 * height:.0f}"], fontsize=10, padding=2, fontweight="bold")
+    axes.set_xticks(range(len(groups)), list(groups), fontsize=10)
+    axes.tick_params(length=0)
+    axes.grid(axis="y", alpha=0.25, zorder=0)
+    axes.set_axisbelow(True)
+
+
+def _wrapped(label: str) -> str:
+    """Long names on several lines, broken behind underscores."""
+    lines = [""]
+    for word in re.findall(r"[^_]+_?", label):
+        if len(lines[-1]) + len(word) > LONGEST:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(lines)
