@@ -22,19 +22,10 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.kernel_sources import PRIMITIVES, kernel_directory
 from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
 
-#: The files of ``kernels/`` in the order of their needs.
-POINTWISE = (
-    "ptx.cuh",
-    "types.cuh",
-    "tuple.cuh",
-    "scalars.cuh",
-    "dual.cuh",
-    *PRIMITIVES,
-    "reduce.cuh",
-    "layout.cuh",
-    "expectation.cuh",
-    "pointwise.cuh",
-)
+#: The files of ``kernels/`` that the functor of a loss needs, in the order of their needs.
+FUNCTOR = ("ptx.cuh", "types.cuh", "tuple.cuh", "scalars.cuh", "dual.cuh", *PRIMITIVES)
+#: The same for the entry points.
+POINTWISE = (*FUNCTOR, "reduce.cuh", "layout.cuh", "expectation.cuh", "pointwise.cuh")
 SUMMING = (*POINTWISE, "sum_over.cuh")
 #: What stands behind the primitives where second derivatives are computed.
 NESTED = "nested.cuh"
@@ -183,7 +174,7 @@ def _(variant: Variant) -> str:
 
 
 @cache
-def _skeleton(files: tuple[str, ...]) -> str:
+def skeleton(files: tuple[str, ...]) -> str:
     directory = kernel_directory()
     return "".join(f'#line 1 "kernels/{name}"\n{(directory / name).read_text(encoding="utf-8")}' for name in files)
 
@@ -205,7 +196,7 @@ def _(variant: Variant) -> str:
     files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
     if isinstance(variant.loss, Directional):
         files = nested(files)
-    return f'{_precision(variant)}{_skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
+    return f'{_precision(variant)}{skeleton(files)}#line 1 "<{variant.title}>"\n{glue(variant)}'
 
 
 def _precision(variant: Variant) -> str:
@@ -221,10 +212,10 @@ def _precision(variant: Variant) -> str:
 def glue(variant: Variant) -> str:
     """The part of the source that is written for this variant."""
     body = _sum_entry(variant) if variant.kind in SUMS else _pointwise_entry(variant)
-    return f"{_functor(variant)}\n{body}"
+    return f"{functor(variant)}\n{body}"
 
 
-def _functor(variant: Variant) -> str:
+def functor(variant: Variant) -> str:
     """The loss as a functor on dual numbers.
 
     Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
@@ -341,7 +332,8 @@ def _types(variant: Variant) -> list[str]:
     ]
 
 
-def _loss_argument(variant: Variant) -> str:
+def loss_argument(variant: Variant) -> str:
+    """The functor, constructed from the parameters of an entry point."""
     parameters = f"{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
     return f"Loss{{Base{parameters}}}" if isinstance(variant.loss, Directional) else f"Loss{parameters}"
 
@@ -413,7 +405,7 @@ def _pointwise_entry(variant: Variant) -> str:
         *layout_local,
         *_counted_divisor(variant.counted, variant.kind),
         f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
-        f"      {_loss_argument(variant)}, layout, {_sources_argument(variant)},",
+        f"      {loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
         f"  {call};",
         "}",
@@ -449,7 +441,7 @@ def _sum_entry(variant: Variant) -> str:
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *_counted_divisor(variant.counted, variant.kind),
         f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.lanes}> program{{",
-        f"      {_loss_argument(variant)}, {_sources_argument(variant)},",
+        f"      {loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
         f"  const Deposit<{storage}, Result> deposit{{",
         f"      {sums}, {'nullptr' if per_element or of_values else 'grad_output'}, {factors}}};",

@@ -166,7 +166,7 @@ def _(variant: RowVariant) -> str:
 
 @codegen.source.register
 def _(variant: RowVariant) -> str:
-    files = codegen._skeleton(SECOND_FILES if variant.kind == "second" else FILES)
+    files = codegen.skeleton(SECOND_FILES if variant.kind == "second" else FILES)
     own = f"{_functor(variant)}\n{_entry(variant)}"
     return f'{precision((variant.input, variant.result), variant.compute)}{files}#line 1 "<{variant.title}>"\n{own}'
 

@@ -119,7 +119,7 @@ def _(variant: TermVariant) -> str:
     precision = row_codegen.precision(storage, variant.compute)
     body = f"{_functors(variant)}\n{_entry(variant)}"
     files = _SECOND_FILES if variant.kind == "second" else _FILES
-    return f'{precision}{codegen._skeleton(files)}#line 1 "<{variant.title}>"\n{body}'
+    return f'{precision}{codegen.skeleton(files)}#line 1 "<{variant.title}>"\n{body}'
 
 
 def _functors(variant: TermVariant) -> str:

@@ -4,15 +4,12 @@
 ``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
 ``large``    needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
 
-A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only; and marked
+A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only. Marked
 
-``representatives``  for these only, with or without kernels: it is about what all losses share, not about a formula;
-``covering``         for every loss, so far as ``cupylosses.testing.covering`` contains it: it is about the formula,
-                     that of the kernels or the reference. The marker's arguments are those fields of its check that
-                     are no parameters.
-
-``thorough``  only with ``--thorough``, which also puts every loss through what the representatives go through and has
-``grids.in_turn``, ``grids.short_or_full`` and whoever asks ``grids.thorough()`` return exhaustive grids.
+``representatives``  it runs for these only, with or without kernels: it is about what all losses share;
+``every_loss``       it runs for every loss, kernels too: it is about formulas, or has a few kernels of each;
+``thorough``         it runs with ``--thorough`` only. That option also puts every loss through what the representatives
+                     go through, and makes the grids of ``grids.py`` exhaustive.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +35,7 @@ from hypothesis import HealthCheck, settings
 import cupylosses
 from cupylosses import row_arrays
 from cupylosses.definition import Loss, registry
-from cupylosses.testing import covering, host
-from cupylosses.testing.check import Check
+from cupylosses.testing import host
 from cupylosses.testing.representatives import representatives
 
 #: Free memory that a test marked ``large`` may count on.
@@ -79,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
-    config.addinivalue_line("markers", "covering(**fields): for every loss, with a part of the settings")
+    config.addinivalue_line("markers", "every_loss: kernels of every loss, not of the representatives alone")
     # torch says so of its own kl_div, wherever it is called.
     config.addinivalue_line("filterwarnings", "ignore:reduction. 'mean' divides the total loss:UserWarning")
 
@@ -99,31 +95,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def stays(item: pytest.Item) -> bool:
-    """Whether a test runs: always with ``--thorough``, else for the losses and values that it is meant for."""
+    """False for a test that runs with ``--thorough`` only, and for a loss that is left to the representatives."""
     if item.get_closest_marker("thorough") and not grids.thorough():
         return False
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    loss = parameters.get("loss")
+    loss = item.callspec.params.get("loss") if hasattr(item, "callspec") else None
     if loss is None or loss in REPRESENTATIVES:
         return True
     if item.get_closest_marker("representatives"):
         return False
-    if grids.thorough():
-        return True
-    covered = item.get_closest_marker("covering")
-    if covered is None:
-        return not (item.get_closest_marker("kernels") or item.get_closest_marker("gpu"))
-    return covering.contains(check_of(parameters | covered.kwargs))
-
-
-def check_of(fields: Mapping[str, Any]) -> Check:
-    """The check that a test makes with these parameters."""
-    known = {name: x for name, x in fields.items() if name in {"loss", "case", "dtypes", "reduction", "layout"}}
-    if "dtype" in fields:
-        known["dtypes"] = (fields["dtype"],)
-    if "reductions" in fields:
-        known["reduction"] = fields["reductions"][0]
-    return Check(**known, wanted=None if fields.get("gradients", True) else (False,) * len(fields["loss"].operands))
+    runs_kernels = item.get_closest_marker("kernels") or item.get_closest_marker("gpu")
+    return grids.thorough() or item.get_closest_marker("every_loss") is not None or not runs_kernels
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

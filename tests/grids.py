@@ -1,19 +1,21 @@
-"""What tests are parametrised over, cut so that a GPU compiles each kernel of interest once.
+"""What tests are parametrized over: short selections, and exhaustive grids with ``--thorough``.
 
-Parameters meet dtypes and reductions on contiguous operands, layouts meet losses in float32, and dtypes meet layouts in
-one loss each, because the loads do not know the loss. What of it runs on the host: ``cupylosses.testing.covering``.
+A formula is checked apart from the kernels, for every loss, parameter and dtype. What the kernels add, layouts, dtypes
+and reductions, does not know the loss: there the short selections go through each axis in turn, so that every value of
+every axis meets some other, and ``--thorough`` goes through the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle, product
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, TypeVar
 
 import pytest
+from devices import KERNELS
 
-from cupylosses.checks import FLOATING
-from cupylosses.definition import REDUCTIONS, Loss, registry
+from cupylosses.definition import Loss, registry
+from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import WIDEST
 from cupylosses.testing.representatives import representatives
 
@@ -55,37 +57,30 @@ def in_turn(*axes: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
 
 
 def identity(value: Any) -> str | None:
-    """A loss, the parameters of one, or several names, as part of the name of a test; None for anything else."""
+    """Losses, parameters, names and tuples of these as part of the name of a test; None for anything else."""
     if isinstance(value, Loss):
         return value.name
     if isinstance(value, Mapping) and all(isinstance(x, (bool, int, float, str)) for x in value.values()):
         return ",".join(f"{k}={v}" for k, v in value.items()) or "defaults"
-    if isinstance(value, tuple) and value and all(isinstance(x, str) for x in value):
-        return "-".join(value)
+    if isinstance(value, tuple) and value:
+        parts = [x if isinstance(x, str) else identity(x) for x in value]
+        return "-".join(map(str, parts)) if None not in parts else None
     return None
 
 
+LOSSES = tuple(registry().values())
+REPRESENTATIVES = representatives()
+
 #: Every loss with every set of parameters that its definition names.
-CASES = [
-    pytest.param(loss, case, id=f"{loss.name}({','.join(f'{k}={v}' for k, v in case.items())})")
-    for loss in registry().values()
-    for case in loss.cases
-]
-
-#: Elements, and what has one kernel for all: a test goes through the reductions of either.
-BY_KERNEL = pytest.mark.parametrize("reductions", [REDUCTIONS[:1], REDUCTIONS[1:]], ids=["none", "reduced"])
+CASES = [(loss, case) for loss in LOSSES for case in loss.cases]
 
 
-#: Beside float32, which losses meet layouts in.
-OTHERS = tuple(x for x in FLOATING if x != "float32")
-
-
-def losses_in_turn(*values: Iterable[str]) -> list[Any]:
-    """Each combination of values with one of the representatives: for what a loss has little to do with."""
-    return [
-        pytest.param(loss, *combination, id="-".join((loss.name, *combination)))
-        for loss, combination in zip(cycle(representatives()), product(*values))
-    ]
+def by_reference_and_kernels(test: Any) -> Any:
+    """Runs a test for each representative on the reference path, and in kernels for the one with most operands."""
+    chosen = short_or_full([max(REPRESENTATIVES, key=lambda x: len(x.operands))], list(REPRESENTATIVES))
+    cases = [pytest.param(x, "cpu", id=f"{x.name}-reference") for x in REPRESENTATIVES]
+    cases += [pytest.param(x, KERNELS, id=f"{x.name}-kernels", marks=pytest.mark.kernels) for x in chosen]
+    return pytest.mark.parametrize(("loss", "device"), cases)(test)
 
 
 #: Dtypes of the operands, and what torch promotes them to.
@@ -102,17 +97,15 @@ MIXED = {
     ("int16", "float32"): "float32",
 }
 
-#: A loss that takes integers for every operand, or nearly so.
-INTEGER = next(x for x in representatives() if x.operands[0].integer)
 
-#: Every mixture in one loss, and a few in the others.
-MIXTURES = [
-    pytest.param(loss, dtypes, id=f"{loss.name}-{'-'.join(dtypes)}")
-    for loss in registry().values()
-    for dtypes in MIXED
-    if loss is INTEGER or dtypes in [("float32", "bfloat16"), ("float16", "bfloat16"), ("float32", "int64")]
-    if all(x.integer or name in FLOATING for x, name in zip(loss.operands, (*dtypes, *dtypes[-1:] * 2)))
-]
+def mixtures() -> list[tuple[Loss, tuple[str, ...]]]:
+    """Each mixture with a representative that takes it, in turn; with ``--thorough``, with every loss."""
+    possible = {dtypes: [x for x in LOSSES if Check(x, dtypes=dtypes).possible] for dtypes in MIXED}
+    if thorough():
+        return [(loss, dtypes) for dtypes, losses in possible.items() for loss in losses]
+    few = {dtypes: [x for x in losses if x in REPRESENTATIVES] for dtypes, losses in possible.items()}
+    return [(losses[i % len(losses)], dtypes) for i, (dtypes, losses) in enumerate(few.items())]
+
 
 #: One element; around a vector of each width; around what a warp takes at once (32 lanes, 4 vectors, each width).
 SIZES = sorted(

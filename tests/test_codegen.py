@@ -44,7 +44,7 @@ def test_source_is_deterministic(loss: Loss) -> None:
         assert again == variant and hash(again) == hash(variant)
         assert glue(again) == glue(variant)
     first = source(variants(loss)[0])
-    codegen._skeleton.cache_clear()
+    codegen.skeleton.cache_clear()
     assert source(variants(loss)[0]) == first
 
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
-from conftest import check_of
-from devices import GPU, HOST
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition import REDUCTIONS, Loss, registry
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES, Check, run
-from cupylosses.testing.covering import OWN, SHARED, contains
+from cupylosses.testing.covering import contains
 from cupylosses.testing.layouts import LAYOUTS
-from cupylosses.testing.representatives import representatives
-
-OTHERS = [x for x in registry().values() if x not in representatives()]
 
 
 def everything(loss: Loss) -> Iterator[Check]:
@@ -72,38 +62,3 @@ def test_kernels_are_few(loss: Loss) -> None:
 def test_what_depends_on_no_formula_is_left_to_representatives(change: dict) -> None:
     check = Check(registry()["mse_loss"])
     assert contains(check) and not contains(replace(check, **change))
-
-
-def test_checks_of_tests() -> None:
-    loss = registry()["kl_div"]
-    case = {"log_target": True}
-    found = check_of({"loss": loss, "case": case, "dtype": "float16", "reductions": ("sum", "mean"), "device": "cpu"})
-    assert found == Check(loss, case=case, dtypes=("float16",), reduction="sum")
-    found = check_of({"loss": loss, "layout": "row", "dtypes": ("float32", "float16"), "gradients": False})
-    assert found == Check(loss, layout="row", dtypes=("float32", "float16"), wanted=(False, False))
-
-
-@pytest.mark.skipif(GPU or not HOST, reason="no kernels run on the host")
-def test_tests_on_the_host_are_those_that_are_contained() -> None:
-    """Of a loss that is no representative: nothing but what is marked, and of that each layout and dtype."""
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "--no-cov"]
-    files = [str(Path(__file__).parent / f"test_{x}.py") for x in ("values", "gradients", "determinism", "one_pass")]
-    done = subprocess.run([*command, *files], capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    tests = defaultdict(set)
-    for file, name, identity in re.findall(r"(\w+)\.py::(\w+)\[(.*)\]", done.stdout):
-        words = re.split(r"[-(]", identity)
-        for loss in {x.name for x in OTHERS} & set(words):
-            if "host" in words:
-                tests[loss, f"{file}::{name}"].add(identity)
-    for loss in OTHERS:
-        of_loss = {test: found for (name, test), found in tests.items() if name == loss.name}
-        marked = {"parameters_and_dtypes", "edges_of_the_domain", "kinks_are_as_declared", "layouts", "torch_agrees"}
-        assert {x.partition("::test_")[2] for x in of_loss} == {*marked, "nan_is_never_swallowed"}
-        for file in ("test_values", "test_gradients"):
-            for words, test in ((FLOATING, "parameters_and_dtypes"), (FLOATING, "edges_of_the_domain")):
-                identities = " ".join(of_loss[f"{file}::test_{test}"])
-                assert all(x in identities for x in words)
-        assert all(any(x in y for y in of_loss["test_values::test_layouts"]) for x in LAYOUTS)
-        assert not any(x in y for y in of_loss["test_gradients::test_layouts"] for x in {*OWN} - {"outer"})
-        assert all(any(x in y for y in of_loss["test_gradients::test_layouts"]) for x in SHARED)

@@ -1,31 +1,48 @@
-"""Gradients of every loss against the float64 truth, finite differences, and the declared conventions.
+"""Values and gradients of kernels and of the reference path against the float64 truth, finite differences and torch.
 
-Reduced losses get two upstream gradients: the one that the forward pass expects, for which it has written the gradient
-already, and one for which it must be computed again.
+Formulas are checked alone, for every parameter and dtype, in ``test_formulas.py``. Of kernels each loss has four here;
+layouts, dtypes, mixtures and sizes are a matter of the engine, and meet the representatives in turn. Reduced losses get
+two upstream gradients: the one that the forward pass expects, for which it has written the gradient already, and one
+for which it must be computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from devices import KERNELS, on_gpu
-from grids import BY_KERNEL, CASES, MIXTURES, OTHERS, SIZES, losses_in_turn
+from devices import GPU, KERNELS
+from grids import (
+    CASES,
+    LOSSES,
+    MIXED,
+    REPRESENTATIVES,
+    SIZES,
+    by_reference_and_kernels,
+    in_turn,
+    mixtures,
+    short_or_full,
+)
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss
-from cupylosses.testing import properties
-from cupylosses.testing.check import EDGES, bind
-from cupylosses.testing.covering import OWN
+from cupylosses.definition import REDUCTIONS, Loss
+from cupylosses.testing import properties, samples
+from cupylosses.testing.check import EDGES, Check, bind
 from cupylosses.testing.layouts import LAYOUTS
-from cupylosses.testing.tolerance import same_bits
-from cupylosses.testing.truth import OVERFLOWING
+from cupylosses.testing.tolerance import compare, same_bits
+from cupylosses.testing.truth import OVERFLOWING, truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+
+#: Shapes that would take the host too long.
+LARGE = [((1 << 21) + 1,), ((1 << 22) + 513,), (12_345_678,), (3000, 1001), (7, 300_001)]
+
+#: Layouts that differ in which gradients are sums.
+BROADCAST = ("contiguous", "row", "column", "scalar", "outer")
 
 
 def agrees(loss: Loss, **setting: Any) -> None:
@@ -33,108 +50,209 @@ def agrees(loss: Loss, **setting: Any) -> None:
     properties.agrees_with_truth(getattr(F, loss.name), loss, **setting)
 
 
-@pytest.mark.covering
-@BY_KERNEL
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize(("loss", "case"), CASES)
-def test_parameters_and_dtypes(
-    loss: Loss, case: Mapping[str, Any], dtype: str, reductions: Sequence[str], device: str
+# ----------------------------------------------------------------------------------------------------------------------
+# Every loss
+
+
+@pytest.mark.kernels
+@pytest.mark.every_loss
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_kernels_of_every_loss(loss: Loss, reduction: str) -> None:
+    agrees(loss, reduction=reduction, device=KERNELS)
+
+
+@pytest.mark.parametrize(("given", "reduction", "dtype"), in_turn(CASES, REDUCTIONS, FLOATING))
+def test_reference_of_every_loss(given: tuple[Loss, Mapping[str, Any]], reduction: str, dtype: str) -> None:
+    loss, case = given
+    agrees(loss, case=case, dtypes=(dtype,), reduction=reduction)
+    properties.agrees_with_torch(getattr(F, loss.name), loss, case, reduction=reduction)
+
+
+@pytest.mark.parametrize(("given", "reduction", "dtype"), in_turn(CASES, ["none", "sum"], FLOATING))
+def test_reference_at_the_edges_of_the_domain(
+    given: tuple[Loss, Mapping[str, Any]], reduction: str, dtype: str
 ) -> None:
-    for reduction in reductions:
-        agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, device=device)
-
-
-@pytest.mark.covering(layout=EDGES)
-@pytest.mark.parametrize("reduction", ["none", "sum"])
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize(("loss", "case"), CASES)
-def test_edges_of_the_domain(loss: Loss, case: Mapping[str, Any], dtype: str, reduction: str, device: str) -> None:
     """The kinks with their neighbours, zeros of both signs, subnormal and huge numbers, infinities, NaN."""
-    if (loss.name, dtype) in OVERFLOWING:
-        pytest.skip("the truth overflows on the way; tests/test_numerics.py has one of many digits")
-    agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, layout=EDGES, device=device)
+    loss, case = given
+    properties.follows_declared_kinks(getattr(F, loss.name), loss, case, dtype)
+    if (loss.name, dtype) not in OVERFLOWING:
+        agrees(loss, case=case, dtypes=(dtype,), reduction=reduction, layout=EDGES)
 
 
-@pytest.mark.covering(reduction="sum")
-@pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize(("loss", "case"), CASES)
-def test_kinks_are_as_declared(loss: Loss, case: Mapping[str, Any], dtype: str, device: str) -> None:
-    properties.follows_declared_kinks(getattr(F, loss.name), loss, case, dtype, device)
+@pytest.mark.parametrize(("given", "reduction"), in_turn(CASES, REDUCTIONS))
+def test_reference_has_the_slopes_of_its_values(given: tuple[Loss, Mapping[str, Any]], reduction: str) -> None:
+    """By finite differences, once and twice."""
+    loss, case = given
+    for second in (False, True):
+        properties.is_differentiable(getattr(F, loss.name), loss, case, reduction, second=second)
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(loss: Loss, layout: str, reduction: str, device: str) -> None:
-    agrees(loss, layout=layout, reduction=reduction, device=device)
+@pytest.mark.kernels
+@pytest.mark.parametrize("loss", short_or_full(REPRESENTATIVES[-1:], REPRESENTATIVES))
+def test_kernels_have_the_slopes_of_their_values(loss: Loss) -> None:
+    for second in (False, True):
+        properties.is_differentiable(getattr(F, loss.name), loss, {}, "mean", KERNELS, second=second)
 
 
-@pytest.mark.parametrize(("loss", "layout", "dtype"), losses_in_turn(OWN, OTHERS))
-def test_layouts_of_other_dtypes(loss: Loss, layout: str, dtype: str, device: str) -> None:
-    for reduction in ("none", "mean"):
-        agrees(loss, dtypes=(dtype,), layout=layout, reduction=reduction, device=device)
+# ----------------------------------------------------------------------------------------------------------------------
+# Layouts, dtypes and sizes
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize(("loss", "dtypes"), MIXTURES)
-def test_mixed_dtypes(loss: Loss, dtypes: tuple[str, ...], reduction: str, device: str) -> None:
-    agrees(loss, dtypes=dtypes, reduction=reduction, device=device)
+@pytest.mark.parametrize(
+    ("where", "loss", "dtype"), in_turn([*product(LAYOUTS, ("none", "mean"))], REPRESENTATIVES, FLOATING)
+)
+def test_layouts_and_dtypes(where: tuple[str, str], loss: Loss, dtype: str, device: str) -> None:
+    layout, reduction = where
+    agrees(loss, dtypes=(dtype,), layout=layout, reduction=reduction, device=device)
 
 
-@pytest.mark.parametrize("layout", ["row", "column", "scalar", "outer"])
-def test_mixed_dtypes_with_broadcasting(layout: str, device: str) -> None:
-    for reduction in ("none", "mean"):
-        agrees(F.mse_loss.loss, dtypes=("bfloat16", "float32"), layout=layout, reduction=reduction, device=device)
+@pytest.mark.parametrize(("mixture", "reduction", "layout"), in_turn(mixtures(), ["none", "mean"], BROADCAST))
+def test_mixed_dtypes(mixture: tuple[Loss, tuple[str, ...]], reduction: str, layout: str, device: str) -> None:
+    loss, dtypes = mixture
+    agrees(loss, dtypes=dtypes, reduction=reduction, layout=layout, device=device)
+    if all(LAYOUTS[layout].shapes((2, 3), 2)):  # an operand without dimensions does not take part in the promotion
+        check = Check(loss, dtypes=dtypes, reduction=reduction, layout=layout, device=device)
+        assert check.ours()(*check.operands()).dtype == getattr(torch, MIXED[dtypes])
 
 
-@pytest.mark.representatives
-def test_sizes_around_vectors_and_warps(loss: Loss, device: str) -> None:
+@by_reference_and_kernels
+def test_a_number_does_not_widen_a_tensor(loss: Loss, device: str) -> None:
+    """torch's promotion: a tensor without dimensions gives way to one with dimensions."""
+    first = torch.rand(5, dtype=torch.bfloat16, device=device)
+    others = [torch.rand((), dtype=torch.float32, device=device)] * (len(loss.operands) - 1)
+    function = bind(getattr(F, loss.name), loss, loss.values(), "none")
+    assert function(first, *others).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("dtype", "loss"), in_turn(["float32", "bfloat16"], REPRESENTATIVES[-2:]))
+def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> None:
     for size, reduction in product(SIZES, ("none", "sum")):
-        agrees(loss, shape=(size,), reduction=reduction, device=device)
+        agrees(loss, dtypes=(dtype,), shape=(size,), reduction=reduction, device=device)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "shape",
-    [(300, 1001), (7, 30_001), (30_001, 7), *on_gpu(((1 << 21) + 1,), (12_345_678,), (3000, 1001), (7, 300_001))],
+    ("shape", "layout", "loss", "dtype"),
+    in_turn(
+        [
+            ((1 << 21) - 1,),
+            (300, 1001),
+            (7, 30_001),
+            (30_001, 7),
+            *(LARGE if GPU else []),
+        ],
+        ["contiguous", "row", "column", "scalar"],
+        REPRESENTATIVES[-4:],
+        ["bfloat16", "float32"],
+    ),
 )
-@pytest.mark.parametrize(("loss", "layout"), losses_in_turn(["contiguous", "row", "column", "scalar"]))
-def test_large_operands(loss: Loss, layout: str, shape: tuple[int, ...]) -> None:
-    if len(shape) >= LAYOUTS[layout].rank:
-        agrees(loss, shape=shape, layout=layout, reduction="sum", device=KERNELS)
+def test_groups_that_take_many_batches(shape: tuple[int, ...], layout: str, loss: Loss, dtype: str) -> None:
+    agrees(loss, dtypes=(dtype,), shape=shape, layout=layout, reduction="sum", device=KERNELS)
 
 
-@pytest.mark.representatives
+@by_reference_and_kernels
+def test_empty_operands(loss: Loss, device: str) -> None:
+    """The mean of nothing is NaN and its sum 0, as in torch; of rows that are means, the sum too is NaN."""
+    for shape in ((0,), (3, 0), (0, 4, 2)):
+        operands = [torch.empty(shape, device=device, requires_grad=True) for _ in loss.operands]
+        functions = [bind(getattr(F, loss.name), loss, loss.values(), r) for r in ("none", "sum", "mean")]
+        none, total, mean = (function(*operands) for function in functions)
+        assert none.shape == (shape[:-1] if loss.mean_of_rows else shape)
+        assert total.isnan().item() if loss.mean_of_rows and shape[-1] == 0 else total.item() == 0
+        assert total.shape == ()
+        assert mean.isnan().item() and mean.shape == ()
+        for value in (none.sum(), total, mean):
+            for gradient in torch.autograd.grad(value, operands):
+                assert gradient.shape == shape
+
+
+@by_reference_and_kernels
+def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
+    """A row against no rows: its gradient is a sum of nothing."""
+    operands = [torch.rand(0, 3, device=device, requires_grad=True)]
+    operands += [torch.rand(3, device=device, requires_grad=True) for _ in loss.operands[1:]]
+    value = bind(getattr(F, loss.name), loss, loss.values(), "sum")(*operands)
+    value.backward()
+    assert [x.grad.tolist() for x in operands[1:]] == [[0.0, 0.0, 0.0]] * (len(operands) - 1)
+
+
+@by_reference_and_kernels
 def test_twelve_dimensions(loss: Loss, device: str) -> None:
     """In an order in which no two dimensions merge, with one of them broadcast."""
     order = (5, 0, 7, 2, 9, 4, 11, 6, 1, 8, 3, 10)
     values, function = loss.values(), getattr(F, loss.name)
     shapes = [(2,) * 12, *[(2,) * 11 + (1,)] * (len(loss.operands) - 1)]
-    operands = properties.samples.operands(loss, values, ("float64",) * len(shapes), shapes, device)
+    operands = samples.operands(loss, values, ("float64",) * len(shapes), shapes, device)
     flat = [x.clone().requires_grad_() for x in operands]
     permuted = [flat[0].permute(order).contiguous().permute([order.index(d) for d in range(12)]), *flat[1:]]
     value = bind(function, loss, values, "sum")(*permuted)
     found = torch.autograd.grad(value, flat)
-    expected = properties.truth(loss, [x.cpu() for x in operands], values, "sum")
-    assert properties.compare(value.detach().cpu(), expected.value).ok
+    expected = truth(loss, [x.cpu() for x in operands], values, "sum")
+    assert compare(value.detach().cpu(), expected.value).ok
     for gradient, exact in zip(found, expected.gradients, strict=True):
-        assert properties.compare(gradient.cpu(), exact).ok
+        assert compare(gradient.cpu(), exact).ok
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reductions
+
+
+@pytest.mark.parametrize("given", CASES)
+def test_reductions_are_consistent(given: tuple[Loss, Mapping[str, Any]]) -> None:
+    loss, case = given
+    for dtype in ("float32", "float64"):
+        properties.reduces_consistently(getattr(F, loss.name), loss, case, dtype)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("dtype", "loss"), in_turn(["float32", "float64"], REPRESENTATIVES[1:3]))
+def test_reductions_are_consistent_in_kernels(loss: Loss, dtype: str) -> None:
+    properties.reduces_consistently(getattr(F, loss.name), loss, {}, dtype, KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("where", "loss", "dtype"),
+    in_turn([*product(["contiguous", "row", "outer"], REDUCTIONS)], REPRESENTATIVES, FLOATING),
+)
+def test_nan_is_never_swallowed(where: tuple[str, str], loss: Loss, dtype: str, device: str) -> None:
+    layout, reduction = where
+    properties.propagates_nan(
+        getattr(F, loss.name), loss, dtype=dtype, device=device, layouts=[layout], reductions=[reduction]
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_reference_never_swallows_nan(loss: Loss) -> None:
+    properties.propagates_nan(getattr(F, loss.name), loss, layouts=["row"], reductions=["none", "mean"])
+
+
+@by_reference_and_kernels
+def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
+    """The sum of 2^18 halves of about 1 exceeds float16, but not its mean: the division comes before the rounding."""
+    values = loss.values()
+    operands = samples.operands(loss, values, ("float16",) * len(loss.operands), [(1 << 16, 4)] * len(loss.operands))
+    expected = truth(loss, operands, values, "mean").value.exact
+    if abs(expected) * (1 << 18) < torch.finfo(torch.float16).max:
+        return
+    value = bind(getattr(F, loss.name), loss, values, "mean")(*(x.to(device) for x in operands))
+    assert value.dtype == torch.float16
+    torch.testing.assert_close(value.cpu().double(), expected, rtol=1e-3, atol=0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which operands require grad
 
 
-@pytest.mark.representatives
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("layout", ["contiguous", "row", "column", "scalar", "outer"])
-def test_each_operand_alone_and_together(loss: Loss, layout: str, reduction: str, device: str) -> None:
+@pytest.mark.parametrize(("where", "loss"), in_turn([*product(BROADCAST, ["none", "mean"])], REPRESENTATIVES))
+def test_each_operand_alone_and_together(where: tuple[str, str], loss: Loss, device: str) -> None:
+    layout, reduction = where
     properties.differentiates_operands_alone_and_together(
         getattr(F, loss.name), loss, reduction=reduction, layout=layout, device=device
     )
 
 
-@pytest.mark.representatives
+@by_reference_and_kernels
 def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> None:
     for position in range(len(loss.operands)):
         operands = [torch.rand(9, device=device) for _ in loss.operands]
@@ -143,7 +261,7 @@ def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> N
         assert [x.grad is not None for x in operands] == [i == position for i in range(len(operands))]
 
 
-@pytest.mark.representatives
+@by_reference_and_kernels
 def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
     """As torch's accumulation into `.grad` wants them: the operand's own, dense, order of dimensions."""
     for reduction in ("none", "sum"):
@@ -157,18 +275,12 @@ def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
 # Upstream gradients
 
 
-@pytest.mark.representatives
-@pytest.mark.parametrize("layout", ["contiguous", "row", "column", "scalar", "outer"])
-def test_upstream_gradients_in_any_storage(loss: Loss, layout: str, device: str) -> None:
-    properties.reads_any_upstream_gradient(getattr(F, loss.name), loss, layout=layout, device=device)
+@pytest.mark.parametrize(("layout", "loss", "dtype"), in_turn(BROADCAST, REPRESENTATIVES[2:], FLOATING[::-1]))
+def test_upstream_gradients_in_any_storage(layout: str, loss: Loss, dtype: str, device: str) -> None:
+    properties.reads_any_upstream_gradient(getattr(F, loss.name), loss, dtype=dtype, layout=layout, device=device)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_upstream_gradients_of_other_widths(dtype: str, device: str) -> None:
-    properties.reads_any_upstream_gradient(F.mse_loss, F.mse_loss.loss, dtype=dtype, device=device)
-
-
-@pytest.mark.representatives
+@by_reference_and_kernels
 def test_reduced_backward_through_later_operations(loss: Loss, device: str) -> None:
     """The upstream gradient arrives from arithmetic behind the loss, not from ``backward(gradient)``."""
     function = bind(getattr(F, loss.name), loss, loss.values(), "sum")
@@ -177,21 +289,3 @@ def test_reduced_backward_through_later_operations(loss: Loss, device: str) -> N
     scaled = torch.autograd.grad(function(*operands) * 4 - 1, operands)
     for a, b in zip(plain, scaled, strict=True):
         assert same_bits(a * 4, b)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Finite differences
-
-
-@pytest.mark.formulas
-@pytest.mark.parametrize(("loss", "case"), CASES)
-def test_gradient_is_the_slope(loss: Loss, case: Mapping[str, Any], device: str) -> None:
-    for reduction in loss.reductions:
-        properties.is_differentiable(getattr(F, loss.name), loss, case, reduction, device)
-
-
-@pytest.mark.formulas
-@pytest.mark.parametrize(("loss", "case"), CASES)
-def test_second_derivative_is_the_slope_of_the_gradient(loss: Loss, case: Mapping[str, Any], device: str) -> None:
-    for reduction in loss.reductions:
-        properties.is_differentiable(getattr(F, loss.name), loss, case, reduction, device, second=True)

@@ -262,11 +262,11 @@ def test_mutants_are_undone() -> None:
         modules = {n: dict(vars(x)) for n, x in sys.modules.items() if n.startswith("cupylosses.")}
         return {n: {k: id(v) for k, v in x.items()} for n, x in modules.items()}
 
-    text, before = codegen._skeleton(codegen.SUMMING), names()
+    text, before = codegen.skeleton(codegen.SUMMING), names()
     for mutant in MUTANTS:
         with applied(mutant):
             pass
-    assert codegen._skeleton(codegen.SUMMING) == text
+    assert codegen.skeleton(codegen.SUMMING) == text
     assert names() == before
 
 

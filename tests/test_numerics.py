@@ -178,6 +178,7 @@ def test_multilabel_takes_labels_of_bool(device: str) -> None:
         ((inf, 1.0), (0.0, 0.0, 0.0)),
         ((-inf, -1.0), (0.0, 0.0, 0.0)),
         ((17.0, 1.0), (4.139937633089748e-08, -4.1399375473943306e-08)),
+        ((2.0, 2.0**-40), (log(2) - 2.0**-40, -(2.0**-41) * (1 - 2.0**-40), 2.0**-40 - 1)),
         ((2.0, 0.0), (nan, nan, nan)),
         ((nan, 1.0), (nan, nan, nan)),
     ],
@@ -203,7 +204,9 @@ def test_soft_margin_in_half(device: str) -> None:
         ((0.25, 1.0), (0.25, 1.0, 0.0)),
         ((inf, -1.0), (0.0, 0.0, 0.0)),
         ((-inf, 1.0), (-inf, 1.0, 0.0)),
-        # torch adds both branches for a label that is none, and has a gradient of 1 for NaN.
+        # Any label has a sign, but 0, for which torch adds both branches; and it has a gradient of 1 for NaN.
+        ((0.25, 2.0**-40), (0.25, 1.0, 0.0)),
+        ((0.25, -(2.0**-40)), (0.75, -1.0, 0.0)),
         ((0.25, 0.0), (nan, nan, nan)),
         ((nan, 1.0), (nan, nan, nan)),
         ((nan, -1.0), (nan, nan, nan)),

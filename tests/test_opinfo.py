@@ -54,9 +54,7 @@ def everywhere(*dtypes: str) -> Any:
         pytest.param(KERNELS, "float32", id="kernels", marks=pytest.mark.kernels),
         *(pytest.param("cuda", x, id=f"cuda-{x}", marks=pytest.mark.gpu) for x in dtypes if x != "float32"),
     ]
-    settings = pytest.mark.parametrize(("device", "dtype"), cases)
-    # No loss is left out.
-    return lambda test: settings(pytest.mark.covering(reduction="none")(test))
+    return lambda test: pytest.mark.every_loss(pytest.mark.parametrize(("device", "dtype"), cases)(test))
 
 
 def given(loss: Loss, device: str, dtype: str = "float32") -> Iterator[Sample]:
@@ -142,7 +140,7 @@ def test_modules_in_state_and_text(loss: Loss) -> None:
 
 
 @each_twin
-@pytest.mark.covering
+@pytest.mark.every_loss
 def test_errors(loss: Loss, device: str) -> None:
     for error, sample in opinfo.errors(loss, device):
         with pytest.raises(opinfo.RAISED.get(error, error), match=f"^{loss.name}: "):

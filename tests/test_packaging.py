@@ -50,7 +50,7 @@ import numpy
 import cupylosses.functional as F
 from cupylosses import codegen
 value = F.mse_loss(numpy.array([3.0]), numpy.array([1.0]))
-print(value, codegen.kernel_directory(), len(codegen._skeleton(codegen.SUMMING)))
+print(value, codegen.kernel_directory(), len(codegen.skeleton(codegen.SUMMING)))
 assert "torch" not in sys.modules and "cupy" not in sys.modules
 """
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}

@@ -440,14 +440,14 @@ def test_number_in_place_of_an_operand(role: str) -> None:
 def test_a_wrong_second_derivative_is_noticed(
     name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skeleton = codegen._skeleton
+    skeleton = codegen.skeleton
 
     def altered(files: tuple[str, ...]) -> str:
         source = skeleton(files)
         assert text in source
         return source.replace(text, instead)
 
-    monkeypatch.setattr(codegen, "_skeleton", altered)
+    monkeypatch.setattr(codegen, "skeleton", altered)
     found = worst_errors(setting(LOSSES[name], "float32"))
     assert found["value"] <= FEW["float32"] < found["input"]
 

@@ -70,11 +70,11 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
         kernels = Path(shutil.copytree(path.parent, Path(temporary) / "kernels"))
         (kernels / path.name).write_text(text, encoding="utf-8")
         with mock.patch.object(codegen, "kernel_directory", lambda: kernels):
-            codegen._skeleton.cache_clear()
+            codegen.skeleton.cache_clear()
             try:
                 yield
             finally:
-                codegen._skeleton.cache_clear()
+                codegen.skeleton.cache_clear()
 
 
 def _dispatch_as_before(before: Any, now: Any, names: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
     import torch
 
     if not kind.is_floating_point:
-        yield from {"sign": (-1.0, 1.0), "binary": (0.0, 1.0)}.get(domain, (0.0, 1.0, 2.0))
+        yield from {"sign": (-1.0, 0.0, 1.0), "binary": (0.0, 1.0)}.get(domain, (0.0, 1.0, 2.0))
         return
     info = torch.finfo(kind)
     subnormal, large = info.tiny / 2, info.max**0.75
@@ -119,7 +119,7 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
         "real": (0.0, -0.0, 1.0, -1.5, info.tiny, subnormal, large, -large, inf, -inf),
         "probability": (0.0, subnormal, info.tiny, 0.25, 1 - info.eps / 2, 1.0),
         "log_probability": (0.0, -info.tiny, -info.eps, -1.5, -80.0, -10000.0, -inf),
-        "sign": (-1.0, 1.0),
+        "sign": (-1.0, 0.0, 1.0),
         "binary": (0.0, 1.0),
         "positive": (subnormal, info.tiny, 0.25, 1.0, large, inf),
         "nonnegative": (0.0, subnormal, info.tiny, 0.25, 1.0, large, inf),
@@ -128,7 +128,8 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
 
 
 def neighbours(x: float, kind: dtype) -> tuple[float, ...]:
-    """The numbers of a dtype below, at and above ``x``; of an infinity only itself, of 0 the smallest normal ones.
+    """The numbers of a dtype below, at and above ``x``, and two at a distance in which a branch that is taken too early
+    or too late moves a gradient by more than rounding does. Of an infinity only itself, of 0 the smallest normal ones.
 
     A GPU that flushes subnormal numbers sees no other neighbours of 0, and where they are kept, every product with them
     is rounded by up to half of it: the truth is then no measure.
@@ -141,4 +142,6 @@ def neighbours(x: float, kind: dtype) -> tuple[float, ...]:
         tiny = torch.finfo(kind).tiny
         return (-tiny, 0.0, tiny)
     at = torch.tensor(x, dtype=kind)
-    return tuple(torch.nextafter(at, torch.full_like(at, to)).item() for to in (-inf, x, inf))
+    beside = [torch.nextafter(at, torch.full_like(at, to)).item() for to in (-inf, x, inf)]
+    apart = torch.tensor([x - x / 1024, x + x / 1024], dtype=torch.float64).to(kind).tolist()
+    return tuple(sorted({*beside, *apart}))

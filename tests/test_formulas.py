@@ -1,0 +1,149 @@
+"""The formula of every loss: value and gradients for all its parameters and flags, in every dtype that results have.
+
+It is compiled alone (``cupylosses.testing.formulas``), one unit per choice of flags, because kernels of a loss differ
+in all but the formula. That the kernels evaluate it is seen in ``test_gradients.py``; here every mistake in an
+expression or a primitive has to show, which altered expressions prove below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from devices import GPU, KERNELS
+from expression_mutants import mutants
+from grids import CASES, LOSSES, thorough
+
+import cupylosses.functional as F
+from cupylosses import codegen
+from cupylosses.checks import FLOATING
+from cupylosses.definition import Loss
+from cupylosses.testing import formulas, properties
+from cupylosses.testing.check import EDGES
+from cupylosses.testing.truth import OVERFLOWING
+
+pytestmark = [pytest.mark.kernels, pytest.mark.every_loss]
+
+#: Some points of the interior. Edges and kinks are looked at apart, where a formula has more of a chance to be wrong.
+SHAPE = (19, 23)
+
+
+def by_element(loss: Loss) -> Loss:
+    """The loss without its mean of rows: a formula is that of an element."""
+    return replace(loss, mean_of_rows=False) if loss.mean_of_rows else loss
+
+
+def agrees_inside(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
+    """Value and gradients at random points of the domain are the truth."""
+    setting: dict[str, Any] = {"case": case, "dtypes": (dtype,), "reduction": "none", "shape": SHAPE}
+    properties.agrees_with_truth(formulas.function(loss), loss, **setting, device=KERNELS)
+
+
+def agrees_at_edges(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
+    """The same at zeros of both signs, subnormal and huge numbers, infinities, NaN, kinks and their neighbours."""
+    if (loss.name, dtype) in OVERFLOWING:
+        return  # the truth overflows on the way; test_numerics.py has one of many digits
+    setting: dict[str, Any] = {"case": case, "dtypes": (dtype,), "reduction": "none", "layout": EDGES}
+    properties.agrees_with_truth(formulas.function(loss), loss, **setting, device=KERNELS)
+
+
+def agrees_at_kinks(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
+    """Value and gradients at the declared kinks are the declared ones."""
+    properties.follows_declared_kinks(formulas.function(loss), loss, case, dtype, KERNELS)
+
+
+def keeps_nan(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
+    """A NaN in any operand makes value and all gradients NaN."""
+    function = formulas.function(loss)
+    properties.propagates_nan(function, loss, case, dtype, KERNELS, layouts=["contiguous"], reductions=["none"])
+
+
+CHECKS: tuple[Callable[[Loss, Mapping[str, Any], str], None], ...] = (
+    agrees_inside,
+    agrees_at_edges,
+    agrees_at_kinks,
+    keeps_nan,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_formula(loss: Loss, case: Mapping[str, Any], check: Callable[..., None]) -> None:
+    for dtype in FLOATING:
+        check(by_element(loss), case, dtype)
+
+
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_torch_agrees(loss: Loss, case: Mapping[str, Any]) -> None:
+    """Independent of the definition's own reference formula."""
+    if loss.mean_of_rows:
+        pytest.skip("torch has no elements of it; test_gradients.py has its rows")
+    properties.agrees_with_torch(formulas.function(loss), loss, case, reduction="none", device=KERNELS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Wrong formulas are caught
+
+#: Expressions that are right although a token changed, or wrong for operands that no check of one formula has.
+UNSEEN = (
+    ("abs(target) > 0", "square(target) > 0"),
+    ("where(q > 0", "where((q * 1.001) > 0"),
+    # Labels so small are in test_numerics.py.
+    ("abs(target) > 0", "abs(target) > 0.001"),
+    ("where(target > 0,", "where(target > 0.001,"),
+    # A label of 0 is NaN before.
+    ("where(target > 0,", "where(target >= 0,"),
+)
+
+
+def caught(loss: Loss, dtypes: tuple[str, ...] = ("float32",)) -> bool:
+    """True if a check tells the loss from its reference formula."""
+    for case in loss.cases:
+        for dtype in dtypes:
+            for check in CHECKS:
+                try:
+                    check(by_element(loss), case, dtype)
+                except AssertionError:
+                    return True
+    return False
+
+
+def wrong_expressions() -> list[Any]:
+    """Every mutant with ``--thorough``; else four of each kind, of losses far apart."""
+    kinds: dict[str, list[Any]] = defaultdict(list)
+    for loss in LOSSES:
+        for kind, where, wrong in mutants(loss):
+            if not any(a in where and b in where for a, b in UNSEEN):
+                kinds[kind].append(pytest.param(wrong, id=f"{kind}: {where}"))
+    return [x for found in kinds.values() for x in (found if thorough() else found[:: -(-len(found) // 4)])]
+
+
+@pytest.mark.parametrize("wrong", wrong_expressions())
+def test_wrong_expression_is_caught(wrong: Loss) -> None:
+    assert caught(wrong)
+
+
+@pytest.mark.skipif(GPU, reason="compiled from altered text on the host")
+@pytest.mark.parametrize(
+    ("name", "text", "instead"),
+    [
+        ("mse_loss", r"T\(1\), T\(-1\)\)", "T(1), T(1))"),
+        ("soft_margin_loss", r"(x\.value \* y\.value), y\.value, x\.value", r"\1, x.value, y.value"),
+        ("hinge_loss", r"(where\(x\.value) < (T\(0\), constant)", r"\1 <= \2"),
+        ("soft_margin_loss", r"scalar_nan\(T\(\)\)", "T(0)"),
+    ],
+)
+def test_wrong_primitive_is_caught(name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    skeleton = codegen.skeleton
+
+    def altered(files: tuple[str, ...]) -> str:
+        source, count = re.subn(text, instead, skeleton(files))
+        assert count, f"no text matches {text}"
+        return source
+
+    monkeypatch.setattr(codegen, "skeleton", altered)
+    assert caught(getattr(F, name).loss, ("float32", "bfloat16"))
