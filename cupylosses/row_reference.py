@@ -64,7 +64,7 @@ def rows_of(xp: Any, call: RowCall) -> Rows:
     target = call.operands[1]
     shape = call.row_shape
     like = xp.astype(target, xp.int64) if call.kind == "indices" else target
-    everywhere = xp.ones(shape, dtype=xp.bool, **_device(like))
+    everywhere = _placed(xp.ones(shape, dtype=xp.bool, **_device(like)), like)
     used = everywhere if call.mask is None else everywhere & call.mask
     if call.kind != "indices":
         return Rows(used)
@@ -176,14 +176,14 @@ def _classes_last(xp: Any, call: RowCall, x: Any, used: Any, wide: Any) -> Any:
 
 
 def _one_hot(xp: Any, classes: int, labels: Any) -> Any:
-    return xp.arange(classes, **_device(labels)) == labels[..., None]
+    return _placed(xp.arange(classes, **_device(labels)), labels) == labels[..., None]
 
 
 def _weights(xp: Any, call: RowCall, like: Any) -> Any:
     """The class weights, in the arithmetic type."""
     if call.weight is None:
-        return xp.ones((call.classes,), dtype=like.dtype, **_device(like))
-    return xp.astype(call.weight, like.dtype, copy=False)
+        return _placed(xp.ones((call.classes,), dtype=like.dtype, **_device(like)), like)
+    return _placed(xp.astype(call.weight, like.dtype, copy=False), like)
 
 
 def divisor(xp: Any, call: RowCall, rows: Rows) -> Any:
@@ -194,22 +194,45 @@ def divisor(xp: Any, call: RowCall, rows: Rows) -> Any:
         return call.normalizer
     counted = xp.astype(rows.sound, xp.float64)
     if call.weighs_mean:
-        weights = xp.take(xp.astype(call.weight, xp.float64), xp.reshape(rows.labels, (-1,)), axis=0)
+        weights = _placed(xp.astype(call.weight, xp.float64), rows.labels)
+        weights = xp.take(weights, xp.reshape(rows.labels, (-1,)), axis=0)
         counted = xp.where(rows.sound, xp.reshape(weights, call.row_shape), xp.zeros_like(counted))
     return xp.sum(counted)
 
 
 def check_labels(xp: Any, call: RowCall, bad: Any) -> None:
     """Raises for labels that are no class."""
-    if not bool(xp.any(bad)):
+    if not bool(_whole(xp.any(bad))):
         return
+    bad, labels = _whole(bad), _whole(call.operands[1])
     position = tuple(int(x[0]) for x in xp.nonzero(bad)) if bad.ndim else ()
-    label, every = call.operands[1][position], call.operands[1][bad]
+    label, every = labels[position], labels[bad]
     raise row_checks.bad_label(call.loss, position, int(label), call.classes, bool(xp.all(every == label)))
 
 
 def _device(x: Any) -> dict[str, Any]:
     return {"device": x.device} if interop.kind(x) == "torch" else {}
+
+
+def _placed(x: Any, like: Any) -> Any:
+    """An array that was made here beside one of the call: replicated where that is a `DTensor`, which meets no plain
+    tensors.
+    """
+    if not _is_distributed(like) or _is_distributed(x):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    mesh = like.device_mesh
+    return type(like).from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _whole(x: Any) -> Any:
+    """All of a `DTensor`, of which each process has a part; other arrays as they are."""
+    return x.full_tensor() if _is_distributed(x) else x
+
+
+def _is_distributed(x: Any) -> bool:
+    return type(x).__name__ == "DTensor"
 
 
 def _plain(x: Any) -> Any:

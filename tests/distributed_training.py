@@ -1,4 +1,5 @@
-"""Two processes train a small model, by DistributedDataParallel and by FSDP2; run by test_distributed.py.
+"""Two processes train a small model, by DistributedDataParallel and by FSDP2, and compute losses of rows of DTensors.
+test_distributed.py runs them.
 
 python distributed_training.py LOSSES BACKEND    with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 """
@@ -13,11 +14,12 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import cupylosses.functional as F
 from cupylosses.definition import Loss, registry
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
@@ -67,6 +69,45 @@ def make(device: str) -> Model:
     return Model().to(device)
 
 
+def compare_rows(mesh: DeviceMesh, device: str) -> None:
+    """Losses of rows of DTensors against plain tensors; the batch is no multiple of the processes."""
+    generator = torch.Generator().manual_seed(0)
+    logits, soft = torch.randn(2, 7, 5, generator=generator)
+    labels, weight = torch.randint(5, (7,), generator=generator), torch.rand(5, generator=generator)
+    labels[2] = -100
+
+    def sharded(x: Tensor, dim: int = 0) -> DTensor:
+        return distribute_tensor(x.to(device), mesh, [Shard(dim)])
+
+    whole = distribute_tensor(weight.to(device), mesh, [Replicate()])
+    cases: list[tuple[Callable[..., Tensor], Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]] = [
+        (F.cross_entropy, logits, labels, {}, {}),
+        (F.cross_entropy, logits, labels, {"weight": weight}, {"weight": whole}),
+        (F.cross_entropy, logits, soft.softmax(1), {}, {}),
+        (F.nll_loss, logits.log_softmax(1), labels, {"weight": weight}, {"weight": weight.to(device)}),
+        (F.distillation_loss, logits, soft, {}, {}),
+    ]
+    for function, first, second, given, placed in cases:
+        for reduction in ("mean", "none"):
+            x, y = first.clone().requires_grad_(), sharded(first).requires_grad_()
+            expected = function(x, second, **given, reduction=reduction)
+            found = function(y, sharded(second), **placed, reduction=reduction)
+            expected.sum().backward()
+            found.sum().backward()
+            name = f"{function.__name__} of DTensors, {reduction}"
+            for a, b in ((found, expected), (y.grad, x.grad)):
+                torch.testing.assert_close(a.full_tensor().cpu(), b, msg=f"{name}: {a} is not {b}")
+            assert y.grad.placements == y.placements, name
+    wrong = labels.clone()
+    wrong[5] = 9
+    try:
+        F.cross_entropy(sharded(logits), sharded(wrong), check_targets="sync")
+    except IndexError as error:
+        assert "`target[5]`" in str(error) and "got 9" in str(error)
+    else:
+        raise AssertionError("every process raises for a label of one")
+
+
 def main(names: list[str], backend: str) -> None:
     """Both processes come here; the first one reports."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -92,6 +133,9 @@ def main(names: list[str], backend: str) -> None:
                 torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6, msg=f"{name}, {kind}: {a} is not {b}")
         if rank == 0:
             print(f"{name}: DDP and FSDP2 agree with one process", flush=True)
+    compare_rows(mesh, device)
+    if rank == 0:
+        print("losses of rows of DTensors agree with plain tensors", flush=True)
     dist.destroy_process_group()
 
 
