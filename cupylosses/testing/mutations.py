@@ -1,13 +1,16 @@
 """Seeded defects: the library with one line changed, to show that its checks would notice.
 
-A mutant is a replacement in the text of a kernel file or of a module; text that is no longer there is an error, so that
-a list of mutants cannot go stale unnoticed.
+A mutant names the function that it changes, and a regular expression for what becomes wrong in it. Other lines, their
+formatting and their order are free to change; where the expression does not match exactly once, the mutant is stale and
+raises, so that a list of mutants cannot lose its meaning unnoticed.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import re
 import shutil
 import sys
 import tempfile
@@ -22,19 +25,26 @@ from cupylosses import codegen
 
 
 class StaleMutant(Exception):
-    """The text that a mutant replaces does not occur exactly once."""
+    """The expression of a mutant does not match exactly once in its function."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect: ``old`` becomes ``new`` in ``file``, which is ``kernels/<name>.cuh`` or ``cupylosses/<name>.py``.
+    """One defect: in ``function`` of ``file``, what ``pattern`` matches becomes ``new``.
 
-    ``caught_by`` names the checks that must fail.
+    Attributes:
+        name: The defect in words.
+        file: ``kernels/<name>.cuh`` or ``cupylosses/<name>.py``.
+        function: A function or class; if the file has several of that name, the pattern matches in one of them.
+        pattern: A regular expression, in which a space matches any white space.
+        new: The replacement, which may refer to groups of the pattern.
+        caught_by: The checks that must fail.
     """
 
     name: str
     file: str
-    old: str
+    function: str
+    pattern: str
     new: str
     caught_by: tuple[str, ...]
 
@@ -48,12 +58,44 @@ class Mutant:
         """The changed text.
 
         Raises:
-            StaleMutant: ``old`` does not occur exactly once.
+            StaleMutant: The pattern does not match exactly once.
         """
         original = self.path.read_text(encoding="utf-8")
-        if original.count(self.old) != 1:
-            raise StaleMutant(f"{self.name}: {self.file} contains {original.count(self.old)} times: {self.old}")
-        return original.replace(self.old, self.new)
+        bodies = python_bodies if self.path.suffix == ".py" else cuda_bodies
+        pattern = re.compile(self.pattern.replace(" ", r"\s+"))
+        # By place: a struct has its constructor, of the same name, in it.
+        found = {
+            match.start(): match
+            for start, end in bodies(original, self.function)
+            for match in pattern.finditer(original, start, end)
+        }
+        if len(found) != 1:
+            where = f"`{self.function}` of {self.file}"
+            raise StaleMutant(f"{self.name}: {where} matches {len(found)} times, expected once: {self.pattern}")
+        (match,) = found.values()
+        return original[: match.start()] + match.expand(self.new) + original[match.end() :]
+
+
+def python_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of each function or class of that name."""
+    lines = [0]
+    for line in text.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
+            yield lines[node.lineno - 1], lines[node.end_lineno or node.lineno]
+
+
+def cuda_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of the body of each function or struct of that name."""
+    # A call has no brace behind its arguments; constructors have initializers between.
+    head = re.compile(rf"\b(?:struct {name}\b[^;{{]*|{name}\((?:[^()]|\([^()]*\))*\)\s*(?:const\s*)?(?::[^;{{]*)?){{")
+    for match in head.finditer(text):
+        depth, end = 1, match.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        yield match.end(), end
 
 
 @contextmanager
