@@ -52,7 +52,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
     import torch
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from comparing import accuracy, background, bits, files, hosted, matrix, overview, report, row_matrix
     from comparing.background import BackgroundCompiler
@@ -140,7 +139,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     rows: dict[str, list[Row]] = {}
     times: dict[str, Mapping[str, Any]] = {}
     alive = True
-    with compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
+    with background.compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
         for i, task in enumerate(tasks):
             if task.calls and place != "cpu":
                 compiler.announce(i, partial(task.calls, task.check))
@@ -216,19 +215,6 @@ def free_memory() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-@contextmanager
-def compiling(place: str, console: Console, count: int) -> Iterator[tuple[BackgroundCompiler, Progress, Any]]:
-    """A compiler in the background, and a progress bar with its kernels and with ``count`` checks."""
-    bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
-        checking = progress.add_task("planning", total=count)
-        kernels = progress.add_task("compiling kernels", total=0, visible=place != "cpu")
-        compile = background.for_gpu if place == "cuda" else background.for_host
-        with BackgroundCompiler(compile, place == "cuda", partial(progress.advance, kernels)) as compiler:
-            compiler.announced = lambda: progress.update(kernels, total=len(compiler.kernels))
-            yield compiler, progress, checking
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # A line for each check
 
@@ -264,7 +250,7 @@ def every_row(arguments: argparse.Namespace, place: str, why: str, parser: argpa
 def run(sections: Sequence[Section], lines: report.Report, console: Console, place: str) -> bool:
     """Performs all checks; False if the GPU died on the way."""
     count = sum(len(section.checks) for section in sections)
-    with compiling(place, console, count) as (compiler, progress, checking):
+    with background.compiling(place, console, count) as (compiler, progress, checking):
         for section in sections:
             for check in section.checks:
                 if section.calls and place != "cpu":

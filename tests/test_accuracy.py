@@ -22,10 +22,13 @@ import cupylosses.functional as F
 from cupylosses import define_loss, special
 from cupylosses.definition import Kink, Loss, Operand, registry
 from cupylosses.functional import function_of
-from cupylosses.testing import accuracy, exact, sweep
+from cupylosses.row_definition import row_registry
+from cupylosses.testing import accuracy, exact, host, sweep
 from cupylosses.testing.accuracy import Sweep, measure
 from cupylosses.testing.check import Check
 from cupylosses.testing.exact import Figure, Jet, xp
+from cupylosses.testing.row_accuracy import CLASSES, RowSweep
+from cupylosses.testing.row_accuracy import measure as measure_rows
 from cupylosses.testing.truth import truth
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -414,6 +417,43 @@ def test_rows_of_one_element_are_elements() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+def of_rows(name: str, kind: str, dtype: str, case: dict[str, Any] | None = None) -> dict[str, Any]:
+    sweep = RowSweep(row_registry()[name], kind, case or {}, (dtype,), KERNELS, 24)
+    return {x.result: x for x in measure_rows(sweep)}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype", "gradients"),
+    [
+        ("cross_entropy", "indices", "float32", ["input"]),
+        ("softmax_focal_loss", "indices", "bfloat16", ["input"]),
+        ("nll_loss", "indices", "float16", ["input"]),
+        ("kl_div_with_logits", "probabilities", "float64", ["input", "target"]),
+        ("distillation_loss", "logits", "float32", ["student_logits", "teacher_logits"]),
+    ],
+)
+def test_losses_of_rows_are_accurate(name: str, kind: str, dtype: str, gradients: list[str]) -> None:
+    found = of_rows(name, kind, dtype)
+    assert list(found) == ["value", *gradients] and not names(found), found
+    assert found["value"].points == 24 and found[gradients[0]].points == 24 * CLASSES
+    assert 0 <= found["value"].worst.ulps < 2
+
+
+@pytest.mark.parametrize(("factor", "wrong"), [(1.0, set()), (1 + 1e-4, {"value", "input"})])
+def test_a_loss_of_rows_that_is_a_little_off_is_noticed(
+    factor: float, wrong: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda **k: right(**k) * factor)
+    sweep = RowSweep(row_registry()["cross_entropy"], "indices", {"label_smoothing": 0.1}, ("float32",), count=24)
+    assert names({x.result: x for x in measure_rows(sweep)}) == wrong
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The script
 
 
@@ -423,7 +463,6 @@ def script() -> Any:
     if not (SCRIPTS / "compare.py").is_file():
         pytest.skip("needs the checkout")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUPYLOSSES_HOST_SANITIZE", "thread")
         patch.syspath_prepend(SCRIPTS)
         yield importlib.import_module("compare")
         del sys.modules["compare"]
@@ -449,6 +488,27 @@ def test_two_losses_are_within_the_bar(compare: Callable[..., Any], tmp_path: Pa
     assert len(rows) == 18 and all(r["ok"] and r["points"] > 1000 and r["ulp"] <= r["plain_ulp"] for r in rows)
     assert {r["result"] for r in rows} == {"value", "grad input", "grad target"}
     assert len([x for x in printed.splitlines() if x.startswith(("l1_loss", "hinge_loss")) and "  ok" in x]) == 18
+
+
+def test_losses_of_rows_and_kernels_take_part(
+    compare: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeping = importlib.import_module("comparing.accuracy")
+    every = sweeping.sweeps
+    monkeypatch.setattr(sweeping, "sweeps", lambda *given: [dataclasses.replace(x, count=8) for x in every(*given)])
+    file = tmp_path / "rows.json"
+    place = "cpu" if host.obstacle() else "host"
+    before = host.counters.launches
+    chosen = ("--loss", "l1_loss", "nll_loss", "--dtype", "float32", "--device", place, "--json", str(file))
+    code, printed = compare(*chosen)
+    assert code == 0, printed
+    found = {(r["loss"], r["result"]): r for r in json.loads(file.read_text())["rows"]}
+    assert set(found) == {
+        *(("l1_loss", x) for x in ("value", "grad input", "grad target")),
+        *(("nll_loss", x) for x in ("value", "grad input")),
+    }
+    assert len(found["nll_loss", "value"]["operands"]) == CLASSES + 1
+    assert place == "cpu" or host.counters.launches - before >= 4
 
 
 def test_what_is_over_the_bar_is_told(compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

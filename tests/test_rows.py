@@ -21,7 +21,7 @@ from cupylosses.row_definition import RowLoss, row_registry
 from cupylosses.testing import host
 from cupylosses.testing.pairwise import covering_settings
 from cupylosses.testing.row_eager import eager
-from cupylosses.testing.row_truth import NAMES, exact_row, truth
+from cupylosses.testing.row_truth import NAMES, exact_gradients, exact_row, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
 LOSSES = row_registry()
@@ -280,6 +280,7 @@ def test_value_and_grad_of_tensors() -> None:
         ("cross_entropy", 1, {"label_smoothing": 0.2, "gamma": 1.5, "poly": 0.5, "z_loss": 0.1}),
         ("cross_entropy", [0.5, 0.25, 0.25], {"label_smoothing": 0.2, "z_loss": 0.1}),
         ("softmax_focal_loss", 2, {"gamma": 2.0}),
+        ("nll_loss", 2, {}),
         ("kl_div_with_logits", [0.5, 0.25, 0.25], {}),
         ("kl_div_with_logits", [-0.5, -1.25, -3.0], {"log_target": True}),
         ("distillation_loss", [0.5, 2.0, -1.0], {"beta": 0.0}),
@@ -290,7 +291,7 @@ def test_value_and_grad_of_tensors() -> None:
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_truths_agree(name: str, target: Any, options: dict[str, Any], softcap: float | None) -> None:
     x, w = [0.25, -1.5, 2.0], [1.0, 0.5, 2.0] if name == "cross_entropy" else None
-    if name in ("kl_div_with_logits", "distillation_loss"):
+    if name in ("kl_div_with_logits", "distillation_loss", "nll_loss"):
         softcap = None
     value, gradient = exact_row(name, x, target, w, softcap, **options)
     first, second, weights = NAMES[name]
@@ -301,6 +302,9 @@ def test_truths_agree(name: str, target: Any, options: dict[str, Any], softcap: 
     found = truth(name, given)
     torch.testing.assert_close(found.value.exact.item(), value, rtol=1e-14, atol=1e-15)
     torch.testing.assert_close(found.gradients[first].exact.tolist(), gradient, rtol=1e-13, atol=1e-15)
+    _, _, of_target = exact_gradients(name, x, target, w, softcap, **options)
+    expected = [] if isinstance(target, int) else found.gradients[second].exact.tolist()
+    torch.testing.assert_close([float(a) for a in of_target], expected, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize(("what", "setting"), cases(2))

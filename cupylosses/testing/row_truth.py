@@ -283,17 +283,45 @@ def exact_row(
     **options: Any,
 ) -> tuple[float, list[float]]:
     """The cost of a row of finite logits and its gradient with respect to them, rounded to float64."""
+    cost, gradient, _ = exact_gradients(name, x, target, weight, softcap, scale, **options)
+    return float(cost), [float(g) for g in gradient]
+
+
+def exact_gradients(
+    name: str,
+    x: Sequence[float],
+    target: int | Sequence[float],
+    weight: Sequence[float] | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    digits: int = 220,
+    **options: Any,
+) -> tuple[Any, list[Any], list[Any]]:
+    """The cost of a row of finite logits, and its gradients with respect to them and to a target per class (none of a
+    class index), as numbers of mpmath.
+
+    Gradients are difference quotients, which are wrong by ``10 ** (70 - digits)`` of the cost.
+    """
     from mpmath import mp
 
-    with mp.workdps(220):
-        cost = _exactly(name, target, len(x), weight, softcap, scale, options)
-        point = [mp.mpf(a) for a in x]
+    with mp.workdps(digits):
+        cost = _exactly(name, len(x), weight, softcap, scale, options)
         step = mp.mpf(10) ** -70
+        point = [mp.mpf(a) for a in x]
+        dense = None if isinstance(target, int) else [mp.mpf(a) for a in target]
+
+        def moved(at: Sequence[Any], c: int, by: Any) -> list[Any]:
+            return [b + by * (i == c) for i, b in enumerate(at)]
+
         gradient = []
         for c in range(len(x)):
-            ahead, behind = ([b + s * (i == c) for i, b in enumerate(point)] for s in (step, -step))
-            gradient.append(float((cost(ahead) - cost(behind)) / (2 * step)))
-        return float(cost(point)), gradient
+            ahead, behind = (cost(moved(point, c, s), target if dense is None else dense) for s in (step, -step))
+            gradient.append((ahead - behind) / (2 * step))
+        of_target = []
+        for c in range(len(dense or ())):
+            ahead, behind = (cost(point, moved(dense, c, s)) for s in (step, -step))
+            of_target.append((ahead - behind) / (2 * step))
+        return cost(point, target if dense is None else dense), gradient, of_target
 
 
 def exact_second(
@@ -308,11 +336,12 @@ def exact_second(
     from mpmath import mp
 
     with mp.workdps(220):
-        cost = _exactly(name, target, len(x), None, softcap, 1.0, options)
+        cost = _exactly(name, len(x), None, softcap, 1.0, options)
         step = mp.mpf(10) ** -50
 
         def moved(along: int, of: int, c: int) -> Any:
-            return cost([mp.mpf(a) + step * (along * v + of * (i == c)) for i, (a, v) in enumerate(zip(x, directions))])
+            at = [mp.mpf(a) + step * (along * v + of * (i == c)) for i, (a, v) in enumerate(zip(x, directions))]
+            return cost(at, target)
 
         value = (moved(1, 0, 0) - moved(-1, 0, 0)) / (2 * step)
         corners = [[moved(i, j, c) * i * j for i in (1, -1) for j in (1, -1)] for c in range(len(x))]
@@ -321,14 +350,13 @@ def exact_second(
 
 def _exactly(
     name: str,
-    target: int | Sequence[float],
     classes: int,
     weight: Sequence[float] | None,
     softcap: float | None,
     scale: float,
     options: Mapping[str, Any],
-) -> Callable[[Sequence[Any]], Any]:
-    """The cost as a function of logits of many digits."""
+) -> Callable[[Sequence[Any], int | Sequence[Any]], Any]:
+    """The cost as a function of logits and a target of many digits."""
     from mpmath import mp
 
     w = [mp.mpf(1)] * classes if weight is None else [mp.mpf(a) for a in weight]
@@ -338,7 +366,7 @@ def _exactly(
     def logits(a: Sequence[Any]) -> list[Any]:
         return [softcap * mp.tanh(scale * b / softcap) if softcap else scale * b for b in a]
 
-    def cost(a: Sequence[Any]) -> Any:
+    def cost(a: Sequence[Any], target: int | Sequence[Any]) -> Any:
         return _exact_cost(name, logits(a), target, w, logits, **given)
 
     return cost
@@ -349,6 +377,9 @@ def _exact_cost(
     label_smoothing: Any, z_loss: Any, gamma: Any, poly: Any, log_target: bool, beta: Any,
 ) -> Any:  # fmt: skip
     from mpmath import mp
+
+    if name == "nll_loss":
+        return -w[target] * z[target]
 
     def log_softmax(a: Sequence[Any]) -> list[Any]:
         lse = mp.log(mp.fsum(map(mp.exp, a)))

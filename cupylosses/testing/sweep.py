@@ -119,6 +119,8 @@ class _Axis:
 
     def has(self, x: Points) -> NDArray[numpy.bool_]:
         """Which numbers are of the domain."""
+        if self.discrete:
+            return numpy.isin(x, [-1.0 if self.domain == "sign" else 0.0, 1.0])
         lowest, highest = {
             "probability": (0.0, 1.0), "log_probability": (-self.largest, 0.0), "positive": (5e-324, self.largest),
             "nonnegative": (0.0, self.largest),

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from comparing import hosted, report
+from comparing import background, report
 from comparing.report import Column, number
 from cupylosses import checks, functional
 from cupylosses.definition import registry
 from cupylosses.row_definition import row_registry
+from cupylosses.testing import host
 from cupylosses.testing.accuracy import BAR, Accuracy, Sweep, measure
+from cupylosses.testing.row_accuracy import RowSweep
+from cupylosses.testing.row_accuracy import measure as measure_rows
+
+#: A sweep of an element-wise loss, or of one of rows.
+AnySweep = Sweep | RowSweep
 
 #: What of the command line means nothing here.
 OTHERS = ("shape", "reduction", "layout", "compile", "full")
@@ -62,40 +69,48 @@ def obstacle(arguments: Namespace) -> str | None:
     for name in OTHERS:
         if getattr(arguments, name):
             return f"--accuracy has no --{name}: it takes every point by itself"
-    if any(name in row_registry() for name in arguments.loss or ()):
-        return "--accuracy has no losses of rows: a row has no domain of points; leave it out"
     if any(name not in checks.FLOATING for dtypes in arguments.dtype or () for name in dtypes):
         return f"--accuracy takes the dtypes {', '.join(checks.FLOATING)}"
     return None
 
 
-def sweeps(arguments: Namespace, place: str) -> list[Sweep]:
+def sweeps(arguments: Namespace, place: str) -> list[AnySweep]:
     """What to measure."""
-    losses = [registry()[name] for name in arguments.loss or registry()]
     dtypes = arguments.dtype or [(name,) for name in checks.FLOATING]
-    device = "cuda" if place == "cuda" else "cpu"
-    return [
-        Sweep(getattr(functional, loss.name), case, names, device, seed=arguments.seed)
-        for loss in losses
+    where: dict[str, Any] = {"device": "cuda" if place == "cuda" else "cpu", "seed": arguments.seed}
+    found: list[AnySweep] = [
+        Sweep(getattr(functional, name), case, names, **where)
+        for name, loss in registry().items()
+        if name in (arguments.loss or registry())
         for case, names in product(loss.cases, dtypes)
     ]
+    of_rows = [
+        RowSweep(loss, kind, case, names, **where)
+        for name, loss in row_registry().items()
+        if name in (arguments.loss or row_registry())
+        for kind, case, names in product(loss.targets, loss.cases, dtypes)
+    ]
+    return [*found, *(x for x in of_rows if x.possible)]
 
 
 def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Console) -> bool:
     """Measures, prints and writes everything; whether all is within the bar."""
     begin = perf_counter()
     planned = sweeps(arguments, place)
-    measured: Callable[[Sweep], Sequence[Row]] = rows
-    if place == "host":
-        hosted.compile_all(hosted.needed((x, _rehearse) for x in planned), console)
-        measured = hosted.executed(rows)
     lines = report.Report(console, columns(planned))
     lines.section(f"accuracy: {len(planned)} sweeps")
-    bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
-        for sweep in progress.track(planned, description="measuring"):
-            for row in measured(sweep):
+    with background.compiling(place, console, len(planned)) as (compiler, progress, measuring):
+        if place != "cpu":
+            for i, sweep in enumerate(planned):
+                compiler.announce(i, partial(_rehearse, sweep))
+        for i, sweep in enumerate(planned):
+            progress.update(measuring, description=sweep.loss.name)
+            compiler.wait(i)
+            with host.execution() if place == "host" else nullcontext():
+                found = rows(sweep)
+            for row in found:
                 lines.add(row)
+            progress.advance(measuring)
     summary(console, lines.rows, perf_counter() - begin)
     if arguments.json:
         report.write_json(arguments.json, lines.rows, where, vars(arguments))
@@ -103,23 +118,24 @@ def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Con
     return not report.failures(lines.rows)
 
 
-def _rehearse(sweep: Sweep) -> object:
+def _rehearse(sweep: AnySweep) -> object:
     return sweep.results(sweep.operands())
 
 
-def rows(sweep: Sweep) -> list[Row]:
+def rows(sweep: AnySweep) -> list[Row]:
     """The rows of a sweep; an exception is a failed one."""
     try:
-        found = measure(sweep)
+        found = measure_rows(sweep) if isinstance(sweep, RowSweep) else measure(sweep)
     except Exception as error:
         text = (str(error).strip().splitlines() or ["no message"])[0]
         return [Row(*_words(sweep), "-", problems=(f"{type(error).__name__}: {text}",))]
     return [_row(x, sweep) for x in found]
 
 
-def _row(x: Accuracy, sweep: Sweep) -> Row:
+def _row(x: Accuracy, sweep: AnySweep) -> Row:
     worst = x.worst
-    named = zip((o.name for o in sweep.loss.operands), worst.operands, strict=True)
+    labels = sweep.labels if isinstance(sweep, RowSweep) else [o.name for o in sweep.loss.operands]
+    named = zip(labels, worst.operands, strict=True)
     at = ", ".join(f"{name} = {value!r}" for name, value in named)
     wrong = f"{x.over} of {x.points} points; at {at}: got {worst.got!r}, expected {worst.expected!r}"
     return Row(
@@ -136,12 +152,14 @@ def _row(x: Accuracy, sweep: Sweep) -> Row:
     )
 
 
-def _words(sweep: Sweep) -> tuple[str, str, str]:
-    case = " ".join(f"{k}={v}" for k, v in sweep.case.items()) or "defaults"
-    return sweep.loss.name, case, "+".join(sweep.dtypes)
+def _words(sweep: AnySweep) -> tuple[str, str, str]:
+    words = [f"{k}={v}" for k, v in sweep.case.items()]
+    if isinstance(sweep, RowSweep) and len(sweep.loss.targets) > 1 and sweep.kind != "indices":
+        words.insert(0, sweep.kind)
+    return sweep.loss.name, " ".join(words) or "defaults", "+".join(sweep.dtypes)
 
 
-def columns(planned: Sequence[Sweep]) -> list[Column]:
+def columns(planned: Sequence[AnySweep]) -> list[Column]:
     """The columns, wide enough for these sweeps."""
     names = [(*_words(x), max((f"grad {o.name}" for o in x.loss.operands), key=len)) for x in planned]
     titles = ("loss", "case", "dtype", "result")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from cupylosses import KernelError, compiler
 from cupylosses.codegen import Compilable, source
@@ -77,3 +81,16 @@ def for_host(kernel: Any) -> None:
     """Compiles a kernel for the host, if it compiles."""
     with suppress(build.HostCompileError):
         build.kernel(kernel.entry, source(kernel))
+
+
+@contextmanager
+def compiling(place: str, console: Console, count: int) -> Iterator[tuple[BackgroundCompiler, Progress, TaskID]]:
+    """A compiler in the background, and a progress bar with its kernels and with ``count`` checks."""
+    bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        checking = progress.add_task("planning", total=count)
+        kernels = progress.add_task("compiling kernels", total=0, visible=place != "cpu")
+        compile = for_gpu if place == "cuda" else for_host
+        with BackgroundCompiler(compile, place == "cuda", partial(progress.advance, kernels)) as compiler:
+            compiler.announced = lambda: progress.update(kernels, total=len(compiler.kernels))
+            yield compiler, progress, checking

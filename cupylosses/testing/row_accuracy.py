@@ -1,0 +1,209 @@
+"""How far losses of rows are from the truth, in units in the last place, as :mod:`cupylosses.testing.accuracy` measures
+element-wise losses.
+
+Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
+element of its gradients are held against :func:`cupylosses.testing.row_truth.exact_gradients`. The size that conditions
+an error is that of :func:`cupylosses.testing.row_truth.truth`: how far a rounding of the logits moves the result.
+
+Rows hold usual logits, logits of all magnitudes, logits that are nearly equal, and one that leaves all others behind,
+so that the probability of the label is nearly 1 or nearly 0. Teachers are near their students or far from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from cupylosses.row_definition import RowLoss
+from cupylosses.testing.accuracy import BAR, Accuracy, Worst, errors
+from cupylosses.testing.check import run
+from cupylosses.testing.exact import Figure
+from cupylosses.testing.row_check import RowCheck
+from cupylosses.testing.row_truth import NAMES, exact_gradients, truth
+from cupylosses.testing.tolerance import Expected, arithmetic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Rows = NDArray[numpy.float64]
+
+#: Classes of a row: more than one, and no multiple of a vector.
+CLASSES = 5
+
+#: Rows of each case and dtype.
+COUNT = 100
+
+#: The largest logit. Probabilities come down to 2^-739, which no dtype but float64 tells from 0.
+LARGEST = 2.0**8
+
+#: The smallest probability of a target: the truth's gradient looks a step to both sides.
+SMALLEST = 2.0**-180
+
+#: Decimal digits of the truth: a gradient is as small as the smallest probability, and comes from a difference.
+DIGITS = 400
+
+
+@dataclass(frozen=True)
+class RowSweep:
+    """A loss of rows with a kind of target, parameters and dtypes, and how many rows to try where.
+
+    ``dtypes`` are of the logits and of a target per class, or one for both.
+    """
+
+    loss: RowLoss
+    kind: str
+    case: Mapping[str, Any]
+    dtypes: tuple[str, ...]
+    device: str = "cpu"
+    count: int = COUNT
+    seed: int = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether the loss takes these parameters with this kind of target."""
+        return self._check.possible
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the numbers of a row."""
+        first, second = (x.name for x in self.loss.operands)
+        dense = [second] if self.kind == "indices" else [f"{second}[{c}]" for c in range(CLASSES)]
+        return [*(f"{first}[{c}]" for c in range(CLASSES)), *dense]
+
+    @property
+    def _check(self) -> RowCheck:
+        shape = (self.count, CLASSES)
+        how = {"reduction": "none", "layout": "given", "shape": shape, "device": self.device}
+        return RowCheck(self.loss, self.kind, self.case, self.dtypes, **how)  # type: ignore[arg-type]
+
+    def operands(self) -> list[Tensor]:
+        """Rows and their targets, on the device."""
+        import torch
+
+        generator = numpy.random.default_rng(self.seed)
+        rows = _rows(self.count, generator)
+        kinds = [getattr(torch, x) for x in (self.dtypes[0], self.dtypes[-1])]
+        if not self.loss.softmax:
+            rows = _log_softmax(rows)
+        target = self._targets(rows, generator)
+        drawn = [torch.from_numpy(rows).to(kinds[0]), torch.from_numpy(target)]
+        if self.kind == "probabilities" and not self._logarithmic:
+            drawn[1] = drawn[1].clamp_min(max(torch.finfo(kinds[1]).tiny, SMALLEST))
+        if drawn[1].is_floating_point():
+            drawn[1] = drawn[1].to(kinds[1])
+        return [x.to(self.device) for x in drawn]
+
+    @property
+    def _logarithmic(self) -> bool:
+        return self.loss.operands[1].domain_for(self.loss.values(self.case)) == "log_probability"
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Parameters without a meaning for this kind of target."""
+        return () if self.kind == "indices" else self.loss.only_of_indices
+
+    def _targets(self, rows: Rows, generator: numpy.random.Generator) -> NDArray[Any]:
+        if self.kind == "indices":
+            return generator.integers(CLASSES, size=len(rows))
+        other = _rows(len(rows), generator)
+        near = rows * (1 + numpy.exp2(-generator.uniform(1, 12, rows.shape)) * generator.choice([-1, 1], rows.shape))
+        other = numpy.where(generator.random((len(rows), 1)) < 0.5, near, other)
+        if self.kind == "logits":
+            return other
+        log_t = _log_softmax(other)
+        return log_t if self._logarithmic else numpy.exp(log_t)
+
+    def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The value of each row and its gradients, on the CPU."""
+        check = self._check
+        found = run(check.ours(), operands, check.gradients_of, 1.0)
+        return [x.cpu() for x in (found.value, *found.gradients) if x is not None]
+
+
+def _rows(count: int, generator: numpy.random.Generator) -> Rows:
+    shape = (count, CLASSES)
+    usual = 3 * generator.standard_normal(shape)
+    sizes = numpy.minimum(numpy.exp2(generator.uniform(-12, 8, shape)), LARGEST)
+    any_size = sizes * generator.choice([-1.0, 1.0], shape)
+    base = numpy.exp2(generator.uniform(-4, 6, (count, 1)))
+    close = base * (1 + numpy.exp2(-generator.uniform(2, 24, shape)) * generator.choice([-1.0, 1.0], shape))
+    ahead = usual + numpy.exp2(generator.uniform(1, 7, (count, 1))) * (
+        numpy.arange(CLASSES) == generator.integers(CLASSES, size=(count, 1))
+    )
+    kind = generator.integers(4, size=(count, 1))
+    return numpy.select([kind == 0, kind == 1, kind == 2], [usual, any_size, close], ahead)
+
+
+def _log_softmax(rows: Rows) -> Rows:
+    shifted = rows - rows.max(1, keepdims=True)
+    return shifted - numpy.log(numpy.exp(shifted).sum(1, keepdims=True))
+
+
+def measure(sweep: RowSweep) -> list[Accuracy]:
+    """The accuracy of the value, and of the gradient of each floating operand."""
+    operands = sweep.operands()
+    computed = max(map(arithmetic, sweep.dtypes), key=lambda x: x == "float64")
+    expected = truth(sweep.loss.name, _arguments(sweep, operands))
+    wide = [x.double().cpu() if x.is_floating_point() else x.cpu() for x in operands]
+    figures = _figures(sweep, wide, expected.value, [expected.gradients[x] for x in _names(sweep)])
+    at = numpy.concatenate([x.reshape(len(x), -1).double().numpy() for x in wide], axis=1)
+    found = []
+    for name, result, figure in zip(("value", *_names(sweep)), sweep.results(operands), figures, strict=True):
+        conditioned, plain = errors(result.flatten(), Figure(*(x.flatten() for x in figure)), computed)
+        absolute = (result.double() - figure.high).abs().reshape(len(result), -1)
+        none = (absolute <= _underflow(at, computed)[:, None]).flatten()
+        conditioned, plain = (x.masked_fill(none, 0.0) for x in (conditioned, plain))
+        i = int(conditioned.argmax())
+        row = i // (result.numel() // len(result))
+        got, wanted = float(result.flatten()[i]), float(figure.high.flatten()[i])
+        worst = Worst(float(conditioned[i]), tuple(at[row].tolist()), got, wanted)
+        over = int((conditioned > BAR).sum())
+        found.append(Accuracy(name, conditioned.numel(), over, float(plain.max()), worst))
+    return found
+
+
+def _underflow(at: Rows, computed: str) -> Tensor:
+    """For each row, what a result may lose because a probability below the smallest normal number is 0; differences of
+    logits multiply it.
+    """
+    import torch
+
+    return torch.from_numpy(4 * numpy.abs(at).max(1) + 4) * torch.finfo(getattr(torch, computed)).tiny
+
+
+def _names(sweep: RowSweep) -> list[str]:
+    """The operands that have a gradient."""
+    names = NAMES[sweep.loss.name][:2]
+    return [str(x) for x in (names[:1] if sweep.kind == "indices" else names)]
+
+
+def _arguments(sweep: RowSweep, operands: Sequence[Tensor]) -> dict[str, Any]:
+    names = (x.name for x in sweep.loss.operands)
+    return {**dict(zip(names, operands, strict=True)), **sweep.case, "reduction": "none", "class_dim": 1}
+
+
+def _figures(
+    sweep: RowSweep, operands: Sequence[Tensor], value: Expected, gradients: Sequence[Expected]
+) -> list[Figure]:
+    """The exact value and gradients, with the sizes of those that are expected in float64."""
+    import torch
+
+    targets = operands[1].tolist()
+    options = {k: v for k, v in sweep.loss.values(sweep.case).items() if k not in sweep.ignored}
+    numbers: list[list[Any]] = [[] for _ in range(1 + len(gradients))]
+    for x, target in zip(operands[0].tolist(), targets, strict=True):
+        found = exact_gradients(sweep.loss.name, x, target, digits=DIGITS, **options)
+        for kept, exact in zip(numbers, found, strict=False):
+            kept.append(exact)
+    figures = []
+    for kept, size in zip(numbers, (value, *gradients), strict=True):
+        flat = [x for row in kept for x in (row if isinstance(row, list) else [row])]
+        high = torch.tensor([float(x) for x in flat], dtype=torch.float64)
+        low = torch.tensor([float(x - h) for x, h in zip(flat, high.tolist(), strict=True)], dtype=torch.float64)
+        shape = size.rms.shape
+        figures.append(Figure(high.reshape(shape), low.reshape(shape), size.rms))  # type: ignore[arg-type]
+    return figures
