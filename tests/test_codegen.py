@@ -39,7 +39,7 @@ def one_of_kind(loss: Loss, kind: str) -> Variant:
 
 
 def test_source_is_deterministic(loss: Loss) -> None:
-    for variant in variants(loss):
+    for variant in variants(loss)[::10]:
         again = dataclasses.replace(variant)
         assert again == variant and hash(again) == hash(variant)
         assert glue(again) == glue(variant)
@@ -57,8 +57,9 @@ def test_variants_differ_in_source_and_title(loss: Loss) -> None:
 
 def test_arithmetic_is_narrow_only_where_nothing_keeps_more(loss: Loss) -> None:
     """One operand or a result of 32 bits, and every digit of float32 counts."""
-    found = {narrow: [v for v in variants(loss) if (NARROW in source(v)) is narrow] for narrow in (False, True)}
-    floats = {v: {x for x in (*v.storage, v.result) if x in checks.FLOATING} for v in variants(loss)}
+    some = variants(loss)[::10]
+    found = {narrow: [v for v in some if (NARROW in source(v)) is narrow] for narrow in (False, True)}
+    floats = {v: {x for x in (*v.storage, v.result) if x in checks.FLOATING} for v in some}
     assert all(floats[v] <= {"float16", "bfloat16"} and v.compute == "float32" for v in found[True])
     assert all(floats[v] & {"float32", "float64"} or v.compute == "float64" for v in found[False])
     assert found[True] and found[False]

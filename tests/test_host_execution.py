@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from grids import REPRESENTATIVES, short_or_full
 from numpy.typing import NDArray
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses.definition import Loss, registry
+from cupylosses.definition import Loss
 from cupylosses.testing import host, properties, samples
 from cupylosses.testing.check import by_position, run
 from cupylosses.testing.host import build
 from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.host.settings import Settings
-from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [
-    pytest.mark.representatives,
     pytest.mark.skipif(sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"),
     pytest.mark.filterwarnings("ignore:.*broadcast"),
 ]
 
-SEEDS = (0, 1, 2)
+#: Orders of threads: one of those that interrupt them, since a fault is found in any.
+SEEDS = short_or_full((1,), (0, 1, 2))
 LANES = numpy.arange(32)
+
+#: A representative with as few kernels as any.
+FEWEST = min(REPRESENTATIVES, key=lambda x: (len(x.operands), len(x.parameters), len(x.flags)))
+
+
+def each_in_turn(values: Sequence[str]) -> Any:
+    """Each of these values with one of the representatives in turn; with ``--thorough``, with every one."""
+
+    def parametrize(test: Callable[..., None]) -> Callable[..., None]:
+        (name,) = (x for x in inspect.signature(test).parameters if x != "loss")
+        few = list(zip(cycle(REPRESENTATIVES), values))
+        return pytest.mark.parametrize(("loss", name), short_or_full(few, list(product(REPRESENTATIVES, values))))(test)
+
+    return parametrize
+
 
 #: How numpy's types are spelled in CUDA.
 KINDS = {
@@ -268,45 +285,46 @@ def test_kernel_that_does_not_compile() -> None:
         execute("a = nothing;", numpy.zeros(1))
 
 
-OUTSIDE = """
-import numpy, torch
-from cupylosses.testing import host
-memory = torch.zeros(16, dtype=torch.float64)
-source = 'extern "C" __global__ void probe(double* a, long long n) {{ {body} }}'
-host.run_source("probe", source, [memory.data_ptr(), {n}], 1, 16)
-print("ended")
-"""
-
 SANITIZED = """
 import runpy, sys
 sys.argv = ["host", "--sanitize", "address,undefined", "--", "-c", {program!r}]
 runpy.run_module("cupylosses.testing.host", run_name="__main__")
 """
 
+#: A whole call; then an access that is inside of an allocation, and the same one element further.
+OUTSIDE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch, cupylosses.functional as F
+from cupylosses.testing import host
+x, y = torch.rand(67, 129, requires_grad=True), torch.rand(129, requires_grad=True)
+F.mse_loss(x, y).backward()
+print(host.counters.launches > 2, file=sys.stderr)
+memory = torch.zeros(16, dtype=torch.float64)
+source = 'extern "C" __global__ void probe(double* a, long long n) {{ {body} }}'
+for n in (0, 1):
+    host.run_source("probe", source, [memory.data_ptr(), n], 1, 16)
+    print("ended", n, file=sys.stderr, flush=True)
+"""
+
 
 @pytest.mark.parametrize(
-    "body", ["a[threadIdx.x + n] = 1;", "__shared__ double s[16]; double* p = s; p[threadIdx.x + n] = 1; a[0] = p[0];"]
+    "body",
+    [
+        "a[threadIdx.x + n] = 1;",
+        pytest.param(
+            "__shared__ double s[16]; double* p = s; p[threadIdx.x + n] = 1; a[0] = p[0];", marks=pytest.mark.thorough
+        ),
+    ],
 )
 def test_access_outside_of_an_allocation(body: str, python: Callable[..., str]) -> None:
-    def sanitized(n: int) -> str:
-        return python(SANITIZED.format(program=OUTSIDE.format(body=body, n=n)))
-
-    if "s[16]" not in body:
-        assert sanitized(0) == "ended"
-    with pytest.raises(AssertionError, match=r"AddressSanitizer: heap-buffer-overflow|an object that is too small"):
-        sanitized(1)
-
-
-def test_whole_path_with_address_sanitizer(python: Callable[..., str]) -> None:
-    """The fibers' stacks are known to it, and the kernels stay inside of what they were given."""
-    program = """
-import torch, cupylosses, cupylosses.testing.host as host, cupylosses.functional as F
-x, y = torch.rand(67, 129, requires_grad=True), torch.rand(129, requires_grad=True)
-for reduction in ("mean", "none"):
-    F.mse_loss(x, y, reduction=reduction).sum().backward()
-print(host.counters.launches > 4)
-"""
-    assert python(SANITIZED.format(program="import warnings; warnings.simplefilter('ignore')\n" + program)) == "True"
+    """The fibers' stacks are known to AddressSanitizer; a loss stays inside of what it was given, a probe does not."""
+    with pytest.raises(AssertionError) as caught:
+        python(SANITIZED.format(program=OUTSIDE.format(body=body)))
+    text = str(caught.value)
+    assert "True\n" in text and "ended 1" not in text
+    assert ("ended 0" in text) == ("s[16]" not in body)
+    assert re.search("AddressSanitizer: heap-buffer-overflow|an object that is too small", text)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -553,10 +571,11 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(x.suffix == ".so" for x in left)
 
 
-def test_kernels_built_ahead(loss: Loss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was noted is what is run: nothing is left to compile; noting itself compiles and launches nothing."""
     monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
     build.runtime()
+    loss = FEWEST
     count = len(loss.operands)
     operands = samples.operands(loss, loss.values(), ("float32",) * count, [(3, 8), *[(8,)] * (count - 1)])
 
@@ -623,8 +642,9 @@ def launches(call: Callable[[], Any]) -> int:
     return host.counters.launches - before
 
 
-def test_switch(loss: Loss) -> None:
+def test_switch() -> None:
     """Within the block kernels run, before and behind it the formulas; blocks may stand in one another."""
+    loss = FEWEST
     operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [(5, 7)] * len(loss.operands))
     function = by_position(loss)
     assert not host.active()
@@ -685,36 +705,18 @@ def test_autocast() -> None:
                 assert F.mse_loss(x, x).dtype == (torch.float32 if enabled else torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_losses_agree_with_the_truth(loss: Loss, dtype: str) -> None:
-    for case in loss.cases:
-        for reduction in loss.reductions:
-            with host.execution(seed=1):
-                properties.agrees_with_truth(
-                    getattr(F, loss.name), loss, case=case, dtypes=(dtype,), reduction=reduction, shape=(13, 40)
-                )
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_agree_with_the_truth(layout: str) -> None:
-    for name in ("mse_loss", "kl_div"):
-        for reduction in ("none", "mean"):
-            with host.execution(seed=2):
-                properties.agrees_with_truth(getattr(F, name), registry()[name], layout=layout, reduction=reduction)
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column", "scalar", "outer"])
+@each_in_turn(["contiguous", "sliced", "row", "column", "scalar", "outer"])
 def test_order_and_grid_do_not_matter(loss: Loss, layout: str) -> None:
     host_properties.keeps_its_bits_in_any_order(getattr(F, loss.name), loss, layout)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sliced"])
+@each_in_turn(["contiguous", "sliced"])
 def test_each_warp_answers_for_its_own_part(loss: Loss, layout: str) -> None:
     shape = (2500,) if layout == "contiguous" else (50, 50)
     host_properties.goes_by_the_note_of_each_warp(getattr(F, loss.name), loss, layout, shape)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sliced", "row", "column"])
+@each_in_turn(["contiguous", "sliced", "row", "column"])
 def test_one_pass_or_two(loss: Loss, layout: str) -> None:
     """Several blocks, groups and tails."""
     for shape in ((33, 131), (1, 3)):
@@ -724,18 +726,23 @@ def test_one_pass_or_two(loss: Loss, layout: str) -> None:
             )
 
 
-def test_more_batches_than_groups(loss: Loss) -> None:
+@each_in_turn(["none", "mean"])
+def test_more_batches_than_groups(loss: Loss, reduction: str) -> None:
     """What only millions of elements would reach otherwise: groups of many batches, lanes of many runs."""
-    for size, reduction in product((10_301, 20_001), ("none", "mean")):
+    for size in (10_301, 20_001):
         with host_properties.few_groups(), host.execution(seed=1):
             properties.agrees_with_truth(getattr(F, loss.name), loss, shape=(size,), reduction=reduction)
 
 
-def test_nan_is_never_swallowed(loss: Loss) -> None:
-    with host.execution(seed=1):
-        properties.propagates_nan(getattr(F, loss.name), loss)
-
-
+@pytest.mark.representatives
+@pytest.mark.thorough
 def test_offsets_beyond_32_bits(loss: Loss) -> None:
     with host.execution(seed=1):
         properties.reads_beyond_32_bits(getattr(F, loss.name), loss)
+
+
+@pytest.mark.representatives
+@pytest.mark.thorough
+def test_nan_is_never_swallowed(loss: Loss) -> None:
+    with host.execution(seed=1):
+        properties.propagates_nan(getattr(F, loss.name), loss)

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 from checkout import ROOT, load_script
+from grids import REPRESENTATIVES, short_or_full
 
 from cupylosses import compiler
 from cupylosses.codegen import KINDS, Variant
@@ -24,6 +25,9 @@ from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.variants import variants
 
 NAMES = list(registry())
+
+#: One representative; with ``--thorough``, all of them.
+of_some = pytest.mark.parametrize("loss", short_or_full(REPRESENTATIVES[-1:], REPRESENTATIVES))
 OURS = f"{NAMES[0]}_{next(iter(KINDS))}_f32"
 
 
@@ -56,7 +60,7 @@ def planned(loss: Loss) -> dict[Variant, set[int]]:
     return found
 
 
-@pytest.mark.representatives
+@of_some
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_smoke_test_reaches_every_entry_point_layout_and_dtype(loss: Loss) -> None:
     found, everything = planned(loss), variants(loss)
@@ -68,7 +72,7 @@ def test_smoke_test_reaches_every_entry_point_layout_and_dtype(loss: Loss) -> No
         assert min(grids) == 1 and max(grids) > 1, kind
 
 
-@pytest.mark.representatives
+@of_some
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_smoke_test_runs(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smoke, "BATCHES", (1025,))
@@ -93,7 +97,7 @@ def test_launches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 # The command
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+@pytest.mark.parametrize("tool", ["memcheck", "initcheck"])
 def test_command_watches_only_our_kernels(script: ModuleType, tool: str) -> None:
     command = script.command(Path("/x/compute-sanitizer"), tool, NAMES[:2], script.TRACKS_OTHERS)
     assert command[:3] == ["/x/compute-sanitizer", "--tool", tool]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from grids import LOSSES, REPRESENTATIVES, in_turn
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -31,6 +32,9 @@ inf, nan = math.inf, math.nan
 DTYPES = [getattr(torch, name) for name in checks.FLOATING]
 dtype = pytest.mark.parametrize("dtype", DTYPES, ids=checks.FLOATING)
 layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+#: Each loss with one dtype in turn; with ``--thorough``, with every one.
+dtypes_in_turn = pytest.mark.parametrize(("loss", "dtype"), in_turn(LOSSES, DTYPES))
 
 
 def double(*values: float) -> Tensor:
@@ -252,9 +256,15 @@ def by_autograd(
     return value.detach(), torch.autograd.grad(value, leaves, upstream)
 
 
-@pytest.mark.representatives
-@pytest.mark.parametrize("limit", [1 << 24, 100])
-@pytest.mark.parametrize("layout", ["contiguous", "row", "column", "outer", "scalar", "zero_d", "eight_d"])
+@pytest.mark.parametrize(
+    ("layout", "loss", "limit"),
+    in_turn(
+        ["contiguous", "row", "column", "outer", "scalar", "zero_d", "eight_d"],
+        REPRESENTATIVES,
+        [1 << 24, 100],
+        times=2,
+    ),
+)
 def test_truth_is_the_derivative_of_the_formula(loss: Loss, layout: str, limit: int) -> None:
     for reduction in loss.reductions:
         check = Check(loss, dtypes=("float32",), reduction=reduction, layout=layout, shape=(14, 9))
@@ -319,7 +329,7 @@ def test_float32_is_flushed_on_a_gpu() -> None:
 # Samples
 
 
-@dtype
+@dtypes_in_turn
 def test_samples_are_of_the_domain_and_repeatable(loss: Loss, dtype: torch.dtype) -> None:
     name = tolerance.dtype_name(dtype)
     for case in loss.cases:
@@ -358,7 +368,7 @@ def test_integer_samples(loss: Loss) -> None:
             assert len(x.unique()) > 1 or (operand.domain == "sign" and not kind.is_signed)
 
 
-@dtype
+@dtypes_in_turn
 def test_edges_hold_what_goes_wrong(loss: Loss, dtype: torch.dtype) -> None:
     for case in loss.cases:
         values = loss.values(case)
