@@ -322,8 +322,7 @@ def test_access_outside_of_an_allocation(body: str, python: Callable[..., str]) 
     with pytest.raises(AssertionError) as caught:
         python(SANITIZED.format(program=OUTSIDE.format(body=body)))
     text = str(caught.value)
-    assert "True\n" in text and "ended 1" not in text
-    assert ("ended 0" in text) == ("s[16]" not in body)
+    assert "True\n" in text and "ended 0" in text and "ended 1" not in text
     assert re.search("AddressSanitizer: heap-buffer-overflow|an object that is too small", text)
 
 
@@ -674,7 +673,6 @@ F.mse_loss(torch.rand(5), torch.rand(5))
 print(host.active(), host.counters.launches)
 """
     assert python(program, CUPYLOSSES_HOST="1") == "True 1"
-    assert python(program) == "False 0"
 
 
 def test_kernels_of_one_pass() -> None:
