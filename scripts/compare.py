@@ -174,7 +174,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     if arguments.json:
         report.write_json(arguments.json, every, where, vars(arguments), [x.record() for x in lines])
     files.write(arguments, lines, where, console)
-    console.print(verdict(lines, every, perf_counter() - begin), highlight=False)
+    console.print(verdict(lines, every, perf_counter() - begin, alive), highlight=False)
     return 0 if alive and not report.failures(every) else 1
 
 
@@ -194,13 +194,13 @@ def speed_row(like: Row, problems: Sequence[str]) -> Row:
     return Row("time", like.loss, "defaults", "-", "-", "contiguous", "-", problems=tuple(problems))
 
 
-def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float) -> str:
+def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float, complete: bool) -> str:
     """One line for all."""
     failed = [x.loss for x in lines if not x.ok]
     counts = f"{len(lines)} losses, {len(rows)} checks in {seconds:.0f} s"
-    if not failed:
-        return f"[bold green]{counts}: all ok"
-    return f"[bold red]{counts}: {report.failures(rows)} checks failed, of {', '.join(failed)}"
+    ends = [f"{report.failures(rows)} checks failed, of {', '.join(failed)}"] if failed else []
+    ends += [] if complete else ["stopped before the end"]
+    return f"[bold red]{counts}: {'; '.join(ends)}" if ends else f"[bold green]{counts}: all ok"
 
 
 def speed() -> Any:

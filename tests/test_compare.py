@@ -11,6 +11,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -310,6 +311,32 @@ def test_kernels_compile_in_the_order_of_their_use_and_once(script: ModuleType) 
     assert len(advanced) == len(kernels)
 
 
+def test_workers_compile_in_processes_of_their_own(script: ModuleType, tmp_path: Path) -> None:
+    """What a worker is given, that it is waited for, and that one which dies is noticed, with a stand-in for NVRTC."""
+    background = importlib.import_module("comparing.background")
+    program = """if True:
+        import os, pickle, sys
+        while True:
+            text = pickle.load(sys.stdin.buffer)
+            if text == "die": sys.exit(1)
+            with open(f"{sys.argv[1]}/{os.getpid()}", "a") as file: print(text, file=file)
+            print("done", flush=True)
+    """
+    texts = [f"source {i}" for i in range(6)]
+    both = threading.Barrier(2)
+
+    def compile(part: list[str]) -> list[bool]:
+        both.wait(10)
+        return [workers.compile(x) for x in part]
+
+    with background.Workers([sys.executable, "-c", program, str(tmp_path)]) as workers, ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(compile, (texts[:3], texts[3:]))) == [[True] * 3] * 2
+        assert sorted(x.read_text() for x in tmp_path.iterdir()) == [
+            "".join(f"{x}\n" for x in p) for p in (texts[:3], texts[3:])
+        ]
+        assert workers.compile("die") is False and workers.compile("later") is False
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Times
 
@@ -334,6 +361,54 @@ def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.Mon
         console.print(overview.table([line], "x", speed.described(workload)))
         text = console.export_text()
         assert all(x in text for x in ("speed-up", "of a copy", "MiB", overview.number(line.speed_up)))
+
+
+WHERE = {"gpu": "GPU A", "driver": "1", "torch": "2", "cuda": "13.0", "cupy": "14"}
+
+
+@pytest.fixture
+def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The run on a GPU, on the CPU, with stand-ins for clock, memory and compiler; returns the kernels to compile."""
+    stand_ins(monkeypatch)
+    overview, background = (importlib.import_module(f"comparing.{x}") for x in ("overview", "background"))
+    tasks, compiled = overview.tasks, []
+    monkeypatch.setattr(script, "find_place", lambda *_: ("cuda", "Found a GPU"))
+    monkeypatch.setattr(script.report, "environment", lambda place: WHERE)
+    monkeypatch.setattr(script, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(overview, "tasks", lambda loss, device, seed: tasks(loss, "cpu", seed))
+    monkeypatch.setattr(background, "workers", lambda: None)
+    monkeypatch.setattr(background, "for_gpu", lambda kernel, workers: compiled.append(kernel))
+    # Kernels of CPU tensors are noted where those of CUDA tensors would be.
+    monkeypatch.setattr(host, "noting", lambda gpu, noting=host.noting: noting())
+    return compiled
+
+
+def test_a_run_on_a_gpu(as_if_on_a_gpu: list[Any], compare: Compare, tmp_path: Path) -> None:
+    file = tmp_path / "lines.csv"
+    done = compare("--loss", "mse_loss", "nll_loss", "--csv", str(file))
+    assert done.status == 0, done.output
+    assert done.lines[0] == "GPU A, driver 1, torch 2 for CUDA 13.0, CuPy 14"
+    assert sum("times of" in x and "speed-up" in y for x, y in itertools.pairwise(done.lines)) == 2, done.output
+    for line in csv.DictReader(file.open()):
+        assert all(float(line[x]) > 0 for x in ("ms", "torch_ms", "speed_up", "copy_fraction")), line
+        assert int(line["extra_bytes"]) < PEAK
+    # Of row losses the large workload has kernels of its own.
+    assert len(as_if_on_a_gpu) == len(set(as_if_on_a_gpu)) > 9 + 10
+
+
+def test_a_gpu_that_stops_ends_the_run(
+    as_if_on_a_gpu: list[Any], compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = importlib.import_module("comparing.speed")
+
+    def die(workload: Any) -> None:
+        raise RuntimeError("the GPU does not outlive it")
+
+    monkeypatch.setattr(speed, "measure", die)
+    done = compare("--loss", "l1_loss")
+    assert done.status == 1 and "stopped: the GPU does not outlive it" in done.lines
+    assert line_of(done, "l1_loss")[-1] == "ok"
+    assert re.fullmatch(r"1 losses, \d+ checks in \d+ s: stopped before the end", done.lines[-1])
 
 
 def test_a_loss_that_cannot_be_timed_fails(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
