@@ -166,7 +166,8 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     for section in dict.fromkeys(x.section for x in lines):
         timed = next((speed().described(x) for n, x in workloads.items() if rows[n][0].section == section), None)
         console.print()
-        console.print(overview.table(lines, section, timed))
+        # A narrow terminal wraps the lines itself; rich would cut cells.
+        Console(width=max(console.width, WIDTH)).print(overview.table(lines, section, timed), soft_wrap=True)
     console.print(overview.legend(place == "cuda"), style="dim", highlight=False)
     every = [r for found in rows.values() for r in found]
     for text in overview.details(every):

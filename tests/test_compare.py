@@ -383,8 +383,11 @@ def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[
     return compiled
 
 
-def test_a_run_on_a_gpu(as_if_on_a_gpu: list[Any], compare: Compare, tmp_path: Path) -> None:
+def test_a_run_on_a_gpu(
+    as_if_on_a_gpu: list[Any], compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "lines.csv"
+    monkeypatch.setattr(sys.modules["compare"], "output", lambda: Console(width=60, soft_wrap=True))
     done = compare("--loss", "mse_loss", "nll_loss", "--csv", str(file))
     assert done.status == 0, done.output
     assert done.lines[0] == "GPU A, driver 1, torch 2 for CUDA 13.0, CuPy 14"
@@ -392,6 +395,8 @@ def test_a_run_on_a_gpu(as_if_on_a_gpu: list[Any], compare: Compare, tmp_path: P
     for line in csv.DictReader(file.open()):
         assert all(float(line[x]) > 0 for x in ("ms", "torch_ms", "speed_up", "copy_fraction")), line
         assert int(line["extra_bytes"]) < PEAK
+    # However narrow the terminal, no cell is cut.
+    assert "…" not in done.output and len(line_of(done, "mse_loss")) == 12
     # Of row losses the large workload has kernels of its own.
     assert len(as_if_on_a_gpu) == len(set(as_if_on_a_gpu)) > 9 + 10
 
