@@ -205,7 +205,7 @@ def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float, complete
 
 
 def speed() -> Any:
-    """What takes times, which imports what only a GPU needs."""
+    """The module that takes times, imported on first use: it needs what only a GPU has."""
     from comparing import speed
 
     return speed
@@ -284,7 +284,7 @@ def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argpar
 
 
 def output() -> Console:
-    """Where everything is printed."""
+    """The console that everything is printed to."""
     return Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
 
 
@@ -299,18 +299,18 @@ def warm_up(check: AnyCheck) -> None:
 
 
 def detailed(arguments: argparse.Namespace) -> bool:
-    """Whether each check is to have a line."""
+    """True if each check is to have a line."""
     given = (arguments.dtype, arguments.reduction, arguments.layout, arguments.shape, arguments.compile)
     return any((*given, arguments.full, arguments.everything))
 
 
 def asked(arguments: argparse.Namespace) -> bool:
-    """Whether something in particular was asked for."""
+    """True if the user asked for something in particular."""
     return any((arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.everything))
 
 
 def few(arguments: argparse.Namespace, place: str) -> bool:
-    """Whether only some rows of a loss run: where kernels are dear."""
+    """True if only some rows of a loss run, because each kernel is compiled for this run alone."""
     return place == "host" and arguments.device == "auto" and not asked(arguments)
 
 
@@ -345,7 +345,7 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
 
 
 def wanted(name: str, arguments: argparse.Namespace) -> bool:
-    """Whether a loss is to be compared."""
+    """True if a loss is to be compared."""
     return not arguments.loss or name in arguments.loss
 
 
@@ -373,7 +373,7 @@ def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tu
 
 
 def first_line(place: str, why: str, where: dict[str, str]) -> str:
-    """What the run is about."""
+    """The first line of output: the GPU and versions, or the place and the reason for it."""
     if place == "cuda":
         return "{gpu}, driver {driver}, torch {torch} for CUDA {cuda}, CuPy {cupy}".format(**where)
     if place == "host":

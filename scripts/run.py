@@ -26,16 +26,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = (3, 10)
 
-#: What a command needs besides the library, and what it runs.
+#: By command: the extras that it needs besides the library, and the program that it runs.
 COMMANDS = {
     "compare": (["torch", "scripts"], ["scripts/compare.py"]),
     "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
 }
 
-#: What runs the whole suite: several processes, though not so many that a GPU runs out of memory.
+#: Arguments of the whole suite: several processes, though not so many that a GPU runs out of memory.
 PROCESSES = ["--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]
 
-#: What a command is given beside what is passed on, by that. Coverage costs half of Python's time.
+#: Arguments that are added to a command line, by that. Coverage costs half of Python's time.
 WHOLE = {("test",): PROCESSES, ("test", "--thorough"): ["--cov", *PROCESSES]}
 
 #: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.

@@ -36,7 +36,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with clocks, memory counters and a cache."""
+    """Operands on the CPU, and stand-ins for clocks, memory counters and a cache."""
     on_cpu(monkeypatch)
     monkeypatch.setattr(timing, "event", Event)
     monkeypatch.setattr(timing, "_cycles_per_second", lambda: 1e9)

@@ -278,7 +278,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
 
 
 def kernels_of(tasks: list[Any]) -> dict[Any, None]:
-    """What a run of tasks compiles."""
+    """Kernels that a run of tasks compiles."""
     with host.noting() as found:
         for x in tasks:
             if x.calls:
@@ -312,7 +312,7 @@ def test_kernels_compile_in_the_order_of_their_use_and_once(script: ModuleType) 
 
 
 def test_workers_compile_in_processes_of_their_own(script: ModuleType, tmp_path: Path) -> None:
-    """What a worker is given, that it is waited for, and that one which dies is noticed, with a stand-in for NVRTC."""
+    """Each worker compiles its part, is waited for, and is missed when it dies; a program stands in for NVRTC."""
     background = importlib.import_module("comparing.background")
     program = """if True:
         import os, pickle, sys
@@ -600,7 +600,7 @@ def test_layouts_of_rows_are_what_the_engine_takes() -> None:
 
 
 def exit_code(script: ModuleType, arguments: tuple[str, ...]) -> object:
-    """What the script exits with before it begins."""
+    """The exit status of a run that does not begin."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(sys, "argv", ["compare.py", *arguments])
         script.main()

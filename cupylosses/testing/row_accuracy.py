@@ -1,4 +1,4 @@
-"""How far losses of rows are from the truth, in units in the last place, as :mod:`cupylosses.testing.accuracy` measures
+"""The accuracy of losses of rows, in units in the last place, as :mod:`cupylosses.testing.accuracy` measures that of
 element-wise losses.
 
 Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
@@ -64,7 +64,7 @@ class RowSweep:
 
     @property
     def possible(self) -> bool:
-        """Whether the loss takes these parameters with this kind of target."""
+        """True if the loss takes these parameters with this kind of target."""
         return self._check.possible
 
     @property

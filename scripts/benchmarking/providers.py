@@ -199,7 +199,9 @@ def providers(workload: Workload, mode: str, compile: bool, wanted: Sequence[str
     found = expressions(workload)
     if compile and COMPILE in wanted:
         found[COMPILE] = compiled(workload)
-    found |= peers(workload, mode)
+    if {*wanted} & PEERS.keys():
+        # Importing peers takes seconds.
+        found |= peers(workload, mode)
     return {name: call for name, call in found.items() if name == OURS or name in wanted}
 
 

@@ -1,4 +1,4 @@
-"""What ``scripts/compare.py`` is made of.
+"""The parts of ``scripts/compare.py``.
 
 ``overview`` has the checks and the line of each loss, ``speed`` its time and memory on a GPU. For a line per check,
 ``matrix`` says which checks run, and ``row_matrix`` which of losses of rows. ``rows`` performs them, ``bits`` holds

@@ -27,7 +27,7 @@ from cupylosses.testing.row_accuracy import measure as measure_rows
 #: A sweep of an element-wise loss, or of one of rows.
 AnySweep = Sweep | RowSweep
 
-#: What of the command line means nothing here.
+#: Arguments of the command line that mean nothing here.
 OTHERS = ("shape", "reduction", "layout", "compile", "full")
 
 LEGEND = (
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether the result is within the bar everywhere."""
+        """True if the result is within the bar everywhere."""
         return not self.problems
 
     def record(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def obstacle(arguments: Namespace) -> str | None:
 
 
 def sweeps(arguments: Namespace, place: str) -> list[AnySweep]:
-    """What to measure."""
+    """The sweeps of a run, element-wise losses first."""
     dtypes = arguments.dtype or [(name,) for name in checks.FLOATING]
     where: dict[str, Any] = {"device": "cuda" if place == "cuda" else "cpu", "seed": arguments.seed}
     found: list[AnySweep] = [

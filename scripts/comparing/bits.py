@@ -69,7 +69,7 @@ def repeated(check: AnyCheck) -> Row:
 
 
 def another_moment() -> AbstractContextManager[object]:
-    """Where the host runs kernels, another grid and order of threads; a GPU orders them anew by itself."""
+    """Another grid and order of threads where the host runs kernels; a GPU orders them anew by itself."""
     return host.execution(processors=7, seed=1) if host.active() else nullcontext()
 
 
@@ -79,7 +79,7 @@ def output_bytes(*results: torch.Tensor | None) -> list[int]:
 
 
 def differences(when: str, first: Result, second: Result) -> list[str]:
-    """Which of the results have other bits."""
+    """Names of the results that have other bits."""
     found = [] if same_bits(first.value, second.value) else [f"value: other bits {when}"]
     for i, (a, b) in enumerate(zip(first.gradients, second.gradients, strict=True)):
         if a is not None and b is not None and not same_bits(a, b):
@@ -93,7 +93,7 @@ def differences(when: str, first: Result, second: Result) -> list[str]:
 
 @dataclass(frozen=True)
 class Library:
-    """How tensors cross to an array library and back, without a copy."""
+    """The way of tensors to an array library and back, without a copy."""
 
     name: str
     array: type
@@ -119,7 +119,7 @@ def section(device: str) -> str:
 
 
 def crosses(dtypes: Sequence[str], device: str) -> bool:
-    """Whether the array library takes these dtypes: NumPy has no bfloat16, CuPy 13 does not let it in."""
+    """True if the array library takes these dtypes: NumPy has no bfloat16, CuPy 13 does not let it in."""
     try:
         for name in dtypes:
             library(device).to(torch.zeros(1, dtype=getattr(torch, name), device=device))

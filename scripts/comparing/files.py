@@ -1,4 +1,4 @@
-"""What a run leaves behind for those who want to look: the table as CSV, and a picture."""
+"""Files of a run: the table as CSV, and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checks run: everything once by default, everything with everything on demand."""
+"""The checks of element-wise losses that have a line each: everything once, or everything with everything."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WANTED_REDUCTIONS = ("mean", "none")
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user asked for; None where the default is wanted."""
+    """The user's choices; None stands for the default."""
 
     losses: Sequence[Loss]
     shape: Shape
@@ -64,7 +64,7 @@ class Selection:
         return Check(loss, shape=self.shape, device=self.device, seed=self.seed, **fields)  # type: ignore[arg-type]
 
     def takes(self, check: Check) -> bool:
-        """Whether a check is possible and wanted."""
+        """True if a check is possible and wanted."""
         kept = not self.few or among_few(check)
         kept &= not self.covered or check.loss in representatives() or covering.contains(check)
         return check.possible and check.has_truth and kept
@@ -106,7 +106,7 @@ def _once(selection: Selection, loss: Loss) -> Iterator[Check]:
 
 
 def among_few(check: Check) -> bool:
-    """Whether a check stays where kernels are dear: every loss, dtype, reduction and gradient does, but not with all.
+    """True if a check stays where kernels are dear: every loss, dtype, reduction and gradient does, but not with all.
 
     A flag, a layout and a choice of gradients, which have kernels of their own, each meet one dtype; parameters are
     numbers that kernels get.

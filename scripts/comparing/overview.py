@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Line:
-    """What is printed of a loss: the worst of its errors, in conditioned units, and what it takes on a GPU."""
+    """The printed line of a loss: its worst errors, in conditioned units, and its time and memory on a GPU."""
 
     loss: str
     section: str
@@ -62,12 +62,12 @@ class Line:
 
     @property
     def ok(self) -> bool:
-        """Whether every check of the loss passed."""
+        """True if every check of the loss passed."""
         return not self.failed
 
     @property
     def speed_up(self) -> float | None:
-        """How many times faster than torch."""
+        """Torch's time in units of ours."""
         return self.torch_ms / self.ms if self.ms and self.torch_ms else None
 
     def record(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def mebibytes(size: int | None) -> str:
 
 
 def legend(timed: bool) -> str:
-    """What the numbers mean."""
+    """The units of the columns."""
     text = (
         "Worst errors in units in the last place (ulp) of the result or, where something cancels, of the arithmetic, "
         "against float64."
@@ -210,7 +210,7 @@ def legend(timed: bool) -> str:
 
 
 def details(rows: Sequence[Row]) -> Iterator[str]:
-    """What is wrong, a line for each."""
+    """One line for each problem."""
     for r in rows:
         for problem in r.problems:
             words = (r.loss, r.case, r.dtype, r.reduction, r.layout, f"gradients of {r.gradients}")

@@ -112,7 +112,7 @@ class Report:
 
 
 def failures(rows: Sequence[Row]) -> int:
-    """How many rows failed."""
+    """The number of rows that failed."""
     return sum(not r.ok for r in rows)
 
 
@@ -131,7 +131,7 @@ def figures(rows: Sequence[Row]) -> tuple[float | None, float | None, float | No
 
 
 def legend() -> str:
-    """What the numbers mean."""
+    """The units of the columns."""
     table = ", ".join(f"{name} {t.element:g}" for name, t in TABLE.items())
     return (
         "Errors are in units in the last place (ulp) of the result, against a float64 truth; torch's stand beside.\n"
@@ -141,7 +141,7 @@ def legend() -> str:
 
 
 def environment(place: str) -> dict[str, str]:
-    """Where the rows were measured; ``place`` is a choice of --device."""
+    """The machine and versions of the run; ``place`` is a choice of --device."""
     if place == "cuda":
         return gpu_environment()
     compiler = {"compiler": " ".join(host.find_compiler() or ())} if place == "host" else {}

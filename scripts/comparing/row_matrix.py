@@ -1,4 +1,4 @@
-"""Which checks of losses of rows run, from their definitions: each loss with each kind of target that it takes."""
+"""The checks of losses of rows that have a line each: each loss with each kind of target that it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupylosses.testing.row_check import GIVEN, MASK, ROW_LAYOUTS, RowCheck
 #: A target per class may have another dtype than the logits.
 DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float64",), ("bfloat16", "float32"))
 
-#: Where every layout is tried, by default.
+#: Dtypes and reductions that meet every layout by default.
 LAYOUT_DTYPES: Mapping[Dtypes, Sequence[str]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
 
 #: The layout in which arguments and dtypes are tried.
@@ -119,14 +119,14 @@ def _laid_out(
 
 
 def among_covered(check: RowCheck) -> bool:
-    """Whether a check stays where nothing in particular was asked for: of losses but the first, options do not meet
+    """True if a check stays where nothing in particular was asked for: of losses but the first, options do not meet
     every dtype.
     """
     return (check.loss.name, check.kind) == FIRST or not check.case or check.dtypes == ("float32",)
 
 
 def among_few(check: RowCheck) -> bool:
-    """Whether a check stays where kernels are dear: every loss, target and dtype, and each option, layout and reduction
+    """True if a check stays where kernels are dear: every loss, target and dtype, and each option, layout and reduction
     with the first loss, but not with each other.
     """
     first = (check.loss.name, check.kind) == FIRST

@@ -24,7 +24,7 @@ AnyCheck = Check | RowCheck
 
 @dataclass(frozen=True)
 class Row:
-    """What is printed and written for one check. Errors are in ulp, times in milliseconds; None is "not measured".
+    """One check as it is printed and written. Errors are in ulp, times in milliseconds; None is "not measured".
 
     ``..._ulp`` are plain, ``..._error`` in conditioned units (:mod:`cupylosses.testing.tolerance`).
     """
@@ -51,12 +51,12 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether the check passed."""
+        """True if the check passed."""
         return not self.problems
 
     @property
     def speed_up(self) -> float | None:
-        """How many times faster than torch."""
+        """Torch's time in units of ours."""
         return self.torch_ms / self.ms if self.ms and self.torch_ms else None
 
     def record(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | 
 
 
 def functions(check: AnyCheck, outcome: Outcome, compile: bool) -> dict[str, Callable[..., torch.Tensor]]:
-    """What is timed, by name."""
+    """The functions to time, by name."""
     found = {"ours": check.ours()}
     if outcome.torch:
         found["torch"] = eager = outcome.torch

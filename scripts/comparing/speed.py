@@ -32,7 +32,7 @@ INTERMEDIATES = 24
 
 
 def workload(loss: Loss | RowLoss, free: int) -> Workload:
-    """What is timed of a loss, so large that it fits into ``free`` bytes of memory."""
+    """The timed call of a loss, as large as fits into ``free`` bytes of memory."""
     if isinstance(loss, RowLoss):
         (count, classes), dtype = figures.PLAIN_LOGITS
         fits = free // (INTERMEDIATES * classes * getattr(torch, dtype).itemsize)
@@ -44,8 +44,8 @@ def workload(loss: Loss | RowLoss, free: int) -> Workload:
 
 
 def described(found: Workload) -> str:
-    """What is timed, in words."""
-    return f"times of {figures.spell_shape(found.shape)} {found.dtype}, mean or default reduction, forward and backward"
+    """The timed call in words."""
+    return f"times of {figures.spell_shape(found.shape)} {found.dtype}, forward and backward"
 
 
 def calls(found: Workload) -> None:
