@@ -6,13 +6,13 @@ properties must notice; that the right functions satisfy them all is what the ot
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from devices import KERNELS
+from grids import REPRESENTATIVES, short_or_full, thorough
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
@@ -331,12 +331,6 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
     "offsets of 32 bits": (offsets_of_32_bits, [P.reads_beyond_32_bits]),
 }
 
-PAIRS = [
-    pytest.param(spoil, check, id=f"{name}-{check.__name__}")
-    for name, (spoil, checks) in WRONG.items()
-    for check in checks
-]
-
 
 def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
     """Whether a property has nothing to hold this loss against, or the loss is right all the same."""
@@ -353,18 +347,25 @@ def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
     return name.startswith("another convention") and not loss.kinks(**loss.values())
 
 
-@pytest.mark.representatives
-@pytest.mark.parametrize(("spoil", "check"), PAIRS)
-def test_wrong_function_is_caught(
-    spoil: Callable[[Function, Loss], Function],
-    check: Callable[..., None],
-    loss: Loss,
-    device: str,
-) -> None:
-    name = next(n for n, (s, _) in WRONG.items() if s is spoil)
-    if says_nothing(check, loss, name):
-        pytest.skip(f"{loss.name} has nothing of the kind")
-    right = getattr(F, loss.name)
+def pairs() -> list[Any]:
+    """Each wrong function with each property that must notice, of a representative in turn, on the reference path; with
+    ``--thorough`` of all of them, in kernels too.
+    """
+    found = []
+    pairs = [(name, check) for name, (_, checks) in WRONG.items() for check in checks]
+    for i, (name, check) in enumerate(pairs):
+        losses = [x for x in REPRESENTATIVES if not says_nothing(check, x, name)]
+        for loss in short_or_full(losses[i % len(losses) :][:1], losses):
+            title = f"{name}-{check.__name__}-{loss.name}"
+            found.append(pytest.param(name, check, loss, "cpu", id=title))
+            if thorough():
+                found.append(pytest.param(name, check, loss, KERNELS, id=f"{title}-kernels", marks=pytest.mark.kernels))
+    return found
+
+
+@pytest.mark.parametrize(("name", "check", "loss", "device"), pairs())
+def test_wrong_function_is_caught(name: str, check: Callable[..., None], loss: Loss, device: str) -> None:
+    spoil, right = WRONG[name][0], getattr(F, loss.name)
     check(right, loss, device=device)
     # gradcheck has an exception of its own.
     with pytest.raises((AssertionError, GradcheckError)):
@@ -378,6 +379,7 @@ def test_every_property_can_fail() -> None:
     assert {x for x in public - helpers if not x.__name__.startswith("_")} <= proven
 
 
+@pytest.mark.representatives
 def test_lost_gradient_raises(loss: Loss) -> None:
     """A gradient that silently does not exist is an error of torch's in every check that asks for it."""
 
@@ -386,16 +388,3 @@ def test_lost_gradient_raises(loss: Loss) -> None:
 
     with pytest.raises(RuntimeError, match="not have been used in the graph"):
         P.agrees_with_truth(by_name(wrong, loss), loss)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Wrong CUDA: the expression itself, which only a GPU evaluates
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("expression", ["-({})", "2.0 * ({})", "1.001 * ({})", "({}) + 0.001"])
-def test_wrong_expression_is_caught(loss: Loss, expression: str, reduction: str) -> None:
-    wrong = dataclasses.replace(loss, value=expression.format(loss.value))
-    with pytest.raises(AssertionError):
-        P.agrees_with_truth(F.function_of(wrong), loss, reduction=reduction, device=KERNELS)
