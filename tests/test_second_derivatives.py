@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from devices import GPU, KERNELS
+from grids import CASES, REPRESENTATIVES, in_turn, short_or_full
 from torch import Tensor
 
 import cupylosses
@@ -26,13 +26,13 @@ from cupylosses.engine import Plan
 from cupylosses.engine import Tensor as Described
 from cupylosses.forms import Form, form
 from cupylosses.reduction import Reduction
-from cupylosses.testing import host, samples
+from cupylosses.testing import samples
+from cupylosses.testing.formulas import Formula
 from cupylosses.testing.nvrtc import Nvrtc
 
 inf, nan = math.inf, math.nan
 
 LOSSES = registry()
-CASES = [pytest.param(x, c, id=f"{x.name}-{i}") for x in LOSSES.values() for i, c in enumerate(x.cases)]
 FORMS = {"plain": {}, "weight and mask": {"weight": "array", "mask": True}}
 
 SHAPE = (6, 20)
@@ -111,6 +111,11 @@ class Setting:
         result = autograd.evaluate(self.call(leaves, how))
         return result.detach(), list(torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad]))
 
+    def by_formula(self) -> tuple[Tensor, list[Tensor]]:
+        """The same of every element by the formula alone, without a kernel."""
+        value, gradients = Formula(self.loss, self.flags, self.parameters).evaluate(self.operands)
+        return value, [x for x in gradients if x is not None]
+
     def truth(self) -> tuple[Truth, list[Truth]]:
         """The element values and their gradients with respect to the floating operands and the directions."""
         base = self.loss.base
@@ -148,21 +153,13 @@ def setting(
     return Setting(directional(base, moving), operands, parameters, loss.choose(values), values)
 
 
-def kernels() -> AbstractContextManager[Any]:
-    """Where kernels run, as conftest.py has it for losses that are no representatives."""
-    return nullcontext() if GPU else host.execution(sanitize=("thread",))
-
-
 def worst_errors(chosen: Setting) -> dict[str, float]:
-    """Of the values of the elements, and of every gradient, by name."""
-    rows = chosen.loss.mean_of_rows
-    with kernels():
-        value, gradients = chosen.evaluate(Reduction("sum" if rows else "none"))
+    """Of the values of the elements, and of every gradient, by name, as the formula alone has them."""
+    value, gradients = chosen.by_formula()
     expected, slopes = chosen.truth()
     names = [x.name for x in chosen.loss.operands if x.name != "mask"]
-    factor = SHAPE[-1] if rows else 1
-    found = {name: t.error(g * factor) for name, g, t in zip(names, gradients, slopes, strict=True)}
-    return found | ({} if rows else {"value": expected.error(value)})
+    found = {name: t.error(g) for name, g, t in zip(names, gradients, slopes, strict=True)}
+    return found | {"value": expected.error(value)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -170,17 +167,40 @@ def worst_errors(chosen: Setting) -> dict[str, float]:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("how", FORMS.values(), ids=list(FORMS))
-@pytest.mark.parametrize(("definition", "case"), CASES)
-def test_agrees_with_the_formula(definition: Loss, case: Mapping[str, Any], how: Mapping[str, Any], dtype: str) -> None:
-    found = worst_errors(setting(definition, dtype, case, **how))
-    assert {name: x for name, x in found.items() if not x <= FEW[dtype]} == {}
+@pytest.mark.every_loss
+@pytest.mark.parametrize(("loss", "case"), CASES)
+def test_agrees_with_the_formula(loss: Loss, case: Mapping[str, Any]) -> None:
+    for dtype in FEW:
+        found = worst_errors(setting(loss, dtype, case))
+        assert {name: x for name, x in found.items() if not x <= FEW[dtype]} == {}, dtype
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("how", FORMS.values(), ids=list(FORMS))
-@pytest.mark.parametrize("name", ["gaussian_nll_loss", "binary_cross_entropy_with_logits"])
+@pytest.mark.parametrize("how", [x for x in FORMS.values() if x], ids=[name for name, x in FORMS.items() if x])
+def test_forms_agree_with_the_formula(loss: Loss, how: Mapping[str, Any]) -> None:
+    for dtype in FEW:
+        found = worst_errors(setting(loss, dtype, **how))
+        assert {name: x for name, x in found.items() if not x <= FEW[dtype]} == {}, dtype
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("how", "loss", "dtype"), in_turn([*FORMS.values()], REPRESENTATIVES, [*FEW]))
+def test_kernels_agree_with_the_formula(loss: Loss, how: Mapping[str, Any], dtype: str) -> None:
+    """To the bit, without contraction; where rows are averaged, to a rounding of the factor."""
+    chosen = setting(loss, dtype, **how)
+    expected = flat(chosen.by_formula())
+    factor = SHAPE[-1] if loss.mean_of_rows else 1
+    value, *gradients = flat(chosen.evaluate(Reduction("sum" if loss.mean_of_rows else "none")))
+    for found, wanted in zip(gradients, expected[1:], strict=True):
+        torch.testing.assert_close(found * factor, wanted, rtol=1e-6 if loss.mean_of_rows else 0, atol=0)
+    if not loss.mean_of_rows:
+        assert torch.equal(value, expected[0])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("name", "how"), in_turn(["gaussian_nll_loss", "binary_cross_entropy_with_logits"], [*FORMS.values()])
+)
 def test_broadcast_operands_and_reductions(name: str, how: Mapping[str, Any]) -> None:
     """Sums over all elements, or over some dimensions, and the gradients of operands that are read many times."""
     shapes = [SHAPE, (SHAPE[1],), (SHAPE[0], 1), *[(SHAPE[0], 1), SHAPE][: len(how)]]
@@ -198,12 +218,11 @@ def test_broadcast_operands_and_reductions(name: str, how: Mapping[str, Any]) ->
 
 @pytest.mark.kernels
 def test_value_has_the_same_bits_with_and_without_second_derivatives() -> None:
-    for name in ("js_div", "general_robust_loss", "sigmoid_focal_loss"):
+    for name, how in (("js_div", Reduction("none")), ("general_robust_loss", Reduction("sum"))):
         chosen = setting(LOSSES[name], "float32")
-        for how in (Reduction("none"), Reduction("sum")):
-            with_gradients, _ = chosen.evaluate(how)
-            alone = autograd.evaluate(chosen.call(chosen.operands, how))
-            assert torch.equal(with_gradients, alone)
+        with_gradients, _ = chosen.evaluate(how)
+        alone = autograd.evaluate(chosen.call(chosen.operands, how))
+        assert torch.equal(with_gradients, alone)
 
 
 @pytest.mark.kernels
@@ -273,18 +292,18 @@ Point = tuple[float, list[float]]
 
 
 def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any) -> Point:
-    """The value and its derivatives with respect to the operands, at one point."""
+    """The value and its derivatives with respect to the operands, at one point, by the formula that kernels have."""
     derivative, leaves, values = posed(loss, along, operands, directions, KERNELS, **how)
     parameters = tuple(float(values[x.name]) for x in loss.parameters)
     parameters += tuple([0.0] if how.get("weight") == "number" else [])
-    result = autograd.evaluate(Call(derivative, tuple(leaves), Reduction("none"), parameters, loss.choose(values)))
-    return result.item(), slopes(result, leaves)
+    result, gradients = Formula(derivative, loss.choose(values), parameters).evaluate([x.detach() for x in leaves])
+    return result.item(), [x.item() for x in gradients if x is not None]
 
 
 def at_by_formula(
     loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any
 ) -> Point:
-    """The same by the formula."""
+    """The same by the reference formula."""
     derivative, leaves, values = posed(loss, along, operands, directions, "cpu", **how)
     result = reference.elements(derivative, [x if x.is_floating_point() else x.float() for x in leaves], values)
     return result.item(), slopes(result, leaves)
@@ -458,8 +477,9 @@ def nvrtc() -> Nvrtc:
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("definition", [pytest.param(x, id=x.name) for x in LOSSES.values()])
+@pytest.mark.parametrize(
+    ("definition", "dtype"), in_turn(short_or_full(REPRESENTATIVES, tuple(LOSSES.values())), ["float32", "bfloat16"])
+)
 def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
     """The kernel with every gradient there can be, of the form with the most operands."""
     base = form(definition, weight="array", mask=True)
