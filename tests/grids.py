@@ -75,12 +75,25 @@ REPRESENTATIVES = representatives()
 CASES = [(loss, case) for loss in LOSSES for case in loss.cases]
 
 
+def reference_and_kernels(names: str, *axes: Sequence[Any], kernels: Sequence[tuple[Any, ...]] | None = None) -> Any:
+    """Parametrizes ``names`` and ``device``: the product of the axes on the reference path, and in kernels these
+    settings, which without ``--thorough`` go through the axes in turn unless ``kernels`` names others.
+    """
+    every = list(product(*axes))
+    few = short_or_full(in_turn(*axes) if kernels is None else list(kernels), every)
+    cases = [pytest.param(*x, "cpu", id=f"{_title(x)}-reference") for x in every]
+    cases += [pytest.param(*x, KERNELS, id=f"{_title(x)}-kernels", marks=pytest.mark.kernels) for x in few]
+    return pytest.mark.parametrize((*(x.strip() for x in names.split(",")), "device"), cases)
+
+
+def _title(setting: tuple[Any, ...]) -> str:
+    return "-".join(x if isinstance(x, str) else identity(x) or str(x) for x in setting)
+
+
 def by_reference_and_kernels(test: Any) -> Any:
     """Runs a test for each representative on the reference path, and in kernels for the one with most operands."""
-    chosen = short_or_full([max(REPRESENTATIVES, key=lambda x: len(x.operands))], list(REPRESENTATIVES))
-    cases = [pytest.param(x, "cpu", id=f"{x.name}-reference") for x in REPRESENTATIVES]
-    cases += [pytest.param(x, KERNELS, id=f"{x.name}-kernels", marks=pytest.mark.kernels) for x in chosen]
-    return pytest.mark.parametrize(("loss", "device"), cases)(test)
+    largest = max(REPRESENTATIVES, key=lambda x: len(x.operands))
+    return reference_and_kernels("loss", REPRESENTATIVES, kernels=[(largest,)])(test)
 
 
 #: Dtypes of the operands, and what torch promotes them to.

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from devices import KERNELS, allocated
+from grids import reference_and_kernels
 from torch import Tensor
 
 import cupylosses
@@ -120,9 +121,7 @@ def test_upstream_gradients_of_any_storage(device: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-12, atol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("weight", [None, 0.5, "array"])
+@reference_and_kernels("weight, mask, reduction", [None, 0.5, "array"], [False, True], REDUCTIONS)
 def test_elements_that_are_means_of_rows(weight: Any, mask: bool, reduction: str, device: str) -> None:
     """Without dimensions the last one belongs to the element; with them it is one like the others."""
     loss = replace(registry()["mse_loss"], name="rows", torch=None, mean_of_rows=True, mean_of_weights=False)
@@ -197,8 +196,7 @@ def test_a_normalizer_takes_the_place_of_the_weights(device: str) -> None:
             require_same(found, expected, [x, y, weight])
 
 
-@pytest.mark.parametrize("dim", [None, 1])
-@pytest.mark.parametrize("normalizer", [3.0, torch.tensor(3.0)], ids=["number", "tensor"])
+@reference_and_kernels("normalizer, dim", [3.0, torch.tensor(3.0)], [None, 1], kernels=[(3.0, 1)])
 def test_second_derivatives_with_a_normalizer(normalizer: Any, dim: int | None, device: str) -> None:
     x, y = draw(3, 4, device=device)
     mask = x.detach() > -0.5
@@ -250,27 +248,29 @@ def test_one_pass_with_a_normalizer_that_changes(device: str) -> None:
 # The dtype of the result
 
 
-@pytest.mark.parametrize(
-    ("dtype", "out_dtype"),
+@reference_and_kernels(
+    "dtypes, options",
     [("bfloat16", "float32"), ("float16", "float64"), ("float32", "bfloat16"), ("float64", "float16")],
+    [{"reduction": "none"}, {"reduction": "mean"}, {"dim": 1, "mask": True}],
 )
-def test_dtype_of_the_result(dtype: str, out_dtype: str, device: str) -> None:
+def test_dtype_of_the_result(dtypes: tuple[str, str], options: dict[str, Any], device: str) -> None:
     """The result's alone: arithmetic and gradients stay in the operands'."""
+    dtype, out_dtype = dtypes
     kind, result = getattr(torch, dtype), getattr(torch, out_dtype)
     x, y = draw(6, 8, device=device, dtype=kind)
-    mask = torch.ones(6, 1, dtype=torch.bool, device=device)
-    for options in ({"reduction": "none"}, {"reduction": "mean"}, {"dim": 1, "mask": mask}):
-        value = F.mse_loss(x, y, out_dtype=result, **options)
-        exact = composed((x.double() - y.double()) ** 2, registry()["mse_loss"], **{"reduction": "mean"} | options)
-        assert value.dtype == result
-        eps = max(torch.finfo(result).eps, 4 * torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps)
-        torch.testing.assert_close(value.double(), exact.double(), rtol=eps, atol=0)
-        gradients = torch.autograd.grad(value.sum(), (x, y))
-        assert [g.dtype for g in gradients] == [kind, kind]
-        torch.testing.assert_close(gradients[0], -gradients[1])
-        torch.testing.assert_close(
-            gradients[0].double(), torch.autograd.grad(exact.sum(), x)[0].double(), rtol=1e-2, atol=0
-        )
+    if "mask" in options:
+        options = {**options, "mask": torch.ones(6, 1, dtype=torch.bool, device=device)}
+    value = F.mse_loss(x, y, out_dtype=result, **options)
+    exact = composed((x.double() - y.double()) ** 2, registry()["mse_loss"], **{"reduction": "mean"} | options)
+    assert value.dtype == result
+    eps = max(torch.finfo(result).eps, 4 * torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps)
+    torch.testing.assert_close(value.double(), exact.double(), rtol=eps, atol=0)
+    gradients = torch.autograd.grad(value.sum(), (x, y))
+    assert [g.dtype for g in gradients] == [kind, kind]
+    torch.testing.assert_close(gradients[0], -gradients[1])
+    torch.testing.assert_close(
+        gradients[0].double(), torch.autograd.grad(exact.sum(), x)[0].double(), rtol=1e-2, atol=0
+    )
 
 
 @pytest.mark.parametrize(

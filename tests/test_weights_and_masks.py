@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 from devices import KERNELS
+from grids import in_turn, reference_and_kernels
 from torch import Tensor
 
 import cupylosses
@@ -177,8 +178,12 @@ def test_an_element_without_weight_has_no_gradient(content: float, device: str) 
     assert [g.tolist() for g in gradients] == [[0, 4, 0], [0, -4, 0], [0, 1, 9]], "9: a weight is learned from 0"
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize("name", ["log_cosh_loss", "binary_cross_entropy_with_logits", "js_div", "gaussian_nll_loss"])
+@reference_and_kernels(
+    "name, reduction",
+    ["log_cosh_loss", "binary_cross_entropy_with_logits", "js_div", "gaussian_nll_loss"],
+    ["none", "sum", "mean"],
+    kernels=[("log_cosh_loss", "none"), ("gaussian_nll_loss", "mean")],
+)
 def test_a_weight_of_0_has_torchs_second_derivatives(name: str, reduction: str, device: str) -> None:
     """How the derivative with respect to it moves with the operands is their derivative; nothing else moves."""
     loss = registry()[name]
@@ -290,8 +295,9 @@ def test_zeros_have_no_sign(device: str) -> None:
         assert same_bits(found, torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean", "weighted_mean"])
-@pytest.mark.parametrize("nothing", ["mask", "weight", "number"])
+@reference_and_kernels(
+    "nothing, reduction", ["mask", "weight", "number"], ["none", "sum", "mean", "batchmean", "weighted_mean"]
+)
 def test_nothing_counts(nothing: str, reduction: str, device: str) -> None:
     """A sum of nothing is 0, a mean of nothing NaN, and neither has a gradient."""
     x = torch.full((3, 4), nan, device=device, requires_grad=True)
@@ -328,8 +334,9 @@ def test_nothing_counts_in_one_row(device: str) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("reduction", ["mean", "weighted_mean"])
-@pytest.mark.parametrize("added", [{"mask": True}, {"weight": "array", "mask": True}], ids=["mask", "weight and mask"])
+@pytest.mark.parametrize(
+    ("added", "reduction"), in_turn([{"mask": True}, {"weight": "array", "mask": True}], ["mean", "weighted_mean"])
+)
 def test_one_pass_or_two(added: dict[str, Any], reduction: str) -> None:
     loss = form(registry()["huber_loss"], **added)
     setting = {"reduction": reduction, "device": KERNELS}
@@ -379,9 +386,9 @@ def test_editing_a_mask_before_backward_is_torchs_error() -> None:
 TWINS = [("mse_loss", {}), ("l1_loss", {}), ("huber_loss", {}), ("huber_loss", {"delta": 0.25})]
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize(("name", "options"), TWINS, ids=str)
-def test_weights_are_torchs(name: str, options: dict[str, float], reduction: str, device: str) -> None:
+@reference_and_kernels("twin, reduction", TWINS, ["none", "sum", "mean"])
+def test_weights_are_torchs(twin: tuple[str, dict[str, float]], reduction: str, device: str) -> None:
+    name, options = twin
     torchs = getattr(torch.nn.functional, name)
     if "weight" not in torchs.__code__.co_varnames:
         pytest.skip("this torch has no weights")
@@ -433,7 +440,7 @@ def differentiable(function: Callable[..., Tensor], device: str) -> tuple[Callab
     return lambda x, y, w, **options: function(x, y, weight=w, mask=mask, **options), [*drawn, weight], mask
 
 
-@pytest.mark.parametrize("options", [{}, {"dim": 0}, {"dim": 1}, {"reduction": "none"}], ids=str)
+@reference_and_kernels("options", [{}, {"dim": 0}, {"dim": 1}, {"reduction": "none"}], kernels=[({},)])
 def test_derivatives_of_any_order(options: dict[str, Any], device: str) -> None:
     """The quotient rule: the divisor moves with the weights."""
     function, leaves, _ = differentiable(F.mse_loss, device)
