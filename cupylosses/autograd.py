@@ -114,6 +114,9 @@ class TorchDevice(engine.Device):
         torch.cuda.current_stream(self.index).wait_event(event)
         return array
 
+    def copy(self, array: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty_strided(array.shape, strides, dtype=array.dtype, device=array.device).copy_(array)
+
     def visible(self, words: int) -> tuple[torch.Tensor, int]:
         array = torch.zeros(words, dtype=torch.int64, pin_memory=self.is_gpu)
         return array, array.data_ptr()

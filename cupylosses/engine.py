@@ -83,6 +83,10 @@ class Device(ABC):
         """Memory of so many zeros of 64 bits that kernels and the host can both read and write, and its address."""
 
     @abstractmethod
+    def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
+        """A copy with other strides, on the current stream."""
+
+    @abstractmethod
     def address(self, array: Any) -> int:
         """The device address of an array that this object allocated."""
 

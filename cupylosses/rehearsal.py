@@ -69,6 +69,9 @@ class _Nothing(engine.Device):
     def full(self, count: int, value: float) -> Any:
         return self
 
+    def copy(self, array: Placeholder, strides: tuple[int, ...]) -> Any:
+        return Placeholder(array.dtype, array.shape, strides, 0)
+
     def visible(self, words: int) -> tuple[Any, int]:
         return self, 0
 
@@ -173,7 +176,13 @@ class Rehearsal:
         """The same of a loss of rows. Gradients are written ahead or not, as calls do now."""
         row_checks.arrays(call)
         promoted = promoted or row_checks.promoted(call)
-        (self._of_indices if call.kind == "indices" else self._of_terms)(call, wanted, promoted)
+        rehearse = self._of_indices if call.kind == "indices" else self._of_terms
+        if not row_plans.copies(call, self._device):
+            rehearse(call, wanted, promoted)
+            return
+        if not call.loss.softmax:
+            rehearse(call, [], promoted)  # without a gradient nothing is copied
+        rehearse(row_plans.with_classes_together(call, self._device), wanted, promoted)
 
     def _of_indices(self, call: RowCall, wanted: Collection[tuple[bool, bool]], promoted: str) -> None:
         device = self._device

@@ -39,10 +39,13 @@ def evaluate(call: RowCall, slopes: int = 0) -> Any:
         weighed = weight.requires_grad and torch.is_grad_enabled()
         if not weight.is_contiguous():
             call = call._replace(weight=weight.contiguous())
-    found = None if weighed else row_torch.find(call)
+    writes = call.operands[0].requires_grad and torch.is_grad_enabled()
+    found = None if weighed else row_torch.find(call, writes=writes)
     if found is None:
         return _evaluate_apart(call)
     plan, device = found
+    if plan is None:
+        return evaluate(row_torch.with_classes_together(call, device), slopes)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
     if device.is_one_of_several and autograd._current_device() != device.index:
@@ -93,6 +96,9 @@ def gradients(
     if found is None:
         return None
     plan, device = found
+    if plan is None:
+        copied = gradients(row_torch.with_classes_together(call, device), grad_output, slopes, wanted)
+        return None if copied is None else row_torch.like_operands(call, copied)
     if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, slopes, wanted)
@@ -117,11 +123,17 @@ def second(
     """
     if call.weight is not None and not call.weight.is_contiguous():
         call = call._replace(weight=call.weight.contiguous())
-    of_first, of_second = (x if x is None else x.resolve_neg() for x in directions)
+    of_first, of_second = row_torch.directions_like(call, directions)
     found = row_torch.find(call, (of_first, of_second))
     if found is None:
         return None
     plan, device = found
+    if plan is None:
+        copied = second(row_torch.with_classes_together(call, device), grad_output, directions, wanted)
+        if copied is None:
+            return None
+        along, changed = copied
+        return along, row_torch.like_operands(call, changed)
     if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return second(call, grad_output, directions, wanted)
@@ -143,6 +155,8 @@ def _moved(ctx: Any) -> tuple[RowPlan, RowCall, Arguments]:
     plan, device, _, _, call = ctx.launch
     call, same = row_torch.restored(ctx, call)
     if not same:
+        if row_plans.copies(call, device):
+            call = row_plans.with_classes_together(call, device)
         plan = row_plans.index_plan(call, device, plan.promoted, plan.result)
     return plan, call, row_arrays.index_arguments(call, device)
 

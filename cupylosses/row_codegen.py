@@ -60,9 +60,9 @@ class RowVariant:
 
     ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
     rows twice ("long") or in parts ("streamed"), or a thread per row, with classes in shared memory ("columns" and
-    "short") or read again ("long columns"); of log-probabilities only the label's is read ("gather"). For second
-    derivatives all rows are read twice. A row takes a ``cluster`` of blocks, or has the next one brought to the cache
-    ``ahead`` of its turn.
+    "short"); of log-probabilities only the label's is read ("gather"). For second derivatives all rows are read twice,
+    in "lanes", by a "block" or by a thread each ("long columns"). A row takes a ``cluster`` of blocks, or has the next
+    one brought to the cache ``ahead`` of its turn.
     ``weight`` and ``mask`` are dtypes, or "".
     """
 
@@ -199,7 +199,7 @@ def _entry(variant: RowVariant) -> str:
         return STORAGE[name][0] if name else "Absent"
 
     second = variant.kind == "second"
-    columns = ("columns" in variant.layout or variant.layout == "short") and not second
+    columns = variant.layout in ("columns", "short")
     again = second or variant.layout == "long"
     size = f"{variant.lanes}, {LONG_TERM_VECTORS if second else LONG_VECTORS}"
     rank = "kMaxRank" if variant.many else "1"
@@ -224,8 +224,8 @@ def _entry(variant: RowVariant) -> str:
         lines += ["using Reader = GatherReader;"]
     elif columns:
         unit = "const LaneUnit unit{width};"
-        reader = f"ColumnReader<{variant.lanes}, {str(variant.layout == 'columns').lower()}>"
-        lines += [f"using Reader = {'ShortReader' if variant.layout == 'short' else reader};"]
+        reader = "ShortReader" if variant.layout == "short" else f"ColumnReader<{variant.lanes}>"
+        lines += [f"using Reader = {reader};"]
     else:
         unit = "const LaneUnit unit{width};"
         if variant.layout == "lanes" and variant.kind not in ("apply", "second"):

@@ -8,6 +8,7 @@ from typing import Any
 from cupylosses import row_arrays, row_checks, row_engine, row_plans, row_term_engine
 from cupylosses.cupy_arrays import CupyDevice, cupy, dtype_of
 from cupylosses.engine import Divisor
+from cupylosses.launch import dense_strides
 from cupylosses.row_call import RowCall, RowResult
 from cupylosses.row_engine import RowPlan
 from cupylosses.row_term_engine import Pair, TermPlan
@@ -17,23 +18,45 @@ def value_and_gradients(call: RowCall, wanted: tuple[bool, bool], device: CupyDe
     """The loss of arrays on a device that is current, and the gradients that are wanted."""
     if call.weight is not None and not call.weight.flags.c_contiguous:
         call = call._replace(weight=cupy.ascontiguousarray(call.weight))
-    plan = _plan(call, device)
+    plan = _plan(call, device, wanted[0])
+    if plan is None:
+        return _of_copies(call, wanted, device)
     if plan.rows == 0:
         return _of_nothing(call, plan, wanted, device)
     return (_of_indices if call.kind == "indices" else _of_terms)(call, plan, wanted, device)
 
 
-def _plan(call: RowCall, device: CupyDevice) -> Any:
-    key: list[Any] = [*row_arrays.own_key(call), "cupy", device.index]
+def _plan(call: RowCall, device: CupyDevice, writes: bool) -> Any:
+    """As `row_torch.find`."""
+    writes = writes or call.loss.softmax
+    key: list[Any] = [*row_arrays.own_key(call), "cupy", device.index, writes]
     for name, x in call.arrays.items():
         key += (name, x.dtype.name, x.shape, x.strides, x.data.ptr & 15)
     found = row_arrays.plans.get(tuple(key))
     if found is None:
         row_checks.arrays(call)
         make: Any = row_plans.index_plan if call.kind == "indices" else row_plans.term_plan
-        plan = make(call, device, row_checks.promoted(call), call.out_dtype)
+        copied = writes and row_plans.copies(call, device)
+        plan = None if copied else make(call, device, row_checks.promoted(call), call.out_dtype)
         found = row_arrays.remember(tuple(key), plan, device)
     return found[0]
+
+
+def _of_copies(call: RowCall, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
+    """From copies of operands whose classes lie apart; the gradients are copied back."""
+    value, gradients = value_and_gradients(row_plans.with_classes_together(call, device), wanted, device)
+    found = []
+    for x, gradient in zip(call.operands, gradients, strict=True):
+        if gradient is not None:
+            strides = device.strides(x)
+            dense = dense_strides(x.shape, strides)
+            if call.inplace and call.kind == "indices" and strides == dense:
+                x[...] = gradient
+                gradient = x
+            elif device.strides(gradient) != dense:
+                gradient = device.copy(gradient, dense)
+        found.append(gradient)
+    return value, (found[0], found[1])
 
 
 def _of_nothing(

@@ -188,7 +188,7 @@ class RowPlan:
             groups = self.count_groups
             many, words = row_launch.label_words(self.shape, self.classes, *self._labels)
             blocks = min(-(-groups // (threads // launch.WARP)), 8 * self.processors)
-        elif kind == "apply" and layout not in ("columns", "long columns", "short", "gather"):
+        elif kind == "apply" and layout not in ("columns", "short", "gather"):
             # Rows are cut into pieces where there are too few to fill a GPU.
             layout = "block" if layout == "long" else layout
             width, threads = (x.width, x.threads) if layout == "lanes" else (x.width, min(x.threads, 512))

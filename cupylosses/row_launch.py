@@ -4,8 +4,11 @@ lanes          the lanes of a warp share a row, or several rows share a warp; th
 block          a block to a row, or a cluster of blocks; in shared memory, or in parts where there are no gradients
 long           the same for a row that is too long for it, and read twice
 columns        a thread to a row (or to neighbouring ones), where classes lie apart or are few; in shared memory
-long columns   the same, read again from memory
+long columns   the same for second derivatives, read again from memory
 short          a thread to a row of few classes without gaps, moved by its warp together; in shared memory
+
+Rows whose classes lie apart are taken as columns only where that is fast: `copied` says which ones, and the others are
+copied first, their classes next to each other.
 """
 
 from __future__ import annotations
@@ -23,8 +26,15 @@ WARP_VECTORS = 8
 VECTORS = 8
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
-#: Neighbouring rows that a thread takes together, where classes lie apart, at most.
+#: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
 COLUMN_LANES = 4
+COLUMNS_AT_LEAST = 64
+#: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
+NEAR = 2
+#: Classes of log-probabilities whose gradients a thread writes alone, at most, and rows from which on there are enough
+#: such threads for any number of classes. Estimates: a store takes a thread some nanoseconds, a copy some microseconds.
+GATHER_CLASSES = 2048
+GATHER_ROWS = 2048
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 LONG_VECTORS = 4
 #: The same of rows with a target for each class, of which there are two vectors.
@@ -135,7 +145,8 @@ def row_layout(
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
     else:
-        kind, lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
+        lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
+        kind = "columns"
         if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
             kind, threads = "short", THREADS
             shared = (classes | 1) * logits.itemsize * threads
@@ -159,6 +170,32 @@ def row_layout(
 def block_blocks(cluster: int, heavy: bool) -> int:
     """Blocks of BLOCK_THREADS that a multiprocessor has registers for."""
     return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
+
+
+def copied(shape: Sequence[int], classes: int, tensors: Sequence[Rows], read: int, softmax: bool) -> bool:
+    """Whether rows are copied, their classes next to each other, before kernels take them.
+
+    They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
+    ``tensors``, operands and gradients, and a row of the operands, the first ``read`` tensors, fits into shared memory.
+    So images (N, C, H, W) are taken as they are up to C = 192 in float32. A thread alone would read a longer row
+    several times, at the speed of one thread if rows are few, and lose digits in a long sum of number after number.
+    """
+    rows = prod(shape)
+    if not rows or classes <= 1 or all(x.class_stride == 1 for x in tensors):
+        return False
+    sizes, strides = launch.merge(shape, [x.strides for x in tensors])
+    if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
+        return True
+    if not softmax:
+        return classes > GATHER_CLASSES and rows < GATHER_ROWS
+    return classes * sum(x.itemsize for x in tensors[:read]) * COLUMNS_AT_LEAST > SHARED_BYTES
+
+
+def classes_last(shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
+    """Strides without gaps, with the classes next to each other and the rows in the order of the shape."""
+    rows = [n for d, n in enumerate(shape) if d != class_dim]
+    strides = [x * shape[class_dim] for x in launch.dense_strides(rows, (0,) * len(rows))]
+    return (*strides[:class_dim], 1, *strides[class_dim:])
 
 
 def gather_layout(
@@ -193,8 +230,8 @@ def term_layout(
         )
         shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * size
     else:
-        kind, lanes, threads, shared = _of_columns(classes, 1, size)
-        width = 1
+        lanes, threads, shared = _of_columns(classes, 1, size)
+        kind, width = "columns", 1
     in_warps = kind not in ("block", "long")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
@@ -400,18 +437,18 @@ def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) ->
     return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
-def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[str, int, int, int]:
-    """Kind, lanes, threads of a block and bytes of shared memory, for classes that lie apart."""
+def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[int, int, int]:
+    """Lanes, threads of a block and bytes of shared memory, for classes that lie apart. Precondition: a row fits."""
     lanes = min(lanes, COLUMN_LANES)
     while lanes * itemsize >= 4 or lanes == 1:
-        for threads in (256, 128, 64):
+        for threads in (256, 128, COLUMNS_AT_LEAST):
             shared = classes * lanes * itemsize * threads
             if shared <= SHARED_BYTES:
-                return "columns", lanes, threads, shared
+                return lanes, threads, shared
         if lanes == 1:
             break
         lanes //= 2
-    return "long columns", max(lanes, 1), THREADS, 0
+    raise ValueError(f"cupylosses: rows of {classes} classes that lie apart are copied first")
 
 
 def _power_of_two(n: int) -> int:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from cupylosses import row_checks
+from cupylosses import launch, row_checks, row_launch
 from cupylosses.engine import Device
+from cupylosses.interop import ITEMSIZE
 from cupylosses.row_call import RowCall
-from cupylosses.row_engine import RowPlan, RowTensor
+from cupylosses.row_engine import RowPlan, RowTensor, rows_of
 from cupylosses.row_term_engine import TermPlan
 
 
@@ -19,6 +21,40 @@ def smoothed(call: RowCall) -> bool:
         if parameter.name == "label_smoothing":
             return value != 0.0
     return False
+
+
+def copies(call: RowCall, device: Device) -> bool:
+    """Whether kernels that write gradients take the rows of a call from a copy (:func:`.row_launch.copied`); of those
+    that write none, only losses with a softmax do.
+    """
+    operands = differentiable(call)
+    sizes = [ITEMSIZE[row_checks.dtype_name(x)] for x in operands]
+    strides = [device.strides(x) for x in operands] + [_gradient_strides(x, device) for x in operands]
+    tensors = [rows_of(x, call.class_dim, size, 0) for x, size in zip(strides, sizes * 2, strict=True)]
+    return row_launch.copied(call.row_shape, call.classes, tensors, len(operands), call.loss.softmax)
+
+
+def with_classes_together(
+    call: RowCall, device: Device, copy: Callable[[Any, tuple[int, ...]], Any] | None = None
+) -> RowCall:
+    """The call with copies of the operands of which the classes, or those of the gradient, lie apart."""
+
+    def together(x: Any) -> Any:
+        if device.strides(x)[call.class_dim] == _gradient_strides(x, device)[call.class_dim] == 1:
+            return x
+        return (copy or device.copy)(x, row_launch.classes_last(x.shape, call.class_dim))
+
+    moved = tuple([together(x) for x in differentiable(call)])
+    return call._replace(operands=(*moved, *call.operands[len(moved) :]))
+
+
+def differentiable(call: RowCall) -> tuple[Any, ...]:
+    """The operands that have classes, and gradients."""
+    return call.operands[:1] if call.kind == "indices" else call.operands
+
+
+def _gradient_strides(x: Any, device: Device) -> tuple[int, ...]:
+    return launch.dense_strides(x.shape, device.strides(x))
 
 
 def index_plan(call: RowCall, device: Device, promoted: str, out_dtype: str | None, directions: Any = None) -> RowPlan:

@@ -83,6 +83,8 @@ def _again(ctx: Any) -> tuple[TermPlan, RowCall, TermArguments]:
     plan, device, _, call = ctx.launch
     call, same = row_torch.restored(ctx, call)
     if not same:
+        if row_plans.copies(call, device):
+            call = row_plans.with_classes_together(call, device)
         plan = row_plans.term_plan(call, device, plan.promoted, plan.result)
     return plan, call, row_arrays.term_arguments(call, device)
 

@@ -8,21 +8,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import Function
 
 from cupylosses import autograd, row_arrays, row_checks, row_plans
 from cupylosses.autograd import TorchDevice
+from cupylosses.launch import dense_strides
 from cupylosses.row_call import RowCall
 
 
-def find(call: RowCall, directions: Sequence[torch.Tensor | None] = ()) -> tuple[Any, TorchDevice] | None:
+def find(
+    call: RowCall, directions: Sequence[torch.Tensor | None] = (), writes: bool = True
+) -> tuple[Any, TorchDevice] | None:
     """The plan for a call, or for its second derivatives along directions of its operands, made where there is none
     yet, and the device of its arrays; None where no kernel can read one of them.
+
+    The plan is None where kernels take the rows from a copy: ask again for `with_classes_together`. Without a softmax
+    they do only where they write something of the size of the operands.
     """
     first, second = call.operands
     host = autograd._host
     if host is None and not first.is_cuda:
         return None
-    key: list[Any] = [*row_arrays.own_key(call), torch.is_autocast_enabled()]
+    key: list[Any] = [*row_arrays.own_key(call), torch.is_autocast_enabled(), writes or call.loss.softmax]
     key.append(host and autograd._is_autocast_cpu_enabled())
     plain, strided = autograd._PLAIN, torch.strided
     for x in (first, second, call.weight, call.mask, *directions):
@@ -37,9 +44,12 @@ def find(call: RowCall, directions: Sequence[torch.Tensor | None] = ()) -> tuple
         if not all([autograd.runs_kernels(x) for x in call.arrays.values()]):
             return None
         device = _device_of(call)
-        if call.kind == "indices":
+        plan: Any
+        if (writes or call.loss.softmax) and row_plans.copies(call, device):
+            plan = None
+        elif call.kind == "indices":
             along = directions[0] if directions else None
-            plan: Any = row_plans.index_plan(call, device, _promoted(call), call.out_dtype, along)
+            plan = row_plans.index_plan(call, device, _promoted(call), call.out_dtype, along)
         else:
             plan = row_plans.term_plan(call, device, _promoted(call), call.out_dtype, bool(directions))
         found = row_arrays.remember(tuple(key), plan, device)
@@ -69,6 +79,67 @@ def laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> t
     if x.stride() == tuple(strides):
         return x
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+class _Relaid(Function):
+    """A copy with other strides, whose gradient is copied back to those of a new tensor like the original; or, with
+    ``over``, over the original, which has no gaps then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, strides: tuple[int, ...], over: bool) -> torch.Tensor:
+        ctx.back = dense_strides(x.shape, x.stride())
+        over = over and ctx.back == x.stride()
+        ctx.save_for_backward(*[x] * over)
+        return laid_out(x, x.shape, strides)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if not has_memory(gradient):
+            return gradient, None, None
+        if torch.is_grad_enabled():  # create_graph=True
+            return _Relaid.apply(gradient, ctx.back, False), None, None
+        if ctx.saved_tensors:
+            return ctx.saved_tensors[0].detach().copy_(gradient), None, None
+        return laid_out(gradient, gradient.shape, ctx.back), None, None
+
+
+def with_classes_together(call: RowCall, device: TorchDevice) -> RowCall:
+    """The call with copies of operands whose classes lie apart, through which autograd comes back to the originals."""
+    if not torch.is_grad_enabled():
+        return row_plans.with_classes_together(call, device)
+    over = call.inplace and call.kind == "indices"
+    return row_plans.with_classes_together(call, device, lambda x, strides: _Relaid.apply(x, strides, over))
+
+
+def like_operands(
+    call: RowCall, gradients: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of copies of a call's operands with the strides that those of the operands have."""
+    first, second = (
+        g if g is None else laid_out(g, g.shape, dense_strides(x.shape, x.stride()))
+        for g, x in zip(gradients, call.operands, strict=True)
+    )
+    return first, second
+
+
+def directions_like(
+    call: RowCall, directions: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Directions of operands as kernels read them well: the classes next to each other where those of the operand are,
+    or one for all of them; otherwise as the operand lies.
+    """
+    first, second = (
+        v if v is None else _direction_like(x, v.resolve_neg(), call.class_dim)
+        for x, v in zip(call.operands, directions, strict=True)
+    )
+    return first, second
+
+
+def _direction_like(x: torch.Tensor, v: torch.Tensor, dim: int) -> torch.Tensor:
+    own = dense_strides(x.shape, x.stride())
+    near = v.stride(dim) in (0, 1) if x.stride(dim) == 1 else 0 in v.stride() or v.stride() == x.stride()
+    return v if near else laid_out(v, x.shape, own)
 
 
 def save(ctx: Any, call: RowCall, operands: Sequence[torch.Tensor]) -> RowCall:

@@ -1,7 +1,7 @@
 // The row engine where the classes of a row lie `class_stride` apart and other rows lie between: images (N, C, H, W).
 // A thread takes kLanes neighbouring rows, so that a warp reads whole lines of each class. What it has read it keeps in
 // shared memory, where it alone uses it: registers cannot be indexed by a class. Rows with too many classes for that
-// are read again.
+// are copied first (row_launch.py); slopes are applied to logits that are read again, of which none has to be kept.
 
 // Classes are counted in 32 bits where they are few enough to be kept.
 template <bool kStaged>
@@ -168,11 +168,10 @@ __device__ __forceinline__ double visit_columns(const Program& program, const So
   using Input = typename Program::Input;
   using Index = typename Source::Index;
   constexpr int kLanes = Source::kLanes;
-  constexpr bool kStaged = Source::kStaged;
   // The target's logit is replaced by -inf, so that no class has to be compared with it.
-  constexpr bool kPlain = kStaged && !Program::kSmoothed && !Program::kCapped;
+  constexpr bool kPlain = !Program::kSmoothed && !Program::kCapped;
   // The exponentials take the places of their logits where they fit.
-  constexpr bool kExponentials = kGradient && kStaged && !Program::kCapped && kSameType<Input, Compute>;
+  constexpr bool kExponentials = kGradient && !Program::kCapped && kSameType<Input, Compute>;
   Index labels[kLanes];
   bool any = false;
 #pragma unroll
@@ -237,7 +236,7 @@ __device__ __forceinline__ double visit_columns(const Program& program, const So
 }
 
 // As LongReader, for lanes of their own, each of which takes kLanes rows. Precondition: the rows are whole vectors.
-template <int kLanes, bool kStaged>
+template <int kLanes>
 struct ColumnReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const LaneUnit& unit, Scale& scale, int64 groups,
@@ -255,7 +254,7 @@ struct ColumnReader {
         ahead.read(program, (v + step) * kLanes);
         int64 offset[kRowStreams];
         program.space.offsets(v * kLanes, offset);
-        const Column<typename Program::Input, kLanes, kStaged> column(program, offset);
+        const Column<typename Program::Input, kLanes, true> column(program, offset);
         total += visit_columns<kGradient>(program, column, offset, now, scale);
       }
       close_group(unit, scale, group, total, work.partials);

@@ -9,7 +9,6 @@ struct ShortRow {
   using Value = Storage;
   using Index = int;
   static constexpr int kLanes = 1;
-  static constexpr bool kStaged = true;
   const Storage* from;  // where the warp's first row begins
   Storage* to;
   int elements;  // of all its rows

@@ -16,7 +16,7 @@ With --full, or a dtype, reduction, layout or shape to look at, each check has a
 that stand for all in their structure have every row; the others have enough for each dtype, set of parameters,
 reduction and layout to be met. Whatever is asked for has every row, and --everything crosses it all. Losses of rows of
 logits have rows of each kind of target; their layouts are the ways in which threads take rows: lanes, block, cluster,
-long, short, columns, long_columns, gather.
+long, short, columns, copied, gather.
 
 The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
 executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).

@@ -41,7 +41,7 @@ SHAPES = (
 )
 
 #: Every layout by name.
-ROW_LAYOUTS = ("lanes", "block", "cluster", "long", "short", "columns", "long_columns", "gather")
+ROW_LAYOUTS = ("lanes", "block", "cluster", "long", "short", "columns", "copied", "gather")
 
 Laid = tuple[tuple[int, ...], int]
 
@@ -62,13 +62,15 @@ def _layout(loss: RowLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[int,
     outer = without(shape, dim)
     logits, target = rows(shape, dtypes[0]), rows(shape, dtypes[-1])
     results = [launch.dense_strides(outer, (0,) * len(outer))] * 3
+    tensors = (logits, target)[: 1 if kind == "indices" else 2]
+    if row_launch.copied(outer, shape[dim], tensors * 2, len(tensors), loss.softmax):
+        return "copied"
     if kind != "indices":
         found = row_launch.term_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
     else:
         lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
         found = lay_out(outer, shape[dim], logits, logits, results, chip)
-    name = "cluster" if found.cluster > 1 and found.kind == "block" else found.kind
-    return name.replace(" ", "_")
+    return "cluster" if found.cluster > 1 and found.kind == "block" else found.kind
 
 
 @cache

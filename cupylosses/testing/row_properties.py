@@ -46,7 +46,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "long": Layout((2, 16391)),
     "short": Layout((37, 10)),
     "columns": Layout((3, 5, 4, 8)),
-    "long columns": Layout((2, 199, 5, 3)),
+    "lanes, copied": Layout((2, 199, 5, 3)),
     "gather": Layout((37, 43), loss="nll_loss"),
     "gather, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
 }

@@ -42,7 +42,7 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "block, cluster": (3, 803),
     "long": (2, 4103),
     "columns": (3, 5, 4, 8),
-    "long columns": (2, 199, 5, 3),
+    "lanes, copied": (2, 199, 5, 3),
 }
 
 

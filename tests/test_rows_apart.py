@@ -1,0 +1,201 @@
+"""Rows whose classes are not neighbours in memory: taken as columns where that is fast, and from a copy elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from devices import KERNELS
+from torch import Tensor
+
+import cupylosses
+import cupylosses.functional
+from cupylosses import launch, row_launch
+from cupylosses.row_engine import rows_of
+from cupylosses.testing.row_properties import noted_layouts
+from cupylosses.testing.tolerance import same_bits
+
+F: Any = cupylosses.functional
+
+#: More classes than a thread keeps of a row, and few enough to be quick.
+SHAPE = (6, 333)
+
+
+def copied(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+    class_dim: int = 1,
+    size: int = 4,
+    softmax: bool = True,
+    operands: int = 1,
+) -> bool:
+    """Of operands that lie alike."""
+    strides = strides or launch.dense_strides(shape, (0,) * len(shape))
+    own = rows_of(strides, class_dim, size, 0)
+    gradient = rows_of(launch.dense_strides(shape, strides), class_dim, size, 0)
+    rows = tuple(n for d, n in enumerate(shape) if d != class_dim)
+    tensors = [own] * operands + [gradient] * operands
+    return row_launch.copied(rows, shape[class_dim], tensors, operands, softmax)
+
+
+def test_which_rows_are_copied() -> None:
+    assert not copied((4096, 50000)) and not copied((4096, 1)) and not copied((8, 64, 8, 8), (4096, 1, 512, 64))
+    # Images of few classes are not, in any of their parts.
+    assert not copied((8, 19, 64, 64)) and not copied((8, 192, 64, 64)) and not copied((8, 384, 64, 64), size=2)
+    assert not copied((8, 19, 64, 32), (19 * 4096, 4096, 64, 1)) and not copied(
+        (8, 19, 64, 32), (19 * 4096, 4096, 64, 2)
+    )
+    assert not copied((4096, 150), (1, 4096)) and not copied((150, 4096), class_dim=0)
+    # A row of many classes would be one thread's.
+    assert copied((16, 262144), (1, 16)) and copied((8, 193, 64, 64)) and copied((8, 97, 64, 64), size=8)
+    assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
+    # Neighbouring rows are far from each other.
+    assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
+    # Log-probabilities are read at the labels only, and their gradients written.
+    assert not copied((8, 1000, 64, 64), softmax=False) and copied((16, 262144), (1, 16), softmax=False)
+    assert not copied((16, 1000), (1, 16), softmax=False) and not copied((4096, 262144), (1, 4096), softmax=False)
+    assert not copied((0, 1000), (1, 0)) and not copied((5, 0), (1, 5))
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 2), (5,)])
+def test_copies_have_no_gaps(shape: tuple[int, ...]) -> None:
+    for dim in range(len(shape)):
+        strides = row_launch.classes_last(shape, dim)
+        expected = torch.empty([n for d, n in enumerate(shape) if d != dim] + [shape[dim]]).movedim(-1, dim)
+        assert strides == expected.stride()
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The same numbers, the classes as far from each other as there are rows."""
+    return x.t().contiguous().t()
+
+
+CASES = ["cross_entropy", "cross_entropy, soft", "distillation_loss", "nll_loss"]
+
+
+def drawn(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """A function and contiguous operands, of which the floating ones require grad."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (3 * torch.randn(2, *SHAPE, generator=generator)).unbind()
+    name, _, soft = case.partition(", ")
+    if name == "nll_loss":
+        first = first.log_softmax(1)
+    labels = torch.randint(SHAPE[1], SHAPE[:1], generator=generator)
+    second = second.softmax(1) if soft else second if name == "distillation_loss" else labels
+    operands = [x.clone().to(KERNELS) for x in (first, second)]  # aligned, as copies are
+    return getattr(F, name), [x.requires_grad_() if x.is_floating_point() else x for x in operands]
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of log-probabilities fewer classes are many."""
+    monkeypatch.setattr(row_launch, "GATHER_CLASSES", 32)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_of_contiguous_rows_in_the_layout_of_the_operands(
+    case: str, reduction: str, few_are_many: None, fresh_plans: Callable[[], None]
+) -> None:
+    function, operands = drawn(case)
+    apart = [transposed(x.detach()).requires_grad_() if x.dim() == 2 else x for x in operands]
+    value, expected = function(*apart, reduction=reduction), function(*operands, reduction=reduction)
+    assert same_bits(value.detach(), expected.detach())
+    with torch.no_grad():
+        assert same_bits(function(*apart, reduction=reduction), expected.detach())
+    upstream = torch.linspace(0.5, 2, value.numel(), device=KERNELS).reshape(value.shape)
+    leaves = [x for x in apart if x.requires_grad]
+    found = torch.autograd.grad(value, leaves, upstream)
+    gradients = torch.autograd.grad(expected, [x for x in operands if x.requires_grad], upstream)
+    for x, gradient, right in zip(leaves, found, gradients, strict=True):
+        assert same_bits(gradient, right) and gradient.stride() == x.stride()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("case", CASES[:3])
+def test_second_derivatives(case: str) -> None:
+    function, operands = drawn(case)
+    function_of, found = [], []
+    for place in (transposed, torch.clone):
+        leaves = [place(x.detach()).requires_grad_() if x.dim() == 2 else x for x in operands]
+        x = leaves[0]
+        (gradient,) = torch.autograd.grad(function(*leaves), x, create_graph=True)
+        assert gradient.stride() == x.stride()
+        direction = torch.linspace(-1, 1, x.numel(), device=KERNELS).view(x.shape)
+        function_of.append(gradient.detach())
+        found.append(torch.autograd.grad(gradient, x, direction)[0])
+        assert found[-1].stride() == x.stride()
+    torch.testing.assert_close(*function_of, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.kernels
+def test_directions_that_lie_otherwise() -> None:
+    function, (x, labels) = drawn("cross_entropy")
+    (gradient,) = torch.autograd.grad(function(x, labels), x, create_graph=True)
+    direction = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(KERNELS)
+    expected = torch.autograd.grad(gradient, x, direction, retain_graph=True)[0]
+    assert same_bits(torch.autograd.grad(gradient, x, transposed(direction))[0], expected)
+
+
+@pytest.mark.kernels
+def test_transforms_and_graphs_give_the_layout_of_the_operands() -> None:
+    function, (x, labels) = drawn("cross_entropy")
+    expected = torch.autograd.grad(function(x, labels), x)[0]
+    apart = transposed(x.detach())
+    found = torch.func.grad(function)(apart, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert found.stride() == apart.stride()
+
+
+@pytest.mark.kernels
+def test_inplace_backward_writes_over_the_operand() -> None:
+    function, (x, labels) = drawn("cross_entropy")
+    expected = torch.autograd.grad(function(x, labels), x)[0]
+    logits = transposed(x.detach()).requires_grad_() * 1.0
+    version = logits._version
+    (found,) = torch.autograd.grad(function(logits, labels, inplace_backward=True), logits)
+    assert found.data_ptr() == logits.data_ptr() and logits._version > version
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.kernels
+def test_hooks_that_bring_saved_rows_back_otherwise() -> None:
+    function, (x, labels) = drawn("cross_entropy")
+    expected = torch.autograd.grad(function(x, labels), x)[0]
+    apart = transposed(x.detach()).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: transposed(t) if t.dim() == 2 else t):
+        value = function(apart, labels)
+        found = torch.autograd.grad(value, apart)[0]
+    assert same_bits(found, expected) and found.stride() == apart.stride()
+
+
+@pytest.mark.kernels
+def test_gradients_of_sliced_rows_have_no_gaps() -> None:
+    function, (x, labels) = drawn("cross_entropy")
+    wide = x.detach().repeat_interleave(2, dim=1)
+    (found,) = torch.autograd.grad(function(sliced := wide[:, ::2].requires_grad_(), labels), sliced)
+    assert same_bits(found, torch.autograd.grad(function(x, labels), x)[0])
+    assert found.is_contiguous()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("case", ["cross_entropy", "distillation_loss", "nll_loss"])
+def test_cupy(case: str, cupy: Any, few_are_many: None) -> None:
+    function, operands = drawn(case)
+    arrays = [cupy.asarray(x.detach().cpu().numpy()) for x in operands]
+    apart = [cupy.ascontiguousarray(x.T).T if x.ndim == 2 else x for x in arrays]
+    (expected, gradient), (value, found) = (cupylosses.value_and_grad(function, *x) for x in (arrays, apart))
+    assert float(value) == float(expected)
+    assert bool((found == gradient).all()) and found.strides == apart[0].strides
+
+
+@pytest.mark.kernels
+def test_kernels_of_neighbouring_classes_take_them(fresh_plans: Callable[[], None]) -> None:
+    function, (x, labels) = drawn("cross_entropy")
+    with noted_layouts() as found:
+        function(transposed(x.detach()), labels)
+    assert [x.kind for x in found] == ["block"]
