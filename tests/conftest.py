@@ -72,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "formulas: of kernels that differ in what they compute, not in where")
     config.addinivalue_line("markers", "thorough: runs with --thorough only")
+    config.addinivalue_line("markers", "addresses: runs again with AddressSanitizer in .ci/run, if it runs kernels")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
@@ -134,6 +135,11 @@ def pytest_testnodedown(node: Any) -> None:
     node.config.stash[SECONDS].update(output.get("seconds", {}))
 
 
+def over_budget(config: pytest.Config) -> str | None:
+    """What fails the run with ``--budget``, which is for the suite without ``--thorough``."""
+    return budget.excess(host.counters) if config.getoption("--budget") and not grids.thorough() else None
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     config.stash[SECONDS]["python"] += budget.python_seconds()
@@ -142,7 +148,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workeroutput"):
         counts, seconds = (dict(config.stash[x]) for x in (COUNTS, SECONDS))
         config.workeroutput.update(host=vars(host.counters), counts=counts, seconds=seconds)
-    elif config.getoption("--budget") and budget.excess(host.counters) and not session.exitstatus:
+    elif over_budget(config) and not session.exitstatus:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -153,8 +159,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     seconds = config.stash[SECONDS]
     terminalreporter.write_line(budget.times(host.counters, seconds["python"], seconds["others"]))
     terminalreporter.write_line(budget.report(host.counters))
-    excess = budget.excess(host.counters)
-    if config.getoption("--budget") and excess:
+    if excess := over_budget(config):
         terminalreporter.write_line(f"over budget: {excess}", red=True)
 
 

@@ -91,6 +91,7 @@ def test_reference_has_the_slopes_of_its_values(given: tuple[Loss, Mapping[str, 
 # Layouts, dtypes and sizes
 
 
+@pytest.mark.addresses
 @pytest.mark.parametrize(
     ("where", "loss", "dtype"), in_turn([*product(LAYOUTS, ("none", "mean"))], REPRESENTATIVES, FLOATING)
 )
@@ -117,6 +118,7 @@ def test_a_number_does_not_widen_a_tensor(loss: Loss, device: str) -> None:
     assert function(first, *others).dtype == torch.bfloat16
 
 
+@pytest.mark.addresses
 @pytest.mark.parametrize(("dtype", "loss"), in_turn(["float32", "bfloat16"], REPRESENTATIVES[-2:]))
 def test_sizes_around_vectors_and_warps(loss: Loss, dtype: str, device: str) -> None:
     for size, reduction in product(SIZES, ("none", "sum")):

@@ -115,7 +115,7 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("none", marks=pytest.mark.addresses)])
 @pytest.mark.parametrize("what", SIZES)
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]

@@ -139,6 +139,7 @@ def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
         terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
 
 
+@pytest.mark.addresses
 @pytest.mark.parametrize(
     ("dtype", "shapes"),
     [
