@@ -1,4 +1,4 @@
-"""Where a run's processor time went, and how many kernels it may compile: ``budget.json``, for the suite as a whole.
+"""Parts of a run's processor time, and the kernels that it may compile: ``budget.json``, for the suite as a whole.
 
 A kernel counts once, whichever processes ask for it, and no matter which of them a cache had.
 """
@@ -45,18 +45,18 @@ def kernels(counters: Counters) -> dict[str, int]:
 
 
 def allowed() -> dict[str, int]:
-    """As :func:`kernels`, how many the suite may ask for."""
+    """The numbers of kernels that the suite may ask for, by compiler."""
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
 def report(counters: Counters) -> str:
-    """How many kernels there were, and how many there may be."""
+    """The numbers of kernels, beside those of the budget."""
     budget = allowed()
     return "kernels: " + ", ".join(f"{n} for {x} (budget {budget[x]})" for x, n in kernels(counters).items())
 
 
 def excess(counters: Counters) -> str | None:
-    """What is over the budget, and what to do then; None if nothing is."""
+    """An explanation of what is over the budget, with the ways out; None if nothing is."""
     budget, found = allowed(), kernels(counters)
     over = [f"{n} kernels for {x}, {budget[x]} are in the budget" for x, n in found.items() if n > budget[x]]
     if not over:

@@ -136,7 +136,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def over_budget(config: pytest.Config) -> str | None:
-    """What fails the run with ``--budget``, which is for the suite without ``--thorough``."""
+    """The reason to fail a run with ``--budget``, which is for the suite without ``--thorough``, or None."""
     return budget.excess(host.counters) if config.getoption("--budget") and not grids.thorough() else None
 
 

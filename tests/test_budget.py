@@ -56,8 +56,14 @@ def test_what_is_over_budget_is_named() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("option", "kernels", "status"), [(True, "abc", 1), (True, "ab", 0), (False, "abc", 0)])
-def test_a_run_over_budget_fails(monkeypatch: pytest.MonkeyPatch, option: bool, kernels: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("option", "thorough", "kernels", "status"),
+    [(True, False, "abc", 1), (True, False, "ab", 0), (True, True, "abc", 0), (False, False, "abc", 0)],
+)
+def test_a_run_over_budget_fails(
+    monkeypatch: pytest.MonkeyPatch, option: bool, thorough: bool, kernels: str, status: int
+) -> None:
+    monkeypatch.setattr(conftest.grids, "thorough", lambda: thorough)
     monkeypatch.setattr(host, "counters", counted(kernels, "x"))
     config = SimpleNamespace(
         stash={conftest.SECONDS: Counter(), conftest.COUNTS: Counter()},

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from devices import GPU
 from grids import REPRESENTATIVES, short_or_full
 from numpy.typing import NDArray
 
@@ -621,6 +622,12 @@ def test_the_environment_chooses_the_sanitizers(monkeypatch: pytest.MonkeyPatch)
     assert build.sanitizers() == ("thread",) and build.sanitizers(("thread", "undefined")) == ("thread", "undefined")
     monkeypatch.setenv("CUPYLOSSES_HOST_SANITIZE", "address,undefined")
     assert build.sanitizers() == build.sanitizers(("thread",)) == ("address", "undefined")
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(GPU, reason="kernels run on the GPU")
+def test_thorough_runs_look_for_undefined_behaviour(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.settings.settings().sanitize == short_or_full(("thread",), ("thread", "undefined"))
 
 
 def test_sanitizers_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def training(loss: Loss) -> list[Variant]:
 
 
 def structure(variant: Variant) -> Iterator[Hashable]:
-    """What of a kernel is no matter of its formula."""
+    """Properties of a kernel that are no matter of its formula."""
     how = variant.kind, variant.layout, variant.columns
     yield how
     yield from ((*how, access) for access in variant.access)
@@ -204,7 +204,7 @@ def row_kind(variant: AnyRowVariant) -> Iterator[Hashable]:
 
 
 def row_options(variant: AnyRowVariant) -> Iterator[Hashable]:
-    """The same parts, with what is compiled into them."""
+    """Parts of the row engine with the options that are compiled into them."""
     yield from row_layout(variant)
     for name in ("input", "cluster", "ahead", "capped", "smoothed"):
         if hasattr(variant, name):
@@ -212,7 +212,7 @@ def row_options(variant: AnyRowVariant) -> Iterator[Hashable]:
 
 
 def row_structure(variant: AnyRowVariant) -> Iterator[Hashable]:
-    """What of a kernel of rows is no matter of its formula, and each formula."""
+    """Properties of a kernel of rows that are no matter of its formula, and each formula."""
     yield type(variant), variant.kind, variant.layout
     yield from row_options(variant)
     yield variant.loss.name, type(variant), variant.kind == "second"
