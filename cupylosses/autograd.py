@@ -36,12 +36,16 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+#: True while torch.jit.trace records.
+is_scripted: Callable[[], bool] = torch._C._is_tracing
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 _address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
-#: Whether a compiler traces what is called.
-is_tracing = _is_compiling
 
+if hasattr(getattr(torch, "compiler", None), "assume_constant_result"):  # 2.1
+    # Dynamo cannot trace a walk up the frames: it calls this while it traces, so that a compiled call warns once.
+    torch.compiler.assume_constant_result(checks.warn)
 
 if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
 
@@ -156,11 +160,31 @@ def use_host(device: TorchDevice | None) -> TorchDevice | None:
     return before
 
 
+def is_tracing() -> bool:
+    """True while torch.compile or torch.jit.trace records a call. Both compare one recording with the next, so nothing
+    that was kept from an earlier call may be used.
+    """
+    return _is_compiling() or is_scripted()
+
+
+def _is_transformed() -> bool:
+    """True where a compiler, a transform or a dispatch mode (make_fx has one) must see operators. A kernel launched
+    behind its back is missing from the graph, which then returns uninitialised memory.
+    """
+    return (
+        _is_compiling()
+        or _transforms_active()
+        or forward_ad._current_level >= 0
+        or _dispatch_modes() > 0
+        or is_scripted()
+    )
+
+
 def evaluate(call: Parts, warn: bool = True, plain: bool = False) -> torch.Tensor:
     """The loss of torch tensors, which no transform has wrapped if they are ``plain``; ``warn`` of operands that are
     broadcast, where the loss has it so.
     """
-    if not plain and (_is_compiling() or _transforms_active() or forward_ad._current_level >= 0):
+    if not plain and _is_transformed():
         return transforms.evaluate(Call(*call), warn)
     loss, operands, reduction, parameters, flags, normalizer = call
     found = _locate(loss, operands, reduction, flags)
@@ -441,7 +465,7 @@ def _differentiating() -> Iterator[None]:
 
 def evaluate_rows(call: RowCall) -> Any:
     """A loss of rows of torch tensors."""
-    if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
+    if _is_transformed():
         return row_transforms.evaluate(call)
     return row_autograd.evaluate(call)
 

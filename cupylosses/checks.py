@@ -34,8 +34,8 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-#: Modules between the user's line and a warning.
-_INSIDE = ("cupylosses.", "torch.nn.modules.module")
+#: Modules between the user's line and a warning: torch's call a Module, or compile the function that the user called.
+_INSIDE = ("cupylosses.", "torch.", "contextlib")
 
 
 def reduction(loss: Definition, value: Any) -> str:
@@ -267,3 +267,11 @@ def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
     if found == {"float16", "bfloat16"}:
         return "float32"
     return max(found, key=FLOATING.index, default="float32")
+
+
+def refuse_script(name: str, *_: Any) -> None:
+    """Raises for `torch.jit.script`, which asks an object for what it should compile in its place."""
+    raise NotImplementedError(
+        f"{name}: torch.jit.script cannot compile a loss whose kernels are compiled at run time. Use torch.jit.trace, "
+        "torch.compile or torch.export, or call it in a function marked @torch.jit.ignore."
+    )

@@ -6,8 +6,10 @@ are built from the definitions when this module is imported; ``functional.pyi`` 
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cupylosses import checks, interop, row_checks
@@ -158,18 +160,54 @@ def function_of(loss: Loss, module: str = __name__) -> Callable[..., Any]:
     alike = " and ".join(["_added is None", *(f"{first} is {x}" for x in others)])
     added = f"_added = None if {' is '.join(_ADDED)} is None else ({', '.join(_ADDED)})"
     library = f"_library = _shortcuts.get({first}, _any) if {alike} else _any"
+    hand_over = _hand_over("_library is _any", loss)
     scope = {"_loss": loss, "_checked": checked, "_prepare": prepare, "_type": type, "_shortcuts": _SHORTCUTS}
     scope["_any"] = sys.modules[__name__]
     function: Any = compiled(
-        loss.name, loss.arguments, [added, library, f"return _library.evaluate(_checked({arguments}))"], module, **scope
+        loss.name,
+        loss.arguments,
+        [added, library, hand_over, f"return _library.evaluate(_checked({arguments}))"],
+        module,
+        _overridden=_overridden,
+        _self=(itself := []),
+        **scope,
     )
-    function.__doc__ = docstring(loss)
-    remember(loss)
+    itself.append(function)
+    _describe(function, loss)
     # Found out here: torch.compile cannot look into the lock that a cached property takes the first time.
     _ = loss.takes_numbers, loss.key, loss.forms
-    function.loss = loss
     function.prepare = compiled(loss.name, loss.arguments, [added, f"return _prepare({arguments})"], module, **scope)
     return function
+
+
+def _describe(function: Any, loss: Definition) -> None:
+    """Attaches the docstring, the definition and the refusal of torch.jit.script to a public function."""
+    function.__doc__ = docstring(loss)
+    function.__prepare_scriptable__ = partial(checks.refuse_script, loss.name)
+    function.loss = loss
+    remember(loss)
+
+
+def _hand_over(condition: str, loss: Definition) -> str:
+    """Source line that, under a condition, lets an operand with torch's override protocol take the call."""
+    operands = ", ".join(x.name for x in loss.operands)
+    return f"if ({condition}) and (_others := _overridden({operands})): return _others(_self[0], locals())"
+
+
+def _overridden(*operands: Any) -> Callable[..., Any] | None:
+    """A caller of the public function through torch's override protocol, or None if no operand has the protocol."""
+    others = [x for x in operands if interop.stands_for_a_tensor(x)]
+    if not others:
+        return None
+
+    def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        from torch.overrides import handle_torch_function
+
+        arguments = inspect.signature(function).parameters.values()
+        chosen = {x.name: given[x.name] for x in arguments if given[x.name] is not x.default}
+        return handle_torch_function(function, others, **chosen)
+
+    return call
 
 
 def row_function_of(loss: RowLoss, module: str = __name__) -> Callable[..., Any]:
@@ -177,12 +215,22 @@ def row_function_of(loss: RowLoss, module: str = __name__) -> Callable[..., Any]
     arrays = [x.name for x in loss.operands] + [loss.weights or "None", "mask", "normalizer"]
     settings = "".join(f"{x}, " for x in _settings_of(loss))
     body = [f"return _then(_loss, {', '.join(arrays)}, ({settings}){', size_average, reduce' if loss.legacy else ''})"]
-    function: Any = compiled(loss.name, loss.arguments, body, module, _then=_evaluate_rows, _loss=loss)
-    function.__doc__ = docstring(loss)
-    remember(loss)
+    unusual = " or ".join(f"type({x.name}) not in _shortcuts" for x in loss.operands)
+    function: Any = compiled(
+        loss.name,
+        loss.arguments,
+        [_hand_over(unusual, loss), *body],
+        module,
+        _then=_evaluate_rows,
+        _loss=loss,
+        _shortcuts=_SHORTCUTS,
+        _overridden=_overridden,
+        _self=(itself := []),
+    )
+    itself.append(function)
+    _describe(function, loss)
     # As in function_of.
     _ = loss.dense, loss.only_of_indices, loss.expressions, loss.common, loss.key
-    function.loss = loss
     function.prepare = compiled(loss.name, loss.arguments, body, module, _then=prepare_rows, _loss=loss)
     return function
 

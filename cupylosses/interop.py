@@ -104,6 +104,11 @@ def _find_kind(x: Any) -> str:
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
 
 
+def stands_for_a_tensor(x: Any) -> bool:
+    """True of an object that implements torch's override protocol without being a tensor, such as a torch.fx proxy."""
+    return hasattr(type(x), "__torch_function__") and kind(x) != "torch"
+
+
 def namespace(x: Any) -> Any:
     """The array API of an array's library. array-api-compat would look for it through all loaded modules, which Dynamo
     guards while it goes on loading more; imports it traces.

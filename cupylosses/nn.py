@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from cupylosses import functional
+from cupylosses import checks, functional
 from cupylosses.definition import Definition, registry
 from cupylosses.row_definition import row_registry
 from cupylosses.signatures import compiled
@@ -43,6 +43,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
         "__doc__": _docstring(loss, f"{function.__module__}.{loss.name}", twin),
         "__module__": __name__ if ours else function.__module__,
         "forward": _forward(function, loss),
+        "__prepare_scriptable__": partial(checks.refuse_script, loss.class_name),
     }
     if twin is None:
         members["__init__"], members["extra_repr"] = _constructor(loss), _extra_repr(loss)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,3 +20,44 @@ def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tens
     if own and x.stride() == tuple(strides):
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+class _Batch(NamedTuple):
+    """What a rule of torch.vmap is told of a batch."""
+
+    batch_size: int
+    randomness: str = "error"
+
+
+def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
+    """Lets the vectorized modes of autograd call an operator: ``is_grads_batched``, ``hessian(vectorize=True)``.
+
+    These use a vmap older than torch.func's, for which an operator needs a kernel of its own where it takes or returns
+    lists. ``rule(info, in_dims, *arguments)`` is the `vmap` of the operator's Function, on the operator's arguments.
+    """
+    is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
+    if is_batched is None:
+        return
+
+    def call(*arguments: Any) -> Any:
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        sizes: list[int] = []
+
+        def unwrap(x: Any) -> tuple[Any, Any]:
+            if isinstance(x, (list, tuple)):
+                found = [unwrap(y) for y in x]
+                return [y for y, _ in found], [d for _, d in found]
+            if not (isinstance(x, torch.Tensor) and is_batched(x)):
+                return x, None
+            x = torch._remove_batch_dim(x, level, 1, 0)
+            sizes.append(x.shape[0])
+            return x, 0
+
+        plain, dims = unwrap(arguments)
+        result, _ = rule(_Batch(sizes[0]), dims, *plain)
+        if isinstance(result, torch.Tensor):
+            return torch._add_batch_dim(result, 0, level)
+        return [torch._add_batch_dim(x, 0, level) for x in result]
+
+    library.impl(name, call, "Batched")

@@ -3,8 +3,8 @@ put into their graphs. Imported with the first torch tensor; a process that only
 itself.
 
 Two operators serve every loss: the value, and the gradients of operands that are wanted. Neither has a gradient of its
-own for autograd (:mod:`cupylosses.transforms` has). Which loss it is, they are told by a string, since a graph holds no
-objects, and outlives the process that made it.
+own for autograd (:mod:`cupylosses.transforms` has); a third one, ``loss``, has, for the graphs of ``torch.jit.trace``.
+They are told by a string which loss it is, since a graph holds no objects, and outlives the process that made it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ def decode(text: str) -> tuple[Loss, Reduction, tuple[int, ...]]:
 _ARGUMENTS = "Tensor[] operands, str loss, float[] parameters, Tensor? normalizer, float? divisor"
 library.define(f"value({_ARGUMENTS}) -> Tensor", tags=EXACT)
 library.define(f"gradients(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
+# Composite, with autograd inside: TorchScript graphs are run like a program, and hold no autograd Functions.
+library.define(f"loss({_ARGUMENTS}) -> Tensor")
 
 value = torch.ops.cupylosses.value.default
+loss = torch.ops.cupylosses.loss.default
 gradients = torch.ops.cupylosses.gradients.default
 
 
@@ -81,6 +84,10 @@ def _value(*arguments: Any) -> torch.Tensor:
     with torch.no_grad():
         found = autograd.evaluate(call, warn=False, plain=True)
         return laid_out(found, _result_layout(call)[1], _tensors(call))
+
+
+def _loss(*arguments: Any) -> torch.Tensor:
+    return autograd.evaluate(_call(*arguments))
 
 
 def _gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
@@ -109,6 +116,7 @@ def _result_layout(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 library.impl("value", _value, "CompositeExplicitAutograd")
+library.impl("loss", _loss, "CompositeImplicitAutograd")
 library.impl("gradients", _gradients, "CompositeExplicitAutograd")
 
 

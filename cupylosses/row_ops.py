@@ -6,6 +6,7 @@ that the second reads each logit once more and knows all else:
     row_values     the value, and, so far as they are asked for, the slopes (4 numbers per row), lse per row, accuracy
     row_gradients  the gradients of the operands that are wanted
     row_second     how a value per row, and the gradients that are wanted, move along directions of the operands
+    row_loss       value, lse and accuracy as autograd differentiates them, for torch.jit.trace
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def decode(text: str) -> tuple[RowCall, bool]:
     wanted = asked.split(",")
     call = RowCall(
         loss=named(key), kind=kind, operands=(None, None), weight=None, mask=None, class_dim=int(class_dim),
-        ignore_index=int(ignored), reduction=reduction, normalizer=None, out_dtype=out_dtype, parameters=(),
+        ignore_index=int(ignored), reduction=reduction, normalizer=None, out_dtype=out_dtype or None, parameters=(),
         flags=tuple([int(x) for x in flags.split(",") if x]), scale=1.0, softcap=0.0, lse="lse" in wanted,
         accuracy="accuracy" in wanted, inplace=False, check=check,
     )  # fmt: skip
@@ -62,8 +63,11 @@ library.define(
     f"row_second(Tensor grad_output, Tensor? of_first, Tensor? of_second, bool[] wanted, {_ARGUMENTS}) -> Tensor[]",
     tags=EXACT,
 )
+# Composite, with autograd inside: TorchScript graphs are run like a program, and hold no autograd Functions.
+library.define(f"row_loss({_ARGUMENTS}) -> Tensor[]")
 
 values = torch.ops.cupylosses.row_values.default
+loss = torch.ops.cupylosses.row_loss.default
 second = torch.ops.cupylosses.row_second.default
 gradients = torch.ops.cupylosses.row_gradients.default
 
@@ -103,6 +107,11 @@ def _values(loss: str, *arguments: Any) -> list[torch.Tensor]:
     several = (value, per_row), (lse, call.row_shape), (accuracy, ())
     value, lse, accuracy = (x if x is None else laid_out(x, _dense(shape), given) for x, shape in several)
     return [x for x in (value, slopes, lse, accuracy) if x is not None]
+
+
+def _loss(*arguments: Any) -> list[torch.Tensor]:
+    found = autograd.evaluate_rows(call_of(*arguments))
+    return [x for x in found if x is not None] if isinstance(found, RowResult) else [found]
 
 
 def _gradients(
@@ -201,6 +210,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 library.impl("row_values", _values, "CompositeExplicitAutograd")
+library.impl("row_loss", _loss, "CompositeImplicitAutograd")
 library.impl("row_gradients", _gradients, "CompositeExplicitAutograd")
 library.impl("row_second", _second, "CompositeExplicitAutograd")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import autograd, interop, row_ops, row_reference, transforms
+from cupylosses import autograd, interop, operators, row_ops, row_reference, transforms
 from cupylosses.reference import divide
 from cupylosses.row_call import RowCall, RowResult
 
@@ -28,6 +28,11 @@ _OF_TRACED, _OF_VALUES, _OF_GRADIENTS, _OF_SECOND = 7, 4, 8, 8
 def evaluate(call: RowCall) -> Any:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
     tracing = autograd._is_compiling()
+    if not tracing and autograd.is_scripted():
+        call = _placed(call)
+        array, number = (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
+        text, tensors = row_ops.encode(call, call.out_dtype or ""), (call.weight, call.mask, *call.operands)
+        return _results(call, *row_ops.loss(text, row_ops.numbers(call), array, number, *tensors))
     if transforms.is_traced() or not (tracing or all([autograd.runs_kernels(x) for x in call.arrays.values()])):
         return autograd.evaluate_rows_by_formula(call, readable=False)
     promoted = autograd.check_rows(call)
@@ -68,9 +73,13 @@ def _placed(call: RowCall) -> RowCall:
 
 
 def _traced(call: RowCall, result: str) -> Any:
-    slopes = call.kind == "indices" and torch.is_grad_enabled() and call.operands[0].requires_grad
+    differentiable = torch.is_grad_enabled() and any([x.requires_grad for x in call.operands])
+    slopes = differentiable and call.kind == "indices"
     text = row_ops.encode(call, result, slopes)
     array, number = (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
+    if not differentiable:
+        tensors = call.weight, call.mask, *call.operands
+        return _results(call, *row_ops.values(text, row_ops.numbers(call), array, number, *tensors))
     # Dynamo takes no tensor twice.
     different: list[Any] = []
     x: Any
@@ -78,7 +87,11 @@ def _traced(call: RowCall, result: str) -> Any:
         twice = isinstance(x, torch.Tensor) and any([x is y for y in different])
         different.append(x.view_as(x) if twice else x)
     array, *others = different
-    value, *more = _Traced.apply(slopes, text, row_ops.numbers(call), array, number, *others)
+    return _results(call, *_Traced.apply(slopes, text, row_ops.numbers(call), array, number, *others))
+
+
+def _results(call: RowCall, value: torch.Tensor, *more: torch.Tensor) -> Any:
+    """The value, or the value and what the call asks for besides, of which slopes are no part."""
     if not (call.lse or call.accuracy):
         return value
     return RowResult(value, more[0] if call.lse else None, more[-1] if call.accuracy else None)
@@ -507,3 +520,32 @@ def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
 def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """Tangents, of zeros where there is none."""
     return tuple([torch.zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The vectorized modes of autograd, which reach the operators of a value per row: these have no divisors
+
+
+def _without_divisors(function: type[Function], first: int) -> Callable[..., Any]:
+    """The `vmap` of a Function on the arguments of its operator, which has text and numbers at ``first`` and, behind
+    them, normalizer and divisor.
+    """
+
+    def rule(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+        kept = [i for i in range(len(arguments)) if i not in (first + 2, first + 3)]
+        inputs = [tuple(x) if isinstance(x := arguments[i], list) else x for i in kept]
+        return function.vmap(info, tuple([in_dims[i] for i in kept]), *inputs)
+
+    return rule
+
+
+def _batched_gradients(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """The operator takes the operands in the width that the Function gives them."""
+    return _without_divisors(_Gradients, 4)(
+        info, (*in_dims[:3], None, *in_dims[3:]), *arguments[:3], False, *arguments[3:]
+    )
+
+
+operators.batching_rule("row_values", _without_divisors(_Values, 0))
+operators.batching_rule("row_gradients", _batched_gradients)
+operators.batching_rule("row_second", _without_divisors(_Second, 4))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import autograd, checks, ops
+from cupylosses import autograd, checks, operators, ops
 from cupylosses.call import Call, split
 from cupylosses.definition import Loss
 from cupylosses.directional import Directional, directional
@@ -45,6 +45,11 @@ def is_traced() -> bool:
 def evaluate(call: Call, warn: bool) -> torch.Tensor:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
     tracing = autograd._is_compiling()
+    if not tracing and autograd.is_scripted():
+        array, number = _normalizer(call)
+        array = None if array is None else autograd.on_device(call, array)
+        text = ops.encode(call.loss, call.reduction, call.flags)
+        return ops.loss(call.operands, text, call.parameters, array, number)
     if is_traced():
         return autograd.evaluate_reference(call, warn)
     if not tracing and not all(autograd.runs_kernels(x) for x in call.operands):
@@ -62,6 +67,9 @@ def evaluate(call: Call, warn: bool) -> torch.Tensor:
     text = ops.encode(loss, reduction._replace(out_dtype=result), flags)
     if not tracing:
         return _Value.apply(text, parameters, array, number, *operands)
+    if not (torch.is_grad_enabled() and any([x.requires_grad for x in operands])):
+        # No Function: Dynamo drops the context of one whose forward gets as many tensors as it has named arguments.
+        return ops.value(operands, text, parameters, array, number)
     # Dynamo takes no tensor twice.
     different: list[torch.Tensor] = []
     for x in operands:
@@ -209,7 +217,7 @@ class _Value(Function):
         directions = tangents[_OF_VALUE:]
         plain = spec.plain(operands)
         if isinstance(plain.loss, Directional):
-            return torch.func.jvp(_formula(spec), tuple(operands), _directed(operands, directions))[1]
+            return _jvp(_formula(spec), operands, _directed(operands, directions))
         return _Value.apply(*plain.along(directions).spec(), *operands, *_given(directions))
 
     @staticmethod
@@ -283,7 +291,7 @@ class _Gradients(Function):
             if isinstance(plain.loss, Directional):
                 primals = (grad_output, *operands)
                 moved = _directed(primals, (None, *directions))
-                terms.append(torch.func.jvp(_gradients_of_formula(spec, ctx.wanted), primals, moved)[1])
+                terms.append(_jvp(_gradients_of_formula(spec, ctx.wanted), primals, moved))
             else:
                 inputs = (*operands, *_given(directions))
                 asked = (*ctx.wanted, *(False,) * (len(inputs) - len(operands)))
@@ -377,15 +385,18 @@ def _formula(spec: _Spec) -> Any:
         moving = [x for x, a in zip(operands, along, strict=True) if a]
         # A batch of directions may have come to one operand.
         shapes = [torch.broadcast_shapes(x.shape, v.shape) for x, v in zip(moving, directions, strict=True)]
-        moved = tuple([_of_shape(x, s) for x, s in zip(moving, shapes, strict=True)])
-        directions = tuple([_of_shape(v, s) for v, s in zip(directions, shapes, strict=True)])
-        return torch.func.jvp(value, moved, directions)[1]
+        moved = [x.expand(s) for x, s in zip(moving, shapes, strict=True)]
+        return _jvp(value, moved, [v.expand(s) for v, s in zip(directions, shapes, strict=True)])
 
     return derivative
 
 
-def _of_shape(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return x if x.shape == shape else x.expand(shape).clone()
+def _jvp(function: Any, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Any:
+    """The derivative of a function along tangents. Dual numbers are made of copies: torch refuses tensors that are
+    expanded, which is what a batch makes of an operand that all of its samples share.
+    """
+    copies = [[x.clone(memory_format=torch.contiguous_format) for x in xs] for xs in (primals, tangents)]
+    return torch.func.jvp(function, *map(tuple, copies))[1]
 
 
 def _gradients_of_formula(spec: _Spec, wanted: Sequence[bool]) -> Any:
@@ -426,3 +437,30 @@ def _aligned(
             x = x.reshape(size, *(1,) * (plain.rank - x.ndim + 1), *x.shape[1:])
         aligned.append(x)
     return plain.batched(), aligned
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The vectorized modes of autograd
+
+
+def _batched_value(info: Any, in_dims: Sequence[Any], operands: Sequence[torch.Tensor], *rest: Any) -> Any:
+    """`_Value.vmap` on the arguments of the operator, which has the operands in front."""
+    return _Value.vmap(info, (*in_dims[1:], *in_dims[0]), *rest, *operands)
+
+
+def _batched_gradients(
+    info: Any,
+    in_dims: Sequence[Any],
+    grad_output: torch.Tensor,
+    wanted: Sequence[bool],
+    operands: Sequence[torch.Tensor],
+    *rest: Any,
+) -> Any:
+    """The same of `_Gradients`."""
+    of_grad_output, _, of_operands, *of_rest = in_dims
+    dims = of_grad_output, None, *of_rest, *of_operands
+    return _Gradients.vmap(info, dims, grad_output, tuple(wanted), *rest, *operands)
+
+
+operators.batching_rule("value", _batched_value)
+operators.batching_rule("gradients", _batched_gradients)
