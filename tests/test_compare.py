@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from gpu_stand_ins import PEAK, stand_ins
@@ -28,6 +29,7 @@ from cupylosses.definition import registry
 from cupylosses.row_definition import row_registry
 from cupylosses.testing import host, row_check
 from cupylosses.testing.check import EDGES
+from cupylosses.testing.host import stand_in
 from cupylosses.testing.representatives import representatives
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -182,6 +184,31 @@ def test_arrays_of_losses_of_rows_are_compared(compare: Compare, monkeypatch: py
     done = compare("--loss", "nll_loss", *ON_CPU)
     assert done.status == 1 and "(numpy arrays): value:" in done.output
     assert "1 checks failed" in done.lines[-1]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("factor", "wrong"), [(1.0, []), (2.0, ["value", "value without gradients"])])
+def test_cupy_arrays_are_compared(
+    script: ModuleType, factor: float, wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of CuPy arrays, through the host's kernels and a stand-in for CuPy."""
+    overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
+    (task,) = [x for x in overview.tasks(row_registry()["nll_loss"], "cpu") if x.measure is bits.arrays]
+    with stand_in.cupy() as cupy, host.execution():
+        from cupylosses import cupy_arrays
+
+        right = cupy_arrays.rows_and_gradients
+
+        def spoiled(*given: Any) -> Any:
+            value, gradients = right(*given)
+            value *= factor
+            return value, gradients
+
+        monkeypatch.setattr(cupy_arrays, "rows_and_gradients", spoiled)
+        back: Callable[[Any], torch.Tensor] = lambda x: torch.from_numpy(numpy.asarray(x))  # noqa: E731
+        crossing = cupy.from_dlpack, back, lambda x: x.data.ptr
+        monkeypatch.setattr(bits, "library", lambda device: bits.Library("cupy", cupy.ndarray, *crossing, exact=True))
+        assert list(task.measure(task.check).problems) == [f"{x}: other bits than from torch tensors" for x in wrong]
 
 
 def test_without_a_compiler_the_formulas_run(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
