@@ -249,7 +249,7 @@ def probe(n):
     host.run_source("probe", source, [memory.data_ptr(), n], 1, 16)
 
 BATTERY |= {{"inside": lambda: probe(0), "outside": lambda: probe(1)}}
-print(outcome(contextlib.nullcontext(), ["inside", *(x for mutant in OUTSIDE for x in mutant.caught_by)]))
+print(outcome(contextlib.nullcontext(), ["inside", *{{x for mutant in OUTSIDE for x in mutant.caught_by}}]))
 print(outcome(contextlib.nullcontext(), ["outside"]))
 for mutant in OUTSIDE:
     print(outcome(applied(mutant), mutant.caught_by))
@@ -258,7 +258,8 @@ for mutant in OUTSIDE:
 
 def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]) -> None:
     program = OUTCOMES.format(tests=str(Path(__file__).resolve().parent))
-    found = python(SANITIZED.format(program=program)).split()
+    # Nobody reads the report: finding the names in it takes longer than the checks.
+    found = python(SANITIZED.format(program=program), ASAN_OPTIONS="symbolize=0").split()
     assert found == ["0", "1", *["1"] * len(OUTSIDE)], "the right library, a wrong kernel, then the mutants"
 
 
