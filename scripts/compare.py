@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,6 +96,8 @@ def main() -> int:
     place, why = find_place(arguments.device, arguments.shape or SHAPE, parser)
     if arguments.compile and place != "cuda":
         parser.error("--compile times torch.compile on a GPU, and there is none here")
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: `pip install matplotlib`")
     if arguments.accuracy:
         return accurate(arguments, place, why, parser)
     with undisturbed(one_thread=not arguments.shape):

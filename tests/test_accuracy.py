@@ -500,7 +500,7 @@ def test_losses_of_rows_and_kernels_take_part(
     place = "cpu" if host.obstacle() else "host"
     before = host.counters.launches
     chosen = ("--loss", "l1_loss", "nll_loss", "--dtype", "float32", "--device", place, "--json", str(file))
-    code, printed = compare(*chosen)
+    code, printed = compare(*chosen, "--csv", str(tmp_path / "rows.csv"))
     assert code == 0, printed
     found = {(r["loss"], r["result"]): r for r in json.loads(file.read_text())["rows"]}
     assert set(found) == {
@@ -508,6 +508,7 @@ def test_losses_of_rows_and_kernels_take_part(
         *(("nll_loss", x) for x in ("value", "grad input")),
     }
     assert len(found["nll_loss", "value"]["operands"]) == CLASSES + 1
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(found)
     assert place == "cpu" or host.counters.launches - before >= 4
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import itertools
 import json
 import re
@@ -640,6 +640,7 @@ def exit_code(script: ModuleType, arguments: tuple[str, ...]) -> object:
         (("--loss", "no_such_loss"), "no_such_loss"),
         (("--dtype", "float8"), "'float8' is none of float16"),
         (("--shape", "12by13"), "'12by13' is no shape such as 4096x4096"),
+        (("--accuracy", "--plot", "picture.png", *ON_CPU), "--accuracy has no --plot"),
         (("--csv", "no-such-folder/lines.csv"), "'no-such-folder/lines.csv' is a folder, or in none that exists"),
         (("--device", "cpu", "--compile"), "--compile times torch.compile on a GPU"),
         pytest.param(("--device", "host", "--compile"), "--compile times torch.compile on a GPU", marks=needs_compiler),
@@ -670,6 +671,16 @@ def test_a_compiler_that_is_not_there(
     assert exit_code(script, ("--device", "host")) == 2
     error = capsys.readouterr().err
     assert "there is no C++ compiler; install g++" in error and "--device cpu" in error
+
+
+def test_a_picture_needs_matplotlib(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the run, not behind it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    assert exit_code(script, (*ON_CPU, "--plot", "picture.png")) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from comparing import background, report
+from comparing import background, files, report
 from comparing.report import Column, number
 from cupylosses import checks, functional
 from cupylosses.definition import registry
@@ -28,7 +28,7 @@ from cupylosses.testing.row_accuracy import measure as measure_rows
 AnySweep = Sweep | RowSweep
 
 #: Arguments of the command line that mean nothing here.
-OTHERS = ("shape", "reduction", "layout", "compile", "full")
+OTHERS = ("shape", "reduction", "layout", "compile", "full", "everything", "plot")
 
 LEGEND = (
     "Errors are in units in the last place (ulp) of the result or, where something had to cancel, of the arithmetic\n"
@@ -114,7 +114,9 @@ def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Con
     summary(console, lines.rows, perf_counter() - begin)
     if arguments.json:
         report.write_json(arguments.json, lines.rows, where, vars(arguments))
-        console.print(f"written to {arguments.json}", highlight=False)
+    if arguments.csv:
+        files.write_csv(arguments.csv, [x.record() for x in lines.rows])
+    files.name(arguments, console)
     return not report.failures(lines.rows)
 
 

@@ -27,11 +27,16 @@ MOST = 1e6
 def write(
     arguments: Namespace, lines: Sequence[Line], where: Mapping[str, str], console: Console, rows: Sequence[Row] = ()
 ) -> None:
-    """The files that were asked for, each named when it is there; ``rows`` make the CSV where they were printed."""
+    """Writes the files that were asked for, and names them; ``rows`` make the CSV where they were printed."""
     if arguments.csv:
         write_csv(arguments.csv, [x.record() for x in rows or lines])
     if arguments.plot:
         draw(arguments.plot, lines, where)
+    name(arguments, console)
+
+
+def name(arguments: Namespace, console: Console) -> None:
+    """Names the files that were asked for, which are there now."""
     for path in (arguments.csv, arguments.json, arguments.plot):
         if path:
             console.print(f"written to {path}", highlight=False, markup=False)
@@ -46,7 +51,7 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    return "; ".join(value) if isinstance(value, (tuple, list)) else spell(value)
+    return "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else spell(value)
 
 
 def draw(path: Path, lines: Sequence[Line], where: Mapping[str, str]) -> None:
