@@ -93,10 +93,9 @@ def test_reference_has_the_slopes_of_its_values(given: tuple[Loss, Mapping[str, 
 
 @pytest.mark.addresses
 @pytest.mark.parametrize(
-    ("where", "loss", "dtype"), in_turn([*product(LAYOUTS, ("none", "mean"))], REPRESENTATIVES, FLOATING)
+    ("layout", "reduction", "loss", "dtype"), in_turn([*LAYOUTS], ["none", "mean"], REPRESENTATIVES, FLOATING)
 )
-def test_layouts_and_dtypes(where: tuple[str, str], loss: Loss, dtype: str, device: str) -> None:
-    layout, reduction = where
+def test_layouts_and_dtypes(layout: str, reduction: str, loss: Loss, dtype: str, device: str) -> None:
     agrees(loss, dtypes=(dtype,), layout=layout, reduction=reduction, device=device)
 
 
@@ -237,7 +236,7 @@ def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
 # Which operands require grad
 
 
-@pytest.mark.parametrize(("layout", "loss", "reduction"), in_turn(BROADCAST, REPRESENTATIVES, ["none", "mean"]))
+@pytest.mark.parametrize(("layout", "loss", "reduction"), in_turn(BROADCAST, REPRESENTATIVES[-5:], ["none", "mean"]))
 def test_each_operand_alone_and_together(layout: str, loss: Loss, reduction: str, device: str) -> None:
     properties.differentiates_operands_alone_and_together(
         getattr(F, loss.name), loss, reduction=reduction, layout=layout, device=device

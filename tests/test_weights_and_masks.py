@@ -310,7 +310,9 @@ def test_nothing_counts(nothing: str, reduction: str, device: str) -> None:
     }[nothing]
     # huber_loss divides by the number of elements, whatever their weights.
     by_count = nothing != "mask" and reduction == "mean"
-    for function, empty in ((F.mse_loss, True), (F.huber_loss, not by_count)):
+    both = [(F.mse_loss, True), (F.huber_loss, not by_count)]
+    # Only where they divide by different numbers do kernels of both say more than those of one.
+    for function, empty in both if by_count or not runs_kernels(x) else both[1:]:
         value = function(x, y, reduction=reduction, **options)
         assert bool(value.isnan().all()) == (empty and "mean" in reduction and reduction != "batchmean")
         assert value.nan_to_num(0.0).eq(0).all()
