@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from itertools import chain, permutations
 from typing import Any
 
@@ -23,7 +22,6 @@ import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.checks import FLOATING
 from cupylosses.definition import Loss, registry
-from cupylosses.testing import host
 from cupylosses.testing.tolerance import dtype_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size")
@@ -38,13 +36,6 @@ each_twin = pytest.mark.parametrize("loss", TWINS.values(), ids=TWINS)
 
 #: "others" are integers and complex numbers.
 DTYPES = (*FLOATING, "others")
-
-
-@pytest.fixture(autouse=True)
-def _for_formulas(_kernels_on_the_host: None) -> Iterator[None]:
-    """Kernels are not looked at for undefined behaviour, which no formula has, and which takes the compiler long."""
-    with host.execution(sanitize=("thread",)) if host.active() else nullcontext():
-        yield
 
 
 def everywhere(*dtypes: str) -> Any:
