@@ -18,6 +18,7 @@ from torch.autograd import Function, forward_ad
 from cupylosses import checks, engine, interop, options, reference, row_arrays, row_checks, row_reference
 from cupylosses.call import Call, Parts, split
 from cupylosses.definition import Loss
+from cupylosses.launch import result_strides
 from cupylosses.reduction import Reduction, Resolved
 from cupylosses.row_call import RowCall
 
@@ -434,7 +435,22 @@ def evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
     normalizer = call.normalizer
     if normalizer is not None and type(normalizer) is not float:
         normalizer = on_device(call, normalizer)
-    return reference.evaluate(call._replace(normalizer=normalizer), dtypes(call.loss, call.operands)[1])
+    result = reference.evaluate(call._replace(normalizer=normalizer), dtypes(call.loss, call.operands)[1])
+    return _as_stored_by_kernels(call, result) if type(result) is torch.Tensor else result
+
+
+def _as_stored_by_kernels(call: Call, result: torch.Tensor) -> torch.Tensor:
+    """A loss per element in the order of memory that kernels and torch give it: that of the first operand with all
+    dimensions. Formulas have that of whichever operand comes first.
+    """
+    shape = tuple(result.shape)
+    if call.reduction.kind != "none" or len(shape) < 2:
+        return result
+    strides = result_strides(shape, [(tuple(x.shape), x.stride()) for x in call.operands])
+    if result.stride() == strides:
+        return result
+    order = sorted(range(len(shape)), key=lambda d: -strides[d])
+    return result.permute(order).contiguous().permute([order.index(d) for d in range(len(shape))])
 
 
 def _reference_gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:

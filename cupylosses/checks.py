@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from cupylosses import interop
-from cupylosses.definition import MASK, Definition, Flag, Loss, Parameter
+from cupylosses.definition import MASK, WEIGHT, Definition, Flag, Loss, Parameter
 
 #: What an operand may hold, beside integers where the definition accepts them.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -39,9 +39,9 @@ _INSIDE = ("cupylosses.", "torch.", "contextlib")
 
 
 def reduction(loss: Definition, value: Any) -> str:
-    """The reduction, if there is one of that name."""
+    """The reduction as a plain string, if there is one of that name; ``value`` may be an enumeration's member."""
     if isinstance(value, str) and value in loss.reductions:
-        return value
+        return str.__str__(value)
     expected = ", ".join(repr(x) for x in loss.reductions)
     near = difflib.get_close_matches(str(value), loss.reductions, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -152,6 +152,8 @@ def not_an_array(loss: Definition, name: str, value: Any) -> TypeError:
     """The error for an operand that no array library owns."""
     kind = type(value).__name__
     hint = "; wrap it with `torch.as_tensor(...)` or `numpy.asarray(...)`"
+    if hasattr(value, "filled"):
+        hint = "; pass its `.data`, and `mask=~numpy.ma.getmaskarray(...)`"
     return TypeError(
         f"{loss.name}: `{name}` must be a torch.Tensor, a cupy.ndarray, a numpy.ndarray or an object with "
         f"`__dlpack__`, got {kind}{hint}."
@@ -163,6 +165,15 @@ def no_reference(loss: Loss) -> NotImplementedError:
     return NotImplementedError(
         f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, tensor "
         "subclasses and third derivatives take. Give define_loss one, or move the operands to a GPU."
+    )
+
+
+def reduced_reference(loss: Loss, found: Any, shape: Sequence[int]) -> ValueError:
+    """The error for a reference formula that gives another shape than that of the elements."""
+    got = "no array" if found is None else f"an array of shape {tuple(found)}"
+    return ValueError(
+        f"{loss.name}: `reference` must return one value per element, of shape {tuple(shape)}, got {got}. Leave sums "
+        "and means to `reduction`, and broadcast a formula that ignores an operand with `xp.broadcast_to`."
     )
 
 
@@ -247,14 +258,47 @@ def _broadcast_message(loss: Loss, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def broadcast_warning(loss: Loss, shapes: Sequence[Sequence[int]]) -> str | None:
-    """torch's warning for operands of different shapes, for the losses where torch gives it, if they broadcast."""
-    if not loss.warn_broadcast or tuple(shapes[0]) == tuple(shapes[1]):
+    """A warning about operands that broadcast, or None.
+
+    Every loss warns where no operand has the shape of the result, as of (N, 1) and (N,), which is mostly a mistake.
+    Losses whose twins in torch warn of any difference between two operands do so too.
+    """
+    own = [(x.name, tuple(s)) for x, s in zip(loss.operands, shapes, strict=True) if x is not WEIGHT and x is not MASK]
+    if all([s == own[0][1] for _, s in own]):
         return None
-    broadcast(loss, shapes)
-    first, second = (x.name for x in loss.operands[:2])
+    (first, shape), *others = own
+    result = broadcast(loss, [*[s for _, s in own], *[()] * (len(shapes) - len(own))])
+    if all([s != result for _, s in own]):
+        got = " and ".join([f"`{name}` of shape {s}" for name, s in own])
+        return (
+            f"{loss.name}: no operand has the shape {result} of the result, got {got}, which may not be what you want; "
+            "reshape or expand one to silence this."
+        )
+    if not loss.warn_broadcast or others[0][1] == shape:
+        return None
+    second, other = others[0]
     return (
-        f"{loss.name}: `{second}` of shape {tuple(shapes[1])} is broadcast against `{first}` of shape "
-        f"{tuple(shapes[0])}, which may not be what you want; reshape or expand one to silence this."
+        f"{loss.name}: `{second}` of shape {other} is broadcast against `{first}` of shape {shape}, which may not be "
+        "what you want; reshape or expand one to silence this."
+    )
+
+
+def per_row(loss: Loss, name: str, x: Any, shape: Sequence[int], common: Sequence[int]) -> Any:
+    """An operand that may have one value per row, viewed so that it broadcasts with the first, which has ``shape``.
+
+    As torch documents its variance: the same shape, dimensions of size 1, or one dimension fewer, which is the last.
+    """
+    own, shape = tuple(x.shape), tuple(shape)
+    if own in ((), shape):
+        return x
+    if own == shape[:-1]:
+        return x[..., None]
+    if len(own) == len(common) and all([n == m or n == 1 for n, m in zip(own, common, strict=True)]):
+        return x
+    raise ValueError(
+        f"{loss.name}: `{name}` must have the shape {shape} of `{loss.operands[0].name}`, with 1 for "
+        f"dimensions that share a value, or {shape[:-1]} for one value per row, got {own}. Reshape it with "
+        "`.reshape(...)` or `[None]`."
     )
 
 

@@ -63,6 +63,8 @@ class Operand:
     gradient. Every floating operand is differentiable.
     ``number`` says that a number may stand for the tensor. With a ``default`` that number does if the argument is left
     out, or None.
+    ``per_row`` says that the tensor may have one dimension fewer than the first operand: one value per row. It then
+    broadcasts along the last dimension, and no other shape of fewer dimensions is taken.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Operand:
     integer: bool = False
     number: bool = False
     default: float | None = None
+    per_row: bool = False
 
     def domain_for(self, parameters: Mapping[str, Any]) -> str:
         """The domain under the given parameter values."""

@@ -47,7 +47,8 @@ def checked(
         reduction = checks.legacy_reduction(loss, size_average, reduce)
     how = _PLAIN.get(reduction) if type(reduction) is str else None
     if how is None:
-        checks.reduction(loss, reduction)
+        reduction = checks.reduction(loss, reduction)
+        how = _PLAIN[reduction]
     if parameters:
         parameters = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, parameters)])
     if flags:
@@ -71,13 +72,13 @@ def _with_numbers(
 ) -> tuple[Loss, tuple[Any, ...], tuple[float, ...]]:
     """The form of the loss for these arguments: numbers become parameters, weight and mask the last operands."""
     arrays, numbers = [], {}
-    for operand, x in zip(loss.operands, operands, strict=True):
+    for i, (operand, x) in enumerate(zip(loss.operands, operands, strict=True)):
         if x is None and operand.default is not None:
             numbers[operand.name] = operand.default
         elif operand.number and interop.kind(x) == "unknown":
             numbers[operand.name] = checks.number(loss, operand.name, x)
         else:
-            arrays.append(x)
+            arrays.append(_per_row(loss, operand.name, x, operands[:i]) if operand.per_row else x)
     kind = None
     if weight is not None:
         kind = "number" if interop.kind(weight) == "unknown" else "array"
@@ -89,6 +90,16 @@ def _with_numbers(
         arrays.append(mask)
     given = tuple([x for x in numbers if x != "weight"])
     return loss.forms[given, kind, mask is not None], tuple(arrays), (*parameters, *numbers.values())
+
+
+def _per_row(loss: Loss, name: str, x: Any, before: tuple[Any, ...]) -> Any:
+    """An operand that may have one value per row of those ``before`` it, viewed so that it broadcasts with them."""
+    arrays = [interop.adopt(y, None) if interop.kind(y) == "dlpack" else y for y in (x, *before)]
+    if any([interop.kind(y) == "unknown" for y in arrays]):
+        return x  # refused where all operands are
+    shapes = [tuple(y.shape) for y in arrays[1:]]
+    common = checks.broadcast(loss, [*shapes, *[()] * (len(loss.operands) - len(shapes))])
+    return checks.per_row(loss, name, arrays[0], shapes[0], common)
 
 
 def evaluate(call: Parts) -> Any:
@@ -258,7 +269,7 @@ def prepare_rows(
     reduction = common["reduction"]
     if size_average is not None or reduce is not None:
         reduction = checks.legacy_reduction(loss, size_average, reduce)
-    checks.reduction(loss, reduction)
+    reduction = checks.reduction(loss, reduction)
     given = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
     given |= {} if weight is None else {str(loss.weights): weight}
     given |= {} if mask is None else {"mask": mask}

@@ -782,7 +782,7 @@ def gaussian_nll_loss(
     Args:
         input: The mean. Shape (*), floating or integer; operands broadcast. Domain: real.
         target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        var: The variance; the loss is NaN where it is negative. Shape (*), floating or integer, or a number; operands broadcast. Domain: positive.
+        var: The variance; the loss is NaN where it is negative. One dimension fewer than `input` is one per row. Shape (*), floating or integer, or a number; operands broadcast. Domain: positive.
         full: Whether the constant log(2 pi) / 2 is added. Default False.
         eps: The least variance. Must be a number >= 0. Default 1e-06.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.

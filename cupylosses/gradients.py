@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,10 +45,10 @@ def value_and_grad(
             f"{definition.name}: value_and_grad takes the operands {names}, got {len(operands)} by position."
         )
     given = dict(zip([x.name for x in definition.operands], operands, strict=False))
-    chosen = (argnums,) if isinstance(argnums, (int, str)) else argnums
+    chosen, several = _chosen(definition, argnums)
     if isinstance(definition, RowLoss):
         value, found = _rows(function.prepare(**given, **options), chosen)
-        return value, found[0] if isinstance(argnums, (int, str)) else found
+        return value, found if several else found[0]
     call: Call = function.prepare(**given, **options)
     library, arrays = common_library(call.loss, call.operands)
     call = call._replace(operands=arrays)
@@ -55,7 +56,20 @@ def value_and_grad(
     wanted = tuple(i in slots for i in range(len(arrays)))
     value, gradients = {"cupy": _cupy, "torch": _torch, "numpy": _numpy}[library](call, wanted)
     found = tuple(gradients[i] for i in slots)
-    return value, found[0] if isinstance(argnums, (int, str)) else found
+    return value, found if several else found[0]
+
+
+def _chosen(loss: Definition, argnums: Any) -> tuple[tuple[int | str, ...], bool]:
+    """The operands that ``argnums`` names, and whether it is a sequence."""
+    several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
+    for x in argnums if several else (argnums,):
+        if not isinstance(x, str) and (isinstance(x, bool) or not isinstance(x, numbers.Integral)):
+            raise TypeError(
+                f"{loss.name}: `argnums` must be a position, a name or a sequence of these, got {argnums!r}; there are "
+                f"{', '.join([f'{i} or {y.name!r}' for i, y in enumerate(loss.operands)])}."
+            )
+    chosen = tuple([x if isinstance(x, str) else int(x) for x in (argnums if several else (argnums,))])
+    return chosen, several
 
 
 def _function(loss: Callable[..., Any] | str) -> Any:

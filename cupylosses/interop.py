@@ -99,6 +99,8 @@ def _find_kind(x: Any) -> str:
         return "torch"
     if loaded_cupy is not None and isinstance(x, loaded_cupy.ndarray):
         return "cupy"
+    if isinstance(x, (numpy.matrix, numpy.ma.MaskedArray)):
+        return "unknown"  # whose operators mean something else, or skip elements
     if isinstance(x, numpy.ndarray):
         return "numpy"
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"

@@ -1,9 +1,11 @@
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
+
+from cupylosses.row_call import RowResult
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
@@ -741,6 +743,67 @@ class GeneralRobustLoss(torch.nn.Module):
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """Cross entropy of logits against class indices, or against a probability per class."""
 
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[False] | None = None,
+        return_accuracy: Literal[False] | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[True],
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: Literal[True],
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
     def forward(
         self,
         input: torch.Tensor,
@@ -759,7 +822,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         return_accuracy: bool | None = None,
         inplace_backward: bool | None = None,
         check_targets: _Check | None = None,
-    ) -> Any: ...
+    ) -> torch.Tensor | RowResult: ...
 
 class SoftmaxFocalLoss(torch.nn.Module):
     """Cross entropy of logits against class indices in which rows that are decided well count less."""
@@ -783,6 +846,67 @@ class SoftmaxFocalLoss(torch.nn.Module):
         inplace_backward: bool = False,
         check_targets: _Check = "lazy",
     ) -> None: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[False],
+        return_accuracy: Literal[False],
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[True],
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: Literal[True],
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
     def forward(
         self,
         input: torch.Tensor,
@@ -801,7 +925,7 @@ class SoftmaxFocalLoss(torch.nn.Module):
         return_accuracy: bool | None = None,
         inplace_backward: bool | None = None,
         check_targets: _Check | None = None,
-    ) -> Any: ...
+    ) -> torch.Tensor | RowResult: ...
 
 class NLLLoss(torch.nn.NLLLoss):
     """Negative log-likelihood of class indices under log-probabilities."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 _one_pass = True
@@ -22,13 +23,30 @@ class set_one_pass:
     """
 
     def __init__(self, enabled: bool) -> None:
-        global _one_pass
-        self._before = _one_pass
-        _one_pass = bool(enabled)
+        self._enabled, self._entered = bool(enabled), False
+        with _lock:
+            plain = [x for x in _settings if not x._entered]
+            if len(plain) > _MAX_PLAIN:  # of calls only the last counts; the others may be blocks about to be entered
+                _settings.remove(plain[0])
+            _settings.append(self)
+            _apply()
 
     def __enter__(self) -> None:
-        return None
+        self._entered = True
 
     def __exit__(self, *_: Any) -> None:
-        global _one_pass
-        _one_pass = self._before
+        with _lock:
+            _settings.remove(self)
+            _apply()
+
+
+#: Settings in force, in the order in which they were made: calls, and blocks that have not been left. The last one
+#: decides, so that blocks of several threads, or left out of order, end with what was set outside of all of them.
+_settings: list[set_one_pass] = []
+_MAX_PLAIN = 64
+_lock = threading.Lock()
+
+
+def _apply() -> None:
+    global _one_pass
+    _one_pass = _settings[-1]._enabled if _settings else True

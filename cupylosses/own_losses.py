@@ -84,14 +84,14 @@ def define_loss(
         name=name,
         summary=summary or f"The loss {name}.",
         formula=formula or " ".join(str(value).split()),
-        operands=_operands(operands),
+        operands=_operands(name, operands),
         value=value,
         reference=reference,
         let=let,
         constants=constants,
         derivatives=derivatives,
-        parameters=_specified(parameters, lambda n, x: Parameter(n, x, "A number.")),
-        flags=_specified(flags, lambda n, x: Flag(n, x, "A choice.")),
+        parameters=_specified(name, "parameters", parameters, Parameter, lambda n, x: Parameter(n, x, "A number.")),
+        flags=_specified(name, "flags", flags, Flag, lambda n, x: Flag(n, x, "A choice.")),
         cases=tuple(cases),
         notes=notes,
         source=source,
@@ -103,14 +103,27 @@ def define_loss(
     return function_of(loss, module)
 
 
-def _operands(given: Sequence[str | Operand]) -> tuple[Operand, ...]:
+def _operands(loss: str, given: Sequence[str | Operand]) -> tuple[Operand, ...]:
+    if isinstance(given, str):
+        raise TypeError(
+            f"define_loss: the `operands` of {loss} must be a sequence of names or of Operand, got {given!r}; for "
+            'example operands=("input", "target").'
+        )
     # Labels may be integers; the first operand is what is predicted.
     named = [x if isinstance(x, Operand) else Operand(x, "A tensor.", integer=i > 0) for i, x in enumerate(given)]
     return tuple(named)
 
 
-def _specified(given: Any, make: Callable[[str, Any], Any]) -> tuple[Any, ...]:
-    return tuple(make(n, x) for n, x in given.items()) if isinstance(given, Mapping) else tuple(given)
+def _specified(loss: str, what: str, given: Any, kind: type, make: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+    if isinstance(given, Mapping):
+        return tuple([make(n, x) for n, x in given.items()])
+    if isinstance(given, str) or not all([isinstance(x, kind) for x in given]):
+        raise TypeError(
+            f"define_loss: the `{what}` of {loss} must be a mapping from names to defaults or a sequence of "
+            f"{kind.__name__}, got {given!r}; for example {what}={{{next(iter(given), 'c')!r}: "
+            f"{'1.0' if kind is Parameter else 'False'}}}."
+        )
+    return tuple(given)
 
 
 def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[str, int]]:

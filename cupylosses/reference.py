@@ -47,6 +47,9 @@ def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> 
         raise checks.no_reference(loss)
     xp = interop.namespace(operands[0])
     found = loss.reference(xp, *operands, **values)
+    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    if tuple(getattr(found, "shape", ())) != shape:
+        raise checks.reduced_reference(loss, getattr(found, "shape", None), shape)
     if interop.kind(found) == "torch" and found.requires_grad:
         found = _with_nan_gradients(xp, found, operands)
     return found

@@ -146,8 +146,6 @@ def shapes(call: RowCall) -> None:
     loss, rows, classes = call.loss, call.row_shape, call.classes
     first, second = (x.name for x in loss.operands)
     shape, given = (tuple(x.shape) for x in call.operands)
-    if classes == 0:
-        raise ValueError(f"{loss.name}: `{first}` must have at least one class, got shape {shape}.")
     if call.kind == "indices" and given != rows:
         raise ValueError(
             f"{loss.name}: `{second}` must have the shape of `{first}` without its class dimension {call.class_dim}, "
@@ -190,8 +188,8 @@ def _broadcasts(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
 
 
 def without_gradients(call: RowCall) -> None:
-    """Class weights are constants."""
-    if getattr(call.weight, "requires_grad", False):
+    """Class weights are constants for class indices, as in torch; for a target per class the formula has a gradient."""
+    if call.kind == "indices" and getattr(call.weight, "requires_grad", False):
         name = call.loss.weights
         raise ValueError(f"{call.loss.name}: `{name}` has no gradient, but requires one; pass `{name}.detach()`.")
 
@@ -207,8 +205,11 @@ def bad_label(loss: RowLoss, position: Sequence[int], value: int, classes: int, 
     """The error for a label that is no class, nor the ignored one; ``alike`` where all of these are the same."""
     where = f"[{', '.join(map(str, position))}]" if position else ""
     hint = f"; did you mean ignore_index={value}?" if alike else "."
+    allowed = f"a class index, 0 to {classes - 1}, or `ignore_index`"
+    if classes == 0:
+        allowed = "`ignore_index`, as there are no classes"
     return IndexError(
-        f"{loss.name}: `{loss.operands[1].name}{where}` must be a class index, 0 to {classes - 1}, or `ignore_index`, "
+        f"{loss.name}: `{loss.operands[1].name}{where}` must be {allowed}, "
         f"got {value} for {classes} class{'es' * (classes != 1)}{hint}"
     )
 

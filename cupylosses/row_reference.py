@@ -7,7 +7,7 @@ array library, and those of the formulas to any order.
 
 from __future__ import annotations
 
-from math import nan
+from math import inf, nan
 from typing import Any, NamedTuple
 
 from cupylosses import interop, row_checks
@@ -25,7 +25,8 @@ def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
     if rows.bad is not None and call.check != "off" and readable:
         check_labels(xp, call, rows.bad)
     wide = xp.float32 if promoted != "float64" and interop.kind(call.operands[0]) != "numpy" else xp.float64
-    cost, lse, accuracy = _of_indices(xp, call, rows, wide) if rows.bad is not None else _of_terms(xp, call, rows, wide)
+    of_rows = _of_nothing if call.classes == 0 else _of_terms if rows.bad is None else _of_indices
+    cost, lse, accuracy = of_rows(xp, call, rows, wide)
     zero = xp.zeros_like(cost)
     cost = xp.where(rows.used, cost, zero)
     if call.reduction != "none":
@@ -121,6 +122,20 @@ def _of_terms(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, 
     terms = call.loss.references["term"](xp, log_p=log_p, classes=call.classes, **given, **values)
     cost = _finish(xp, call, xp.sum(terms, axis=-1, dtype=xp.float64), lse, operands, values)
     return cost, xp.where(rows.used, lse, xp.zeros_like(lse)), None
+
+
+def _of_nothing(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, Any]:
+    """Cost, lse and accuracy of rows without classes: sums of nothing, and, as in torch, NaN for the mean over a target
+    per class.
+    """
+    cost = sum(
+        [xp.sum(x, axis=call.class_dim, dtype=xp.float64) for x in call.operands if x.ndim > len(call.row_shape)]
+    )
+    if call.kind != "indices" and call.reduction == "mean":
+        cost = cost + nan
+    lse = xp.where(rows.used, xp.full_like(cost, -inf), xp.zeros_like(cost))
+    count = xp.sum(xp.astype(rows.used, xp.float64))
+    return cost, lse, xp.astype(divide(xp, xp.zeros_like(count), count), xp.float32)
 
 
 def _finish(xp: Any, call: RowCall, cost: Any, lse: Any, operands: list[Any], values: dict[str, Any]) -> Any:

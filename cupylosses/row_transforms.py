@@ -33,7 +33,10 @@ def evaluate(call: RowCall) -> Any:
         array, number = (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
         text, tensors = row_ops.encode(call, call.out_dtype or ""), (call.weight, call.mask, *call.operands)
         return _results(call, *row_ops.loss(text, row_ops.numbers(call), array, number, *tensors))
-    if transforms.is_traced() or not (tracing or all([autograd.runs_kernels(x) for x in call.arrays.values()])):
+    # Only the formula has a gradient for class weights.
+    weighed = torch.is_grad_enabled() and call.weight is not None and call.weight.requires_grad
+    kernels = tracing or all([autograd.runs_kernels(x) for x in call.arrays.values()])
+    if weighed or transforms.is_traced() or not kernels:
         return autograd.evaluate_rows_by_formula(call, readable=False)
     promoted = autograd.check_rows(call)
     return (_traced if tracing else _apart)(_placed(call), call.out_dtype or promoted)

@@ -148,7 +148,8 @@ class _Spec(NamedTuple):
             normalizer = normalizer * divisor
         each = resolved.dims == ()
         dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
-        return _Plain(loss, flags, len(shape), each, dims, reduction.out_dtype, self.parameters, normalizer, divisor)
+        out_dtype, empty = reduction.out_dtype, resolved.divisor == 0
+        return _Plain(loss, flags, len(shape), each, dims, out_dtype, self.parameters, normalizer, divisor, empty)
 
 
 class _Plain(NamedTuple):
@@ -165,6 +166,8 @@ class _Plain(NamedTuple):
     parameters: tuple[float, ...]
     normalizer: torch.Tensor | None
     divisor: float
+    #: A mean of no elements.
+    empty: bool
 
     def spec(self) -> _Spec:
         """The arguments of the Functions for it."""
@@ -176,8 +179,11 @@ class _Plain(NamedTuple):
         return _Spec(text, self.parameters, self.normalizer, self.divisor if self.normalizer is None else None)
 
     def along(self, directions: Sequence[Any]) -> _Plain:
-        """The derivative along the directions that are not None."""
-        return self._replace(loss=directional(self.loss, tuple([v is not None for v in directions])))
+        """The derivative along the directions that are not None. That of a mean of nothing is 0, as in torch: a sum of
+        nothing, which 0 / 0 must not replace.
+        """
+        loss = directional(self.loss, tuple([v is not None for v in directions]))
+        return self._replace(loss=loss, divisor=1.0 if self.empty else self.divisor)
 
     def batched(self) -> _Plain:
         """The same call of operands that have a further dimension in front, which is kept."""

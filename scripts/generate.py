@@ -108,9 +108,11 @@ NN_HEAD = '''\
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
+
+from cupylosses.row_call import RowResult
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
@@ -141,12 +143,27 @@ def stub_class(loss: Definition) -> str:
             "        *," if x == "*" else f"        {x}: {of_torch(loss, x)}{default(given[x])}," for x in arguments
         ]
         lines += ["    ) -> None: ..."]
-    lines += ["    def forward(", "        self,"]
-    lines += [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
-    lines += ["        *,", *(f"        {x}: {or_none(of_torch(loss, x))} = None," for x in loss.keywords)]
-    # Of what may be asked for more the result is not one type.
-    result = "Any" if "return_lse" in loss.common else "torch.Tensor"
-    return "\n".join([*lines, f"    ) -> {result}: ..."]) + "\n"
+    return "\n".join([*lines, *stub_forward(loss, base)]) + "\n"
+
+
+def stub_forward(loss: Definition, base: str) -> list[str]:
+    """``forward``; of a module that may be asked for more, by the types of its results."""
+
+    def signature(result: str, chosen: Mapping[str, str]) -> list[str]:
+        operands = [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
+        keywords = {x: chosen.get(x, f"{or_none(of_torch(loss, x))} = None") for x in loss.keywords}
+        rest = [f"        {name}: {kind}," for name, kind in keywords.items()]
+        return ["    def forward(", "        self,", *operands, "        *,", *rest, f"    ) -> {result}: ..."]
+
+    asked = [x for x in ASKED if x in loss.common]
+    if not asked:
+        return signature("torch.Tensor", {})
+    # What the constructor keeps decides where a call leaves it out.
+    plain = "Literal[False]" if base == "torch.nn.Module" else "Literal[False] | None = None"
+    variants = [("torch.Tensor", dict.fromkeys(asked, plain))]
+    variants += [("RowResult", {x: "Literal[True]"}) for x in asked]
+    variants += [("torch.Tensor | RowResult", {})]
+    return [line for variant in variants for line in ("    @overload", *signature(*variant))]
 
 
 def of_torch(loss: Definition, name: str) -> str:

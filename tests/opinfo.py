@@ -388,12 +388,6 @@ def shapes_differ(sample: Sample) -> bool:
     return len({sample.tensors[name].shape for name in needed(sample.loss)}) > 1
 
 
-def variance_per_row(sample: Sample) -> bool:
-    """Whether torch takes a variance of fewer dimensions for one of the rows."""
-    input, var = sample.tensors["input"], sample.tensors["var"]
-    return var.dim() > 0 and var.shape == input.shape[:-1]
-
-
 def inactive_at_infinity(sample: Sample) -> bool:
     """Whether a pair of scores that costs nothing is infinitely far apart."""
     first, second, target = (sample.tensors[name].detach().double() for name in needed(sample.loss))
@@ -435,12 +429,6 @@ DIFFERENCES = (
         ("multilabel_soft_margin_loss",),
         lambda s: s.tensors["input"].shape[-1:] < s.tensors["target"].shape[-1:],
         "averages over the classes of the broadcast shape; torch divides by those of `input`.",
-        expanded,
-    ),
-    Difference(
-        ("gaussian_nll_loss",),
-        variance_per_row,
-        "A `var` of shape (N,) belongs to the columns of an input (N, N)",
         expanded,
     ),
     Difference(

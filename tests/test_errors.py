@@ -111,7 +111,10 @@ def test_integers_alone(loss: Loss, device: str) -> None:
 def test_shapes_that_do_not_broadcast(loss: Loss, device: str) -> None:
     shapes = [(4, 3)] * (len(loss.operands) - 1) + [(4, 2)]
     got = " and ".join(re.escape(f"`{x.name}` of shape {s}") for x, s in zip(loss.operands, shapes, strict=True))
-    with pytest.raises(ValueError, match=rf"^{loss.name}: the shapes do not broadcast, got {got}\. .*reshape"):
+    message = f"the shapes do not broadcast, got {got}"
+    if loss.operands[-1].per_row:
+        message = rf"`{loss.operands[-1].name}` must have the shape \(4, 3\) .* got \(4, 2\)"
+    with pytest.raises(ValueError, match=rf"^{loss.name}: {message}\. .*reshape"):
         call(loss, *(torch.rand(s, device=device) for s in shapes))
 
 
@@ -239,7 +242,7 @@ def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
 
 def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None:
     """Once for each call, also where the call takes two sums."""
-    operands = [torch.rand(4, 3, device=device), *[torch.rand(3, device=device)] * (required(loss) - 1)]
+    operands = [torch.rand(4, 3, device=device), *[torch.rand(1, 3, device=device)] * (required(loss) - 1)]
     mask = torch.rand(4, 3, device=device) < 0.5
     module = getattr(cupylosses.nn, loss.class_name)()
     calls = ways(loss) | {"module": lambda *operands, **options: module(*operands, **options)}
@@ -253,7 +256,7 @@ def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None
 
 def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.WarningsRecorder) -> None:
     """torch warns for some losses; we warn for the same."""
-    operands = [torch.rand(4, 3, device=device), *[torch.rand(3, device=device)] * (len(loss.operands) - 1)]
+    operands = [torch.rand(4, 3, device=device), *[torch.rand(1, 3, device=device)] * (len(loss.operands) - 1)]
     call(loss, *operands)
     ours = [w for w in recwarn.list if "broadcast" in str(w.message)]
     recwarn.clear()
@@ -265,7 +268,7 @@ def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.Wa
     assert len(ours) == len(torchs) == loss.warn_broadcast
     for w in ours:
         assert re.match(
-            rf"{loss.name}: `\w+` of shape \(3,\) is broadcast against `\w+` of shape \(4, 3\)", str(w.message)
+            rf"{loss.name}: `\w+` of shape \(1, 3\) is broadcast against `\w+` of shape \(4, 3\)", str(w.message)
         )
 
 

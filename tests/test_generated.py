@@ -115,8 +115,16 @@ def test_stub_has_losses_of_rows(name: str, stub: dict[str, ast.FunctionDef], nn
     module, cls = getattr(cupylosses.nn, row_loss.class_name), nn_stub[row_loss.class_name]
     (base,) = module.__bases__
     assert [ast.unparse(x) for x in cls.bases] == [f"torch.nn.{base.__name__}"]
-    for method in (x for x in cls.body if isinstance(x, ast.FunctionDef)):
+    # Of overloads the last one has every default.
+    for method in {x.name: x for x in cls.body if isinstance(x, ast.FunctionDef)}.values():
         assert stub_signature(method.args) == signature(getattr(module, method.name))
+
+
+def test_stub_of_a_module_that_may_be_asked_for_more(nn_stub: dict[str, ast.ClassDef]) -> None:
+    """Its result is typed by what it was asked for."""
+    forward = [x for x in nn_stub["CrossEntropyLoss"].body if isinstance(x, ast.FunctionDef) and x.name == "forward"]
+    results = [ast.unparse(x.returns) for x in forward]
+    assert results == ["torch.Tensor", "RowResult", "RowResult", "torch.Tensor | RowResult"]
 
 
 def test_stub_declares_all_public_functions(stub: dict[str, ast.FunctionDef]) -> None:

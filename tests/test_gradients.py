@@ -164,10 +164,10 @@ def test_empty_operands(loss: Loss, device: str) -> None:
 def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
     """A row against no rows: its gradient is a sum of nothing."""
     operands = [torch.rand(0, 3, device=device, requires_grad=True)]
-    operands += [torch.rand(3, device=device, requires_grad=True) for _ in loss.operands[1:]]
+    operands += [torch.rand(1, 3, device=device, requires_grad=True) for _ in loss.operands[1:]]
     value = bind(getattr(F, loss.name), loss, loss.values(), "sum")(*operands)
     value.backward()
-    assert [x.grad.tolist() for x in operands[1:]] == [[0.0, 0.0, 0.0]] * (len(operands) - 1)
+    assert [x.grad.tolist() for x in operands[1:]] == [[[0.0, 0.0, 0.0]]] * (len(operands) - 1)
 
 
 @by_reference_and_kernels

@@ -109,6 +109,9 @@ def test_errors_of_modules(row_loss: RowLoss) -> None:
     assert found
     for given in found:
         made, called = given.module_error_input.constructor_input, given.module_error_input.forward_input
+        weight = made.kwargs.get("weight")
+        if weight is not None and weight.dtype != called.args[0].dtype:
+            continue  # dtypes mix here
         with pytest.raises(opinfo.RAISED.get(given.error_type, given.error_type), match=f"^{row_loss.name}: "):
             getattr(nn, row_loss.class_name)(*made.args, **made.kwargs)(*called.args, **called.kwargs)
 

@@ -133,7 +133,12 @@ gaussian_nll_loss = define(
         Operand("input", "The mean.", integer=True),
         Operand("target", "The ground truth.", integer=True),
         Operand(
-            "var", "The variance; the loss is NaN where it is negative.", domain="positive", integer=True, number=True
+            "var",
+            "The variance; the loss is NaN where it is negative. One dimension fewer than `input` is one per row.",
+            domain="positive",
+            integer=True,
+            number=True,
+            per_row=True,
         ),
     ),
     parameters=(Parameter("eps", 1e-6, "The least variance.", minimum=0.0),),

@@ -122,7 +122,7 @@ def _first_and(
 
 
 def _row(shape: Shape) -> Shape:
-    return shape[-1:]
+    return (*(1 for _ in shape[:-1]), *shape[-1:])
 
 
 def _column(shape: Shape) -> Shape:

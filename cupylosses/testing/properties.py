@@ -311,7 +311,7 @@ def is_differentiable(
 
     case = case or {}
     check = torch.autograd.gradgradcheck if second else torch.autograd.gradcheck
-    for shapes in ([(3, 2)] * len(loss.operands), [(3, 2), *[(2,)] * (len(loss.operands) - 1)]):
+    for shapes in ([(3, 2)] * len(loss.operands), [(3, 2), *[(1, 2)] * (len(loss.operands) - 1)]):
         operands = [x.requires_grad_() for x in _draw(loss, case, "float64", device, shapes)]
         # The differences are good to about 1e-9: torch's defaults would let an error of 1e-3 pass.
         check(_bind(function, loss, case, reduction), operands, rtol=1e-5, atol=1e-6)

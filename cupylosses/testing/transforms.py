@@ -132,7 +132,7 @@ def _gradgradcheck(s: Subject) -> None:
 @transform("`create_graph=True`")
 def _gradient_penalty(s: Subject) -> None:
     """The gradient of a gradient's square, of operands of which one is broadcast."""
-    rest = (3, 4) if s.loss.warn_broadcast else (4,)
+    rest = (3, 4) if s.loss.warn_broadcast else (1, 4)
     operands = [x.requires_grad_() for x in s.draw((3, 4), rest)]
 
     def penalty(f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
