@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cupylosses.codegen import Compilable, source, varying
+from cupylosses.interop import kept_locale
 from cupylosses.launch import DECLARED_BYTES, SHARED_BYTES
 
 #: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
@@ -53,7 +54,7 @@ def _compile(variant: Compilable) -> Any:
     import cupy
 
     text = source(variant)
-    with _explained(variant, text):
+    with _explained(variant, text), kept_locale():
         module = cupy.RawModule(code=text, options=OPTIONS)
         module.compile()
         return module.get_function(variant.entry)

@@ -10,7 +10,8 @@ import ctypes
 import importlib
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from glob import escape, glob
 from types import ModuleType
@@ -73,6 +74,22 @@ def load_cuda11_compiler() -> None:
             for path in sorted(glob(os.path.join(escape(wheel), "nvidia", folder, "lib", f"{name}*"))):
                 with suppress(OSError):  # CuPy says what is missing, where it is needed
                     ctypes.CDLL(path)
+
+
+@contextmanager
+def kept_locale() -> Iterator[None]:
+    """Restores the thread's locale. NVRTC 11 leaves that of C behind, in which Python reads files as ASCII."""
+    try:
+        use = ctypes.CDLL(None).uselocale
+    except (AttributeError, OSError, TypeError):  # a system that has locales for processes alone
+        yield
+        return
+    use.argtypes, use.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = use(None)
+    try:
+        yield
+    finally:
+        use(before)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import locale
 import os
 import platform
 import sys
@@ -211,6 +212,14 @@ def test_broad_subset_of_rows_has_every_kernel_and_layout(row_loss: RowLoss) -> 
     assert {(x.kind, x.layout) for x in broad[BROADEST]} == {(x.kind, x.layout) for x in everything}
     forward = {x.layout for x in everything if x.kind == "value_and_gradient"}
     assert all({x.layout for x in some if x.kind == "value_and_gradient"} == forward for some in broad.values())
+
+
+@pytest.mark.skipif(11 not in find_libraries(), reason="needs NVRTC 11")
+def test_compiling_leaves_the_locale_as_it_is() -> None:
+    """NVRTC 11 sets that of C for its thread, in which Python would read files as ASCII from then on."""
+    before = locale.getpreferredencoding(False)
+    Nvrtc(find_libraries()[11]).compile('extern "C" __global__ void empty() {}', BROADEST)
+    assert locale.getpreferredencoding(False) == before != "ANSI_X3.4-1968"
 
 
 def test_kernels_of_cuda_11_may_spill_a_little() -> None:

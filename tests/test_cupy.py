@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwa
 
 def draw(loss: Loss, case: Any = None, dtype: str = "float32", layout: str = "contiguous") -> list[torch.Tensor]:
     """Operands as torch tensors on the GPU."""
-    shapes = LAYOUTS[layout].shapes((67, 129), len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, (67, 129))
     drawn = samples.operands(loss, loss.values(case), (dtype,) * len(shapes), shapes, "cuda")
     return LAYOUTS[layout].place(drawn)
 

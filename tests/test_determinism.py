@@ -64,7 +64,7 @@ def test_grid_does_not_matter(
 ) -> None:
     """One block, few, more than there is work, and the usual number for GPUs of 1, 7 and 1000 processors."""
     grid = launch.grid
-    shapes = LAYOUTS[layout].shapes((257, 1031) if GPU else (67, 259), len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, (257, 1031) if GPU else (67, 259))
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, KERNELS)
     operands = LAYOUTS[layout].place(drawn)
     for reduction in ("none", "mean"):

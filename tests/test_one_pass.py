@@ -32,7 +32,7 @@ GRAD_OUTPUTS = (1.0, 0.5, -3.0, 1.0, 1.0, 1024.0, 1024.0, 1.0)
 
 def leaves(loss: Loss, dtype: str = "float32", layout: str = "contiguous", seed: int = 0) -> list[Tensor]:
     """Operands that go through kernels, all of which require grad."""
-    shapes = LAYOUTS[layout].shapes((67, 129), len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, (67, 129))
     drawn = samples.operands(loss, loss.values(), (dtype,) * len(shapes), shapes, KERNELS, seed)
     return [x.detach().requires_grad_() for x in LAYOUTS[layout].place(drawn)]
 

@@ -131,7 +131,7 @@ class Check:
         if self.layout == EDGES:
             return samples.edges(self.loss, self.values, self.operand_dtypes, self.device)
         layout = LAYOUTS[self.layout]
-        shapes = layout.shapes(self.shape, len(self.loss.operands))
+        shapes = layout.shapes_of(self.loss, self.shape)
         drawn = samples.operands(self.loss, self.values, self.operand_dtypes, shapes, self.device, self.seed)
         return layout.place(drawn)
 

@@ -19,6 +19,8 @@ import numpy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cupylosses.definition import Loss
+
 Shape = tuple[int, ...]
 
 SHAPE: Shape = (67, 129)
@@ -49,6 +51,15 @@ class Layout:
     shapes: Callable[[Shape, int], list[Shape]] = _same
     store: Callable[[Tensor, int, Shape], Tensor] = _keep
     rank: int = 0
+
+    def shapes_of(self, loss: Loss, shape: Shape) -> list[Shape]:
+        """The shapes of the operands of a loss. What may have one value per row keeps all dimensions."""
+        found = self.shapes(shape, len(loss.operands))
+        rank = max(map(len, found))
+        return [
+            (*(1,) * (rank - len(s)), *s) if operand.per_row and s else s
+            for operand, s in zip(loss.operands, found, strict=True)
+        ]
 
     def place(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """Operands with the sampled shapes, stored in this layout."""
@@ -122,7 +133,7 @@ def _first_and(
 
 
 def _row(shape: Shape) -> Shape:
-    return (*(1 for _ in shape[:-1]), *shape[-1:])
+    return shape[-1:]
 
 
 def _column(shape: Shape) -> Shape:

@@ -20,6 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from cupylosses.compiler import OPTIONS
+from cupylosses.interop import kept_locale
 from cupylosses.testing.counters import counters
 
 #: The library's options and the one that CuPy adds behind them.
@@ -154,7 +155,8 @@ class Nvrtc:
         )
         try:
             encoded = (ctypes.c_char_p * len(arguments))(*(x.encode() for x in arguments))
-            status = self._library.nvrtcCompileProgram(program, len(arguments), encoded)
+            with kept_locale():
+                status = self._library.nvrtcCompileProgram(program, len(arguments), encoded)
             log = self._text(program, "ProgramLog")
             if status:
                 raise CompileError(f"{self._error(status)}\n{log}")

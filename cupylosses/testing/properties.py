@@ -163,7 +163,7 @@ def propagates_nan(
 
     case = case or {}
     for layout, position, reduction in product(layouts, range(len(loss.operands)), reductions):
-        operands = _draw(loss, case, dtype, device, LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands)))
+        operands = _draw(loss, case, dtype, device, LAYOUTS[layout].shapes_of(loss, (ROWS, COLUMNS)))
         spoiled = operands[position]
         at = [min(i, n - 1) for i, n in zip((ROWS // 2, COLUMNS - 1)[-spoiled.dim() :], spoiled.shape, strict=True)]
         spoiled[tuple(at)] = float("nan")
@@ -254,7 +254,7 @@ def reads_any_upstream_gradient(
 ) -> None:
     """With reduction "none" the upstream gradient may be stored in any way: what counts is its elements."""
     case = case or {}
-    shapes = LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, (ROWS, COLUMNS))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
     everything = (True,) * len(operands)
     bound = _bind(function, loss, case, "none")
@@ -281,7 +281,7 @@ def differentiates_operands_alone_and_together(
 ) -> None:
     """Whichever operands require grad, value and gradients have the same bits."""
     case = case or {}
-    shapes = LAYOUTS[layout].shapes((ROWS, COLUMNS), len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, (ROWS, COLUMNS))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
     bound = _bind(function, loss, case, reduction)
     together = run(bound, operands, (True,) * len(operands), -1.5)
@@ -335,7 +335,7 @@ def writes_one_gradient_in_one_pass_or_two(
     import torch
 
     case = case or {}
-    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, shape)
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
     leaves = {o.name: x.requires_grad_() for o, x in zip(loss.operands, operands, strict=True) if x.is_floating_point()}
     bound = _bind(function, loss, case, reduction)
@@ -544,7 +544,7 @@ def repeats_bit_by_bit(
 ) -> None:
     """Called again, and without gradients, the loss has the same bits; and it leaves its operands alone."""
     case = case or {}
-    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, shape)
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
     before = [x.clone() for x in operands]
     bound = _bind(function, loss, case, reduction)

@@ -47,7 +47,7 @@ def keeps_its_bits_in_any_order(
     function: Callable[..., Tensor], loss: Loss, layout: str = "contiguous", shape: tuple[int, ...] = (33, 131)
 ) -> None:
     """Value and gradients do not depend on the order of threads or on the grid."""
-    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, shape)
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes)
     operands = LAYOUTS[layout].place(drawn)
 
@@ -79,7 +79,7 @@ def goes_by_the_note_of_each_warp(
     """
     import torch
 
-    shapes = LAYOUTS[layout].shapes(shape, len(loss.operands))
+    shapes = LAYOUTS[layout].shapes_of(loss, shape)
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes)
     operands = [x.requires_grad_() for x in LAYOUTS[layout].place(drawn)]
 
