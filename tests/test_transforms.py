@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from devices import HOST, KERNELS
+from grids import LOSSES, REPRESENTATIVES, in_turn, short_or_full
 
 import cupylosses.functional as F
 from cupylosses import autograd, ops
@@ -25,9 +26,16 @@ RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def chosen(gpu: bool) -> Any:
+#: Transforms that take the reference formula: third derivatives, forward mode twice, and batches of grad_output.
+BY_FORMULA = ("third derivatives", "`jacfwd(jacfwd)`", "`is_grads_batched=True`")
+
+
+def chosen(gpu: bool, times: int = 1) -> Any:
+    """Parametrizes transforms, each with so many of the representatives, and with ``--thorough`` with every loss."""
+    transforms = [x for x in TRANSFORMS.values() if x.gpu == gpu]
+    settings = in_turn(transforms, short_or_full(REPRESENTATIVES, LOSSES), times=times)
     return pytest.mark.parametrize(
-        "transform", [pytest.param(t, id=t.name) for t in TRANSFORMS.values() if t.gpu == gpu]
+        ("transform", "loss"), [pytest.param(t, loss, id=f"{loss.name}-{t.name}") for t, loss in settings]
     )
 
 
@@ -49,9 +57,16 @@ def test_the_table_is_complete() -> None:
     assert found >= {(loss, x.name) for loss, x in possible if not x.gpu}
 
 
-@chosen(gpu=False)
+@chosen(gpu=False, times=2)
 @pytest.mark.kernels
-def test_works_as_recorded(loss: Loss, transform: Transform) -> None:
+def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In kernels: the formula would work as well, and is not asked."""
+
+    def never(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("the formula was taken")
+
+    if transform.name not in BY_FORMULA:
+        monkeypatch.setattr(autograd, "evaluate_reference", never)
     error = transform.outcome(Subject(loss, KERNELS))
     assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
 
@@ -63,28 +78,13 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
     assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
 
 
-@pytest.mark.representatives
-@pytest.mark.kernels
-def test_transforms_run_kernels(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula is for third derivatives, what is forward twice, and batches of grad_output."""
-    by_formula = ("third derivatives", "`jacfwd(jacfwd)`", "`is_grads_batched=True`")
-
-    def never(*_: object, **__: object) -> torch.Tensor:
-        raise AssertionError("the formula was taken")
-
-    monkeypatch.setattr(autograd, "evaluate_reference", never)
-    for transform in TRANSFORMS.values():
-        if not transform.gpu and transform.name not in by_formula:
-            assert transform.outcome(Subject(loss, KERNELS)) is None, transform.name
-
-
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transforms are themselves tested: with the derivative along a direction that is another one."""
     from cupylosses import transforms
 
-    monkeypatch.setattr(transforms, "directional", lambda _, along: directional(registry()["huber_loss"], along))
-    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry()["log_cosh_loss"], KERNELS))}
+    monkeypatch.setattr(transforms, "directional", lambda _, along: directional(registry()["log_cosh_loss"], along))
+    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry()["mse_loss"], KERNELS))}
     assert wrong == {
         "`torch.autograd.gradgradcheck`",
         "`create_graph=True`",
@@ -101,16 +101,19 @@ def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights, masks, normalizers, dimensions
 
+#: Those that are not implied by others, and those that are.
 OPTIONS = [
-    {},
-    {"mask": True},
-    {"weight": True, "reduction": "weighted_mean"},
     {"weight": True, "mask": True, "reduction": "weighted_mean", "dim": 1},
     {"mask": True, "dim": 0},
     {"weight": 0.5, "mask": True, "reduction": "weighted_mean"},
-    {"reduction": "batchmean", "weight": True},
     {"reduction": "batchmean", "normalizer": 3.0},
     {"normalizer": True, "dim": 1},
+]
+IMPLIED = [
+    {},
+    {"mask": True},
+    {"weight": True, "reduction": "weighted_mean"},
+    {"reduction": "batchmean", "weight": True},
     {"reduction": "none", "weight": True, "mask": True},
 ]
 
@@ -135,7 +138,7 @@ def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", short_or_full(OPTIONS, OPTIONS + IMPLIED), ids=str)
 def test_options_under_transforms(options: dict[str, Any]) -> None:
     """Second derivatives, forward mode, per-sample values and gradients of every way to reduce."""
     function, tensors = called(options)
@@ -155,7 +158,7 @@ def test_options_under_transforms(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", short_or_full([*OPTIONS, IMPLIED[-1]], OPTIONS + IMPLIED), ids=str)
 def test_options_in_a_graph(options: dict[str, Any]) -> None:
     """Value and gradients in a full graph have the bits of eager mode."""
     torch.compiler.reset()
@@ -186,8 +189,7 @@ def test_transforms_inside_of_a_graph(take: str) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("where", ["kernels", "formula"])
-@pytest.mark.parametrize("kind", ["none", "mean", "sum"])
+@pytest.mark.parametrize(("kind", "where"), in_turn(["none", "mean", "sum"], ["kernels", "formula"]))
 def test_operators_keep_their_promises(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
     if where == "formula":
@@ -239,7 +241,7 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
     assert float(printed) == F.huber_loss(x, y, delta=0.5).item()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", short_or_full(["aot_eager"], ["eager", "aot_eager"]))
 def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) -> None:
     """Nothing has to have been called before: no import, no table that only an eager call fills."""
     printed = python(
