@@ -7,6 +7,7 @@
 A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only. Marked
 
 ``representatives``  it runs for these only, with or without kernels: it is about what all losses share;
+``in_turn``          its kernels run for one representative per setting, each in its turn;
 ``every_loss``       it runs for every loss, kernels too: it is about formulas, or has a few kernels of each;
 ``thorough``         it runs with ``--thorough`` only. That option also puts every loss through what the representatives
                      go through, and makes the grids of ``grids.py`` exhaustive.
@@ -76,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "large: more than 2**31 elements; needs 24 GiB of free GPU memory")
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
+    config.addinivalue_line("markers", "in_turn: kernels of one representative per setting, in turn")
     config.addinivalue_line("markers", "every_loss: kernels of every loss, not of the representatives alone")
     # torch says so of its own kl_div, wherever it is called.
     config.addinivalue_line("filterwarnings", "ignore:reduction. 'mean' divides the total loss:UserWarning")
@@ -95,17 +97,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("loss", losses, ids=[x.name for x in losses], indirect=True)
 
 
+def runs_kernels(item: pytest.Item) -> bool:
+    """True for a test that runs kernels, wherever."""
+    return bool(item.get_closest_marker("kernels") or item.get_closest_marker("gpu"))
+
+
+def turn(item: pytest.Function) -> Loss:
+    """The representative whose turn it is in a setting of a test; with ``--thorough`` that of the test itself.
+
+    The name of the test says which comes first, so that selecting tests does not change what one of them runs.
+    """
+    if grids.thorough():
+        return item.callspec.params["loss"]
+    settings = sum(i for name, i in item.callspec.indices.items() if name != "loss")
+    return REPRESENTATIVES[(zlib.crc32(item.originalname.encode()) + settings) % len(REPRESENTATIVES)]
+
+
 def stays(item: pytest.Item) -> bool:
     """False for a test that runs with ``--thorough`` only, and for a loss that is left to the representatives."""
     if item.get_closest_marker("thorough") and not grids.thorough():
         return False
     loss = item.callspec.params.get("loss") if hasattr(item, "callspec") else None
-    if loss is None or loss in REPRESENTATIVES:
+    if loss is None:
         return True
+    if loss in REPRESENTATIVES:
+        return loss is turn(item) if item.get_closest_marker("in_turn") and runs_kernels(item) else True
     if item.get_closest_marker("representatives"):
         return False
-    runs_kernels = item.get_closest_marker("kernels") or item.get_closest_marker("gpu")
-    return grids.thorough() or item.get_closest_marker("every_loss") is not None or not runs_kernels
+    return grids.thorough() or item.get_closest_marker("every_loss") is not None or not runs_kernels(item)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,7 +21,12 @@ from cupylosses.testing.tolerance import same_bits
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.representatives,
+    pytest.mark.in_turn,
+    pytest.mark.filterwarnings("ignore:.*broadcast"),
+]
 
 
 def draw(loss: Loss, case: Any = None, dtype: str = "float32", layout: str = "contiguous") -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from cupylosses.testing.check import by_position, run
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = [pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
+pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: With sizes that no vector divides, and more than one batch for each group of partial sums.
 LARGE = (1031, 4099)

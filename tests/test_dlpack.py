@@ -14,7 +14,7 @@ from cupylosses import interop
 from cupylosses.definition import Loss
 from cupylosses.testing.check import by_position
 
-pytestmark = pytest.mark.representatives
+pytestmark = [pytest.mark.representatives, pytest.mark.in_turn]
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int64, torch.bool]
 

@@ -8,7 +8,7 @@ from itertools import product
 import grids
 import pytest
 
-from cupylosses.definition import registry
+from cupylosses.definition import Loss, registry
 
 
 @pytest.fixture(params=[False, True], ids=["short", "thorough"])
@@ -17,6 +17,19 @@ def thorough(request: pytest.FixtureRequest) -> Iterator[bool]:
     grids.set_thorough(request.param)
     yield request.param
     grids.set_thorough(before)
+
+
+@pytest.mark.representatives
+@pytest.mark.in_turn
+@pytest.mark.kernels
+@pytest.mark.parametrize("setting", range(len(grids.REPRESENTATIVES)))
+def test_representatives_take_turns(loss: Loss, setting: int, request: pytest.FixtureRequest) -> None:
+    """One loss per setting, and another one for the next."""
+    items = [x for x in request.session.items if getattr(x, "function", None) is request.node.function]
+    met = {x.callspec.params["setting"]: x.callspec.params["loss"] for x in items}
+    if len(met) == len(grids.REPRESENTATIVES):  # unless the command line selects some of them
+        assert set(met.values()) == set(grids.REPRESENTATIVES)
+        assert len(items) == len(met) ** (2 if grids.thorough() else 1)
 
 
 @pytest.mark.parametrize("axes", [("abc", "xy"), ("ab", "xyz", "pqrst"), ("abcd", "wxyz"), ("abc",)])

@@ -26,6 +26,7 @@ from cupylosses.testing import eager, samples
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [
+    pytest.mark.in_turn,
     pytest.mark.filterwarnings("ignore:.*broadcast"),
     pytest.mark.filterwarnings("ignore:.*batchmean"),
 ]

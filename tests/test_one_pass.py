@@ -6,11 +6,13 @@ Whatever comes, the gradient must have the bits of the one that backward compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from devices import KERNELS
+from grids import in_turn, short_or_full
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +26,7 @@ from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import compare, same_bits
 from cupylosses.testing.truth import flushes, truth
 
-pytestmark = [pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
+pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: What users see as a loss scale: the usual, halves, negative, beyond float16.
 GRAD_OUTPUTS = (1.0, 0.5, -3.0, 1.0, 1.0, 1024.0, 1024.0, 1.0)
@@ -325,8 +327,10 @@ def test_backward_under_another_stream(loss: Loss, function: Callable[..., Tenso
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "misaligned", "expanded", "row"])
-@pytest.mark.parametrize("grad_output", [1.0, -3.0])
+@pytest.mark.parametrize(
+    ("layout", "grad_output"),
+    in_turn(["contiguous", "transposed", "sliced", "misaligned", "expanded", "row"], [1.0, -3.0]),
+)
 def test_operands_offloaded_to_the_host(
     loss: Loss, function: Callable[..., Tensor], layout: str, grad_output: float
 ) -> None:
@@ -342,10 +346,15 @@ def test_operands_offloaded_to_the_host(
             torch.testing.assert_close(found, exact)
 
 
+#: Elements by which an operand is away from an aligned address, before and after, and the reduction.
+EVERY_OFFSET = list(product(range(4), range(4), ["none", "mean"]))
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
-@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("before", "after", "reduction"),
+    short_or_full([(0, 1, "none"), (0, 2, "mean"), (1, 0, "mean"), (2, 3, "none"), (3, 2, "mean")], EVERY_OFFSET),
+)
 def test_operands_that_come_back_misaligned(
     loss: Loss, function: Callable[..., Tensor], before: int, after: int, reduction: str
 ) -> None:
@@ -376,8 +385,7 @@ def test_checkpointing(loss: Loss, function: Callable[..., Tensor], reduction: s
 # Second derivatives
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize(("dtype", "reduction"), in_turn(["float32", "float64"], ["none", "mean"]))
 def test_second_derivatives_against_the_truth(loss: Loss, dtype: str, reduction: str, device: str) -> None:
     """The derivative of a combination of the gradients, with respect to each operand and the upstream gradient."""
     drawn = samples.operands(loss, loss.values(), (dtype,) * len(loss.operands), [(5, 7)] * len(loss.operands))

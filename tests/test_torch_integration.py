@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from devices import KERNELS, allocated
+from grids import in_turn
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -24,7 +25,7 @@ from cupylosses.testing.check import by_position
 from cupylosses.testing.eager import twin
 from cupylosses.testing.tolerance import same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
+pytestmark = [pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 SLEEP = 50_000_000  # cycles: tens of milliseconds
 
@@ -131,9 +132,9 @@ def test_operands_on_two_devices(loss: Loss) -> None:
 
 @pytest.mark.representatives
 @pytest.mark.gpu
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("layout", ["contiguous", "row"])
-@pytest.mark.parametrize("grad_output", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("reduction", "layout", "grad_output"), in_turn(["none", "mean"], ["contiguous", "row"], [1.0, 3.0], times=2)
+)
 def test_graph_capture_after_one_warm_up(loss: Loss, reduction: str, layout: str, grad_output: float) -> None:
     """Forward and backward in one graph; replayed with other operands and another upstream gradient."""
     shape = (257, 129)
@@ -197,8 +198,9 @@ def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
 
 
 @pytest.mark.representatives
-@pytest.mark.parametrize("inside", ["float16", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "inside"), in_turn(["float16", "bfloat16", "float32", "float64"], ["bfloat16", "float16"], times=2)
+)
 def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
     """torch runs its losses in float32 under autocast, and so do ours; gradients keep their operands' dtypes."""
     if device == "cpu" and inside == "float16":
@@ -385,6 +387,7 @@ def test_forward_mode(loss: Loss, device: str) -> None:
     torch.testing.assert_close(tangent, expected)
 
 
+@pytest.mark.representatives
 def test_jacobian_vector_product(loss: Loss, device: str) -> None:
     function = by_position(loss)
     operands = draw(loss, device, (9,))

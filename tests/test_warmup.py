@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 from devices import KERNELS
+from grids import in_turn
 
 import cupylosses
 import cupylosses.functional as F
@@ -70,8 +71,8 @@ def train(function: Callable[..., Any], operands: list[torch.Tensor], wanted: li
 # Which kernels
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.representatives
+@pytest.mark.parametrize(("dtype", "reduction"), in_turn(["float32", "bfloat16"], ["mean", "none"]))
 def test_what_is_warmed_up_is_what_calls_load(
     loss: Loss, dtype: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,8 +181,7 @@ def train_rows(call: Callable[..., torch.Tensor], operands: list[torch.Tensor], 
 
 
 @each_kind
-@pytest.mark.parametrize("layout", ROW_SHAPES)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("layout", "reduction"), in_turn(list(ROW_SHAPES), ["mean", "none"]))
 def test_what_is_warmed_up_is_what_calls_of_rows_load(
     row_loss: RowLoss, kind: str, layout: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +425,7 @@ def test_where_there_is_no_gpu_and_where_there_is_one(gpus: Callable[[int], None
 
 @pytest.mark.kernels
 @pytest.mark.representatives
+@pytest.mark.in_turn
 def test_calls_after_a_warm_up_load_nothing(loss: Loss) -> None:
     count = len(loss.operands)
     operands = samples.operands(loss, loss.values(), ("float32",) * count, [SHAPE] * count, KERNELS)
@@ -436,8 +437,9 @@ def test_calls_after_a_warm_up_load_nothing(loss: Loss) -> None:
 
 
 @pytest.mark.kernels
-@each_kind
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("row_loss", "kind", "reduction"), [(*x, reduction) for x, reduction in in_turn(KINDS, ["mean", "none"])]
+)
 def test_calls_of_rows_after_a_warm_up_load_nothing(row_loss: RowLoss, kind: str, reduction: str) -> None:
     dtypes = ("float32", "int64" if kind == "indices" else "float32")
     given: dict[str, Any] = {"class_dim": -1, "reduction": reduction}
@@ -476,6 +478,7 @@ def test_graph_capture_of_rows_after_a_warm_up(
 
 
 @pytest.mark.gpu
+@pytest.mark.in_turn
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_graph_capture_after_a_warm_up(
     loss: Loss, reduction: str, kernel_cache: Path, fresh_plans: Callable[[], None]
