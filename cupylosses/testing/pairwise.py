@@ -21,8 +21,10 @@ def covering_settings(options: Mapping[str, Sequence[Any]], strength: int = 2, s
         for picked in product(*(range(len(options[names[i]])) for i in chosen))
     }
     found = []
-    while missing:
-        setting = dict(min(missing))
+    for first in sorted(missing):
+        if first not in missing:
+            continue
+        setting = dict(first)
         for i in random.sample(range(len(names)), len(names)):
             if i not in setting:
                 gains = [_gain(missing, setting | {i: k}, i, strength) for k in range(len(options[names[i]]))]
