@@ -16,6 +16,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from devices import KERNELS
+from grids import in_turn
 from opinfo import databases
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -155,8 +156,8 @@ def test_the_package_imports_no_torch_for_it(python: Callable[..., str]) -> None
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("twin", TWINS, ids=lambda x: x.name)
-def test_served_calls_are_this_librarys(twin: Loss) -> None:
+@pytest.mark.parametrize(("twin", "reduction"), in_turn(TWINS, ["mean", "none"]))
+def test_served_calls_are_this_librarys(twin: Loss, reduction: str) -> None:
     drawn = samples.operands(
         twin, twin.values(), ("float32",) * len(twin.operands), [(6, 5)] * len(twin.operands), KERNELS
     )
@@ -165,19 +166,16 @@ def test_served_calls_are_this_librarys(twin: Loss) -> None:
     leaves = [x.requires_grad_(n != "target") for x, n in zip(drawn, names, strict=True)]
     inputs = [x for x in leaves if x.requires_grad]
     ours = getattr(cupylosses.functional, twin.name)
-    for reduction in ("mean", "none"):
-        with patch_torch() as report:
-            value = getattr(F, twin.torch)(*leaves, reduction=reduction)
-            module = getattr(torch.nn, twin.class_name)(reduction=reduction)(*leaves)
-        expected = ours(**dict(zip(names, leaves, strict=True)), reduction=reduction)
-        assert report.served == {(twin.torch, "float32"): 2} and not report.passed_on
-        for x in (value, module):
-            assert same_bits(x, expected)
-            for a, b in zip(
-                *(torch.autograd.grad(v.sum(), inputs, retain_graph=True) for v in (x, expected)), strict=True
-            ):
-                assert same_bits(a, b)
-        torch.testing.assert_close(value, ORIGINALS[twin.torch](*leaves, reduction=reduction))
+    with patch_torch() as report:
+        value = getattr(F, twin.torch)(*leaves, reduction=reduction)
+        module = getattr(torch.nn, twin.class_name)(reduction=reduction)(*leaves)
+    expected = ours(**dict(zip(names, leaves, strict=True)), reduction=reduction)
+    assert report.served == {(twin.torch, "float32"): 2} and not report.passed_on
+    for x in (value, module):
+        assert same_bits(x, expected)
+        for a, b in zip(*(torch.autograd.grad(v.sum(), inputs, retain_graph=True) for v in (x, expected)), strict=True):
+            assert same_bits(a, b)
+    torch.testing.assert_close(value, ORIGINALS[twin.torch](*leaves, reduction=reduction))
 
 
 @pytest.mark.kernels
@@ -230,7 +228,8 @@ def test_torchs_own_samples(twin: Definition) -> None:
 def test_torchs_own_modules(twin: RowLoss) -> None:
     """Every Module of torch's test data, made before the patch, has torch's value."""
     info = databases()[1][twin.class_name]
-    options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": False, "training": True}
+    # With gradients, as the samples have: the same kernels.
+    options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": True, "training": True}
     served = 0
     for given in info.module_inputs_func(info, **options):
         module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs).to(KERNELS)
@@ -575,8 +574,7 @@ def test_handlers_are_asked_for_torchs_own_function() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("traced", ["before", "while"])
+@pytest.mark.parametrize(("backend", "traced"), in_turn(["aot_eager", "eager"], ["before", "while"]))
 def test_torch_compile(backend: str, traced: str) -> None:
     """In one graph; code that was compiled earlier, or outlives the patch, is right as well."""
     torch.compiler.reset()
