@@ -11,6 +11,7 @@ import pytest
 import torch
 from cupy_memory import array, tensor
 from devices import GPU, KERNELS
+from grids import in_turn
 
 import cupylosses
 from cupylosses import interop
@@ -56,8 +57,7 @@ def draw(layout: str, way: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     return given, wanted
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", ["contiguous", "row"])
+@pytest.mark.parametrize(("way", "layout"), in_turn(list(WAYS), ["contiguous", "row"]))
 def test_results_are_those_of_tensors(cupy: Any, layout: str, way: str) -> None:
     given, wanted = draw(layout, way)
     arrays = {n: array(cupy, x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}

@@ -28,6 +28,8 @@ from cupylosses.testing.variants import variants
 
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 
+pytestmark = pytest.mark.in_turn
+
 
 def required(loss: Loss) -> int:
     """How many operands have to be given."""
