@@ -88,10 +88,14 @@ def pytest_make_parametrize_id(val: Any) -> str | None:
     return grids.identity(val)
 
 
+def names_losses(item: pytest.Item) -> bool:
+    """True for a test whose parametrization says which losses it runs for."""
+    return any("loss" in x.args[0] for x in item.iter_markers("parametrize"))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every definition: a loss that is added is tested without a new line."""
-    given = any("loss" in x.args[0] for x in metafunc.definition.iter_markers("parametrize"))
-    if "loss" in metafunc.fixturenames and not given:
+    if "loss" in metafunc.fixturenames and not names_losses(metafunc.definition):
         some = metafunc.definition.get_closest_marker("representatives")
         losses = REPRESENTATIVES if some else tuple(registry().values())
         metafunc.parametrize("loss", losses, ids=[x.name for x in losses], indirect=True)
@@ -103,11 +107,12 @@ def runs_kernels(item: pytest.Item) -> bool:
 
 
 def turn(item: pytest.Function) -> Loss:
-    """The representative whose turn it is in a setting of a test; with ``--thorough`` that of the test itself.
+    """The representative whose turn it is in a setting of a test; the test's own with ``--thorough``, or where the test
+    names its losses: one of them might never have its turn.
 
     The name of the test says which comes first, so that selecting tests does not change what one of them runs.
     """
-    if grids.thorough():
+    if grids.thorough() or names_losses(item):
         return item.callspec.params["loss"]
     settings = sum(i for name, i in item.callspec.indices.items() if name != "loss")
     return REPRESENTATIVES[(zlib.crc32(item.originalname.encode()) + settings) % len(REPRESENTATIVES)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 
+import conftest
 import grids
 import pytest
 
@@ -19,17 +21,33 @@ def thorough(request: pytest.FixtureRequest) -> Iterator[bool]:
     grids.set_thorough(before)
 
 
-@pytest.mark.representatives
-@pytest.mark.in_turn
-@pytest.mark.kernels
-@pytest.mark.parametrize("setting", range(len(grids.REPRESENTATIVES)))
-def test_representatives_take_turns(loss: Loss, setting: int, request: pytest.FixtureRequest) -> None:
-    """One loss per setting, and another one for the next."""
-    items = [x for x in request.session.items if getattr(x, "function", None) is request.node.function]
-    met = {x.callspec.params["setting"]: x.callspec.params["loss"] for x in items}
-    if len(met) == len(grids.REPRESENTATIVES):  # unless the command line selects some of them
-        assert set(met.values()) == set(grids.REPRESENTATIVES)
-        assert len(items) == len(met) ** (2 if grids.thorough() else 1)
+class Item:
+    """A test with the marker in_turn that runs kernels, as pytest collects it for a loss and a setting."""
+
+    originalname = "test"
+
+    def __init__(self, loss: Loss, setting: int, names_losses: bool) -> None:
+        self.callspec = SimpleNamespace(params={"loss": loss}, indices={"loss": 0, "setting": setting})
+        self.marks = {"in_turn": [pytest.mark.in_turn.mark], "kernels": [pytest.mark.kernels.mark]}
+        if names_losses:
+            self.marks["parametrize"] = [pytest.mark.parametrize(("loss", "setting"), []).mark]
+
+    def iter_markers(self, name: str) -> list[pytest.Mark]:
+        return self.marks.get(name, [])
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next(iter(self.iter_markers(name)), None)
+
+
+@pytest.mark.parametrize("names_losses", [False, True])
+def test_representatives_take_turns(thorough: bool, names_losses: bool) -> None:
+    """One of them per setting, and all in turn; but each in each setting where the test itself names its losses."""
+    count = len(grids.REPRESENTATIVES)
+    kept = [
+        [x for x in grids.REPRESENTATIVES if conftest.stays(Item(x, setting, names_losses))] for setting in range(count)
+    ]
+    assert {len(x) for x in kept} == {count if thorough or names_losses else 1}
+    assert {x for some in kept for x in some} == set(grids.REPRESENTATIVES)
 
 
 @pytest.mark.parametrize("axes", [("abc", "xy"), ("ab", "xyz", "pqrst"), ("abcd", "wxyz"), ("abc",)])
