@@ -97,8 +97,7 @@ def gradients(
         return None
     plan, device = found
     if plan is None:
-        copied = gradients(row_torch.with_classes_together(call, device), grad_output, slopes, wanted)
-        return None if copied is None else row_torch.like_operands(call, copied)
+        return gradients(row_torch.with_classes_together(call, device), grad_output, slopes, wanted)
     if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, slopes, wanted)
@@ -129,11 +128,7 @@ def second(
         return None
     plan, device = found
     if plan is None:
-        copied = second(row_torch.with_classes_together(call, device), grad_output, directions, wanted)
-        if copied is None:
-            return None
-        along, changed = copied
-        return along, row_torch.like_operands(call, changed)
+        return second(row_torch.with_classes_together(call, device), grad_output, directions, wanted)
     if device.is_one_of_several and autograd._current_device() != device.index:
         with torch.cuda.device(device.index):
             return second(call, grad_output, directions, wanted)

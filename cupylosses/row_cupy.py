@@ -43,20 +43,19 @@ def _plan(call: RowCall, device: CupyDevice, writes: bool) -> Any:
 
 
 def _of_copies(call: RowCall, wanted: tuple[bool, bool], device: CupyDevice) -> tuple[Any, Pair]:
-    """From copies of operands whose classes lie apart; the gradients are copied back."""
-    value, gradients = value_and_gradients(row_plans.with_classes_together(call, device), wanted, device)
-    found = []
-    for x, gradient in zip(call.operands, gradients, strict=True):
-        if gradient is not None:
-            strides = device.strides(x)
-            dense = dense_strides(x.shape, strides)
-            if call.inplace and call.kind == "indices" and strides == dense:
-                x[...] = gradient
-                gradient = x
-            elif device.strides(gradient) != dense:
-                gradient = device.copy(gradient, dense)
-        found.append(gradient)
-    return value, (found[0], found[1])
+    """From copies of operands whose classes lie apart; the gradients lie as the copies do."""
+    value, (first, second) = value_and_gradients(row_plans.with_classes_together(call, device), wanted, device)
+    logits = call.operands[0]
+    strides = device.strides(logits)
+    if (
+        first is not None
+        and call.inplace
+        and call.kind == "indices"
+        and strides == dense_strides(logits.shape, strides)
+    ):
+        logits[...] = first
+        first = logits
+    return value, (first, second)
 
 
 def _of_nothing(

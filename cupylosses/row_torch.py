@@ -82,26 +82,21 @@ def laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> t
 
 
 class _Relaid(Function):
-    """A copy with other strides, whose gradient is copied back to those of a new tensor like the original; or, with
-    ``over``, over the original, which has no gaps then.
+    """A copy with other strides. Its gradient is passed on as it lies, as that of `contiguous()` is: to copy it back
+    would take as long as the loss; with ``over`` it is written over the original if that has no gaps.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, strides: tuple[int, ...], over: bool) -> torch.Tensor:
-        ctx.back = dense_strides(x.shape, x.stride())
-        over = over and ctx.back == x.stride()
+        over = over and dense_strides(x.shape, x.stride()) == x.stride()
         ctx.save_for_backward(*[x] * over)
         return laid_out(x, x.shape, strides)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        if not has_memory(gradient):
-            return gradient, None, None
-        if torch.is_grad_enabled():  # create_graph=True
-            return _Relaid.apply(gradient, ctx.back, False), None, None
-        if ctx.saved_tensors:
-            return ctx.saved_tensors[0].detach().copy_(gradient), None, None
-        return laid_out(gradient, gradient.shape, ctx.back), None, None
+        if ctx.saved_tensors and has_memory(gradient) and not torch.is_grad_enabled():
+            gradient = ctx.saved_tensors[0].detach().copy_(gradient)
+        return gradient, None, None
 
 
 def with_classes_together(call: RowCall, device: TorchDevice) -> RowCall:
@@ -110,17 +105,6 @@ def with_classes_together(call: RowCall, device: TorchDevice) -> RowCall:
         return row_plans.with_classes_together(call, device)
     over = call.inplace and call.kind == "indices"
     return row_plans.with_classes_together(call, device, lambda x, strides: _Relaid.apply(x, strides, over))
-
-
-def like_operands(
-    call: RowCall, gradients: Sequence[torch.Tensor | None]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of copies of a call's operands with the strides that those of the operands have."""
-    first, second = (
-        g if g is None else laid_out(g, g.shape, dense_strides(x.shape, x.stride()))
-        for g, x in zip(gradients, call.operands, strict=True)
-    )
-    return first, second
 
 
 def directions_like(

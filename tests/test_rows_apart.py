@@ -97,7 +97,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_bits_of_contiguous_rows_in_the_layout_of_the_operands(
+def test_the_bits_of_contiguous_rows(
     case: str, reduction: str, few_are_many: None, fresh_plans: Callable[[], None]
 ) -> None:
     function, operands = drawn(case)
@@ -110,8 +110,11 @@ def test_the_bits_of_contiguous_rows_in_the_layout_of_the_operands(
     leaves = [x for x in apart if x.requires_grad]
     found = torch.autograd.grad(value, leaves, upstream)
     gradients = torch.autograd.grad(expected, [x for x in operands if x.requires_grad], upstream)
-    for x, gradient, right in zip(leaves, found, gradients, strict=True):
-        assert same_bits(gradient, right) and gradient.stride() == x.stride()
+    for gradient, right in zip(found, gradients, strict=True):
+        assert same_bits(gradient, right) and gradient.is_contiguous()
+    if operands[0].requires_grad and reduction == "mean":
+        function(*apart).backward()
+        assert all(x.grad.stride() == x.stride() for x in leaves)  # which torch sees to
 
 
 @pytest.mark.kernels
@@ -123,11 +126,9 @@ def test_second_derivatives(case: str) -> None:
         leaves = [place(x.detach()).requires_grad_() if x.dim() == 2 else x for x in operands]
         x = leaves[0]
         (gradient,) = torch.autograd.grad(function(*leaves), x, create_graph=True)
-        assert gradient.stride() == x.stride()
         direction = torch.linspace(-1, 1, x.numel(), device=KERNELS).view(x.shape)
         function_of.append(gradient.detach())
         found.append(torch.autograd.grad(gradient, x, direction)[0])
-        assert found[-1].stride() == x.stride()
     torch.testing.assert_close(*function_of, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
 
@@ -170,7 +171,7 @@ def test_hooks_that_bring_saved_rows_back_otherwise() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: transposed(t) if t.dim() == 2 else t):
         value = function(apart, labels)
         found = torch.autograd.grad(value, apart)[0]
-    assert same_bits(found, expected) and found.stride() == apart.stride()
+    assert same_bits(found, expected)
 
 
 @pytest.mark.kernels
@@ -190,7 +191,7 @@ def test_cupy(case: str, cupy: Any, few_are_many: None) -> None:
     apart = [cupy.ascontiguousarray(x.T).T if x.ndim == 2 else x for x in arrays]
     (expected, gradient), (value, found) = (cupylosses.value_and_grad(function, *x) for x in (arrays, apart))
     assert float(value) == float(expected)
-    assert bool((found == gradient).all()) and found.strides == apart[0].strides
+    assert bool((found == gradient).all()) and found.strides == gradient.strides
 
 
 @pytest.mark.kernels
