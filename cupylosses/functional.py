@@ -94,9 +94,12 @@ def _with_numbers(
 
 def _per_row(loss: Loss, name: str, x: Any, before: tuple[Any, ...]) -> Any:
     """An operand that may have one value per row of those ``before`` it, viewed so that it broadcasts with them."""
-    arrays = [interop.adopt(y, None) if interop.kind(y) == "dlpack" else y for y in (x, *before)]
-    if any([interop.kind(y) == "unknown" for y in arrays]):
+    arrays = (x, *before)
+    kinds = [interop.kind(y) for y in arrays]
+    if "unknown" in kinds:
         return x  # refused where all operands are
+    owner = next((k for k in kinds if k != "dlpack"), None)
+    arrays = [interop.adopt(y, owner) if k == "dlpack" else y for y, k in zip(arrays, kinds, strict=True)]
     shapes = [tuple(y.shape) for y in arrays[1:]]
     common = checks.broadcast(loss, [*shapes, *[()] * (len(loss.operands) - len(shapes))])
     return checks.per_row(loss, name, arrays[0], shapes[0], common)

@@ -1,6 +1,7 @@
 """The row engine in every layout of rows: values, gradients, bits, labels that are no class.
 
-A row's options are a matter of its formula, which ``test_rows.py`` is about; here each meets each layout once.
+A row's options are a matter of its formula, which ``test_rows.py`` is about; here each meets one layout or another,
+with ``--thorough`` each of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from devices import GPU, KERNELS
+from grids import in_turn, short_or_full, thorough
 from torch import Tensor
 
 import cupylosses.functional
@@ -21,6 +23,8 @@ from cupylosses import autograd
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.row_properties import (
+    BAD_LABELS,
+    BAD_ROWS,
     LAYOUTS,
     PLACES,
     SMALL,
@@ -51,6 +55,7 @@ F: Any = cupylosses.functional
 
 in_each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 in_each_layout_of_logits = pytest.mark.parametrize("layout", SOFTMAX_LAYOUTS)
+REDUCTIONS = ("mean", "none")
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +120,10 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("reduction", ["mean", pytest.param("none", marks=pytest.mark.addresses)])
-@pytest.mark.parametrize("what", SIZES)
+@pytest.mark.parametrize(
+    ("what", "reduction"),
+    [pytest.param(*x, marks=[pytest.mark.addresses] * (x[1] == "none")) for x in in_turn(list(SIZES), REDUCTIONS)],
+)
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]
     with noted_layouts() as found:
@@ -127,8 +134,9 @@ def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> No
     assert all((x.cluster > 1) == ("cluster" in what or "long" in what) for x in found if x.kind in ("block", "long"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 1031), (37, 2053), (5, 4507)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), in_turn([(1, 1031), (37, 2053), (5, 4507)], ["float32", "bfloat16"]), ids=str
+)
 def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[[], None]) -> None:
     given = draw(shape, 1, dtype, KERNELS)
     value_agrees_with_truth(given)
@@ -165,17 +173,21 @@ def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[
     agrees_with_truth(draw(shape, 1, dtype, KERNELS, seed=1), label_smoothing=0.1)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    ("shape", "class_dim"),
-    [((3, 5, 6, 35), 3), ((1, 2, 3, 1030), 3), ((1, 2, 3, 5003), 3), ((3, 5, 6, 8), 1), ((3, 200, 2, 4), 1)],
-    ids=["lanes", "block", "cluster", "columns", "copied"],
-)
-def test_places(shape: tuple[int, ...], class_dim: int, place: str) -> None:
+#: Shapes of many dimensions, and the class dimension.
+PLACED = {
+    "lanes": ((3, 5, 6, 35), 3),
+    "block": ((1, 2, 3, 1030), 3),
+    "cluster": ((1, 2, 3, 5003), 3),
+    "columns": ((3, 5, 6, 8), 1),
+    "copied": ((3, 200, 2, 4), 1),
+}
+
+
+@pytest.mark.parametrize(("layout", "place", "reduction"), in_turn(list(PLACED), PLACES, REDUCTIONS, times=2))
+def test_places(layout: str, place: str, reduction: str) -> None:
     """Rows that begin anywhere, between which others lie; their gradients have no gaps."""
-    given = draw(shape, class_dim, device=KERNELS, place=place)
-    agrees_with_truth(given)
-    agrees_with_truth(given, "none")
+    shape, class_dim = PLACED[layout]
+    agrees_with_truth(draw(shape, class_dim, device=KERNELS, place=place), reduction)
 
 
 @pytest.mark.parametrize("class_dim", range(4))
@@ -208,6 +220,7 @@ def test_one_row_without_other_dimensions() -> None:
         agrees_with_truth(draw((11,), 0, device=KERNELS), reduction)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("labels", ["uint8", "int8", "int16", "int32", "int64", "bool"])
 def test_labels_of_every_dtype(labels: str) -> None:
     classes = 2 if labels == "bool" else 11
@@ -235,7 +248,9 @@ def mask(shape: Any) -> Tensor:
     return chosen.to(KERNELS)
 
 
-@in_each_layout
+@pytest.mark.parametrize(
+    "layout", short_or_full(("lanes", "block, cluster", "short", "gather", "gather, apart"), tuple(LAYOUTS))
+)
 def test_weights_smoothing_and_mask(layout: str) -> None:
     given = drawn(layout)
     chosen: dict[str, Any] = {"weight": weights(given.input.shape[1]), "mask": mask(given.target.shape)}
@@ -245,14 +260,16 @@ def test_weights_smoothing_and_mask(layout: str) -> None:
     agrees_with_truth(given, normalizer=torch.tensor(7.0, device=KERNELS), **chosen)
 
 
-@in_each_layout_of_logits
-def test_parameters_of_logits_and_rows(layout: str) -> None:
-    given = drawn(layout)
+@pytest.mark.parametrize(
+    ("layout", "reduction"),
+    in_turn(short_or_full(("lanes", "block", "long", "columns"), SOFTMAX_LAYOUTS), REDUCTIONS[::-1]),
+)
+def test_parameters_of_logits_and_rows(layout: str, reduction: str) -> None:
     chosen: dict[str, Any] = {"softcap": 4.0, "logit_scale": 0.7, "gamma": 2.0, "poly": 1.0, "z_loss": 0.01}
-    agrees_with_truth(given, **chosen)
-    agrees_with_truth(given, "none", **chosen)
+    agrees_with_truth(drawn(layout), reduction, **chosen)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_weights_of_another_dtype(dtype: str) -> None:
     given = drawn("lanes")
@@ -278,8 +295,10 @@ def test_mean_of_no_rows() -> None:
     assert bool((gradient(value, x, -3.0) == 0).all())
 
 
-@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", "float32"), ("float32", "float64")])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "reduction"),
+    [(*x, y) for x, y in in_turn([("bfloat16", "float32"), ("float32", "float64")], REDUCTIONS)],
+)
 def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) -> None:
     given = drawn("lanes", dtype=dtype)
     value = F.cross_entropy(**given.arguments, reduction=reduction, out_dtype=out_dtype)
@@ -291,7 +310,7 @@ def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) ->
     assert gradient(value, x, upstream(value)).dtype == x.dtype
 
 
-@in_each_layout
+@pytest.mark.parametrize("layout", short_or_full(("lanes", "block", "columns", "gather, apart"), tuple(LAYOUTS)))
 def test_upstream_gradients_of_any_strides(layout: str) -> None:
     given = drawn(layout)
     x = given.input.detach().requires_grad_()
@@ -377,8 +396,7 @@ def test_edited_logits_are_torchs_error() -> None:
         value.backward()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@in_each_layout_of_logits
+@pytest.mark.parametrize(("layout", "reduction"), in_turn(SOFTMAX_LAYOUTS, REDUCTIONS))
 def test_gradient_over_the_logits(layout: str, reduction: str) -> None:
     given = drawn(layout)
     x = given.input.detach().requires_grad_()
@@ -417,8 +435,12 @@ def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
 @pytest.mark.parametrize(
     ("layout", "chosen", "full"),
     [
-        *((x, {"reduction": y}, 1) for x in LAYOUTS if "copied" not in x for y in ("mean", "none")),
-        *((x, {"inplace_backward": True}, 0) for x in SOFTMAX_LAYOUTS if "copied" not in x),
+        *((x, {"reduction": y}, 1) for x, y in in_turn([x for x in LAYOUTS if "copied" not in x], REDUCTIONS)),
+        *(
+            (x, {"inplace_backward": True}, 0)
+            for x in short_or_full(("lanes", "block, cluster", "columns"), SOFTMAX_LAYOUTS)
+            if "copied" not in x
+        ),
     ],
     ids=str,
 )
@@ -452,6 +474,10 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
     if not GPU:
         executions |= {f"order {n}": partial(host.execution, seed=n) for n in (1, 2)}
         executions |= {f"{n} processors": partial(host.execution, processors=n, seed=n) for n in (1, 7)}
+    if not thorough():  # each of them in turn, in an order of threads that is not that of what they are compared with
+        first = list(LAYOUTS).index(layout)
+        chosen = [list(executions)[(first + i) % len(executions)] for i in ((0,) if layout == "long" else (0, 3))]
+        executions = {name: executions[name] for name in chosen}
 
     def fresh(execution: Callable[[], Any]) -> Any:
         fresh_plans()
@@ -464,14 +490,14 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
 # Rows that do not count, labels that are no class, edges
 
 
-@in_each_layout
-def test_rows_that_do_not_count(layout: str) -> None:
-    leaves_rows_out(drawn(layout))
+@pytest.mark.parametrize(("layout", "reduction", "bad"), in_turn(list(LAYOUTS), REDUCTIONS, BAD_ROWS))
+def test_rows_that_do_not_count(layout: str, reduction: str, bad: float) -> None:
+    leaves_rows_out(drawn(layout), (reduction,), (bad,))
 
 
-@in_each_layout
-def test_labels_out_of_range(layout: str) -> None:
-    survives_labels_out_of_range(drawn(layout))
+@pytest.mark.parametrize(("layout", "label"), in_turn(list(LAYOUTS), list(BAD_LABELS)), ids=str)
+def test_labels_out_of_range(layout: str, label: str) -> None:
+    survives_labels_out_of_range(drawn(layout), (label,))
 
 
 @in_each_layout_of_logits

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import pickle
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from grids import short_or_full, thorough
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -89,6 +91,12 @@ OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
 }
 
+#: Options that kernels are compiled for. The others are numbers that a kernel is given, or where it is launched.
+COMPILED = (
+    "shape", "dtype", "reduction", "mask", "out_dtype", "labels", "weight", "target_dtype", "label_smoothing",
+    "softcap", "log_target",
+)  # fmt: skip
+
 #: What :func:`build` makes arrays of; other options are arguments as they are.
 MADE = ("shape", "dtype", "mask", "normalizer", "labels", "ignored", "weight", "target_dtype")
 
@@ -148,6 +156,41 @@ def cases(strength: int) -> list[Any]:
     ]
 
 
+def kernel_cases() -> list[Any]:
+    """Settings of each loss for kernels, of which every choice of each compiled option occurs, and of every two others.
+
+    With ``--thorough`` it is every choice of every two options, and three kernels in four serve one setting alone.
+    """
+    if thorough():
+        return cases(2)
+    found = []
+    for what, options in OPTIONS.items():
+        compiled = covering_settings({k: x for k, x in options.items() if k in COMPILED}, 1)
+        others = covering_settings({k: x for k, x in options.items() if k not in COMPILED}, 2)
+        for i in range(max(len(compiled), len(others))):
+            setting = {**compiled[i % len(compiled)], **others[i % len(others)]}
+            found.append(pytest.param(what, setting, id=f"{what}-{i}"))
+    return found
+
+
+def few_cases(every: Sequence[Any]) -> list[Any]:
+    """Some of these cases, for tests that are not about formulas: each loss occurs, and each choice of each option
+    with one loss or another.
+    """
+    found: list[Any] = []
+    missing = {x for case in every for x in choices(case)}
+    while missing:
+        found.append(max(every, key=lambda case: len(missing.intersection(choices(case)))))
+        missing.difference_update(choices(found[-1]))
+    return found
+
+
+def choices(case: Any) -> list[tuple[str, Any]]:
+    """The loss of a case, and its options."""
+    what, setting = case.values
+    return [("loss", what), *setting.items()]
+
+
 def holds(name: str, arguments: Mapping[str, Any]) -> None:
     """Value, gradients, lse and accuracy of a call are the truth's."""
     function = getattr(F, name)
@@ -192,17 +235,16 @@ def _close(what: str, found: Tensor, expected: Any, wide: torch.dtype) -> None:
 # Values and gradients
 
 
-@pytest.mark.parametrize(("what", "setting"), cases(3))
+@pytest.mark.parametrize(("what", "setting"), cases(short_or_full(2, 3)))
 def test_formulas(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every three options with each other."""
+    """Every choice of every two options with each other, of every three with ``--thorough``."""
     holds(*build(what, setting))
 
 
 @pytest.mark.kernels
 @pytest.mark.formulas
-@pytest.mark.parametrize(("what", "setting"), cases(2))
+@pytest.mark.parametrize(("what", "setting"), kernel_cases())
 def test_kernels(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every two."""
     holds(*build(what, setting, "cpu" if host.active() else "cuda"))
 
 
@@ -307,7 +349,25 @@ def test_truths_agree(name: str, target: Any, options: dict[str, Any], softcap: 
     torch.testing.assert_close([float(a) for a in of_target], expected, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize(("what", "setting"), cases(2))
+@pytest.mark.parametrize("what", OPTIONS)
+def test_settings_for_kernels_have_every_choice(what: str) -> None:
+    every = {(name, x) for name, options in OPTIONS[what].items() for x in options}
+    settings = [set(choices(case)) for case in kernel_cases() if case.values[0] == what]
+    assert every <= set().union(*settings)
+    others = [name for name in OPTIONS[what] if name not in COMPILED]
+    for a, b in combinations(others, 2):
+        for pair in product(*([(name, x) for x in OPTIONS[what][name]] for name in (a, b))):
+            assert any(x.issuperset(pair) for x in settings), pair
+
+
+def test_few_settings_have_every_choice_of_some_loss() -> None:
+    every = kernel_cases()
+    few = few_cases(every)
+    assert {x for case in few for x in choices(case)} == {x for case in every for x in choices(case)}
+    assert len(few) < len(every) / 3
+
+
+@pytest.mark.parametrize(("what", "setting"), cases(short_or_full(1, 2)))
 def test_torchs_way_is_the_same(what: str, setting: Mapping[str, Any]) -> None:
     """What scripts hold and time the losses beside."""
     wide = {k: "float64" for k in ("dtype", "weight", "target_dtype") if setting.get(k)}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, product
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,9 +78,9 @@ def test_what_is_warmed_up_is_what_calls_load(
     loss: Loss, dtype: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operands = [x for x in loss.operands if x.default is None]
-    shapes = [SHAPE, *[SHAPE[1:]] * (len(operands) - 1)]
+    shapes = [SHAPE, *[(SHAPE[0], 1) if x.per_row else SHAPE[1:] for x in operands[1:]]]
     drawn = samples.operands(loss, loss.values(), (dtype,) * len(loss.operands), [SHAPE] * len(loss.operands))
-    arrays = [x.expand(SHAPE)[0].clone() if s != SHAPE else x for x, s in zip(drawn, shapes, strict=False)]
+    arrays = [x.expand(SHAPE).flatten()[: prod(s)].reshape(s) for x, s in zip(drawn, shapes, strict=False)]
     with loading(monkeypatch) as loaded:
         done = warmup(loss.name, getattr(torch, dtype), tuple(shapes), reduction=reduction)
         expected = set(loaded)

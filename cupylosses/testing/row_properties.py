@@ -319,7 +319,13 @@ def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **
         require(all(same), f"{name}: other bits")
 
 
-def leaves_rows_out(given: Drawn, **chosen: Any) -> None:
+#: Numbers that rows which do not count may hold.
+BAD_ROWS = (NAN, INF, -INF)
+
+
+def leaves_rows_out(
+    given: Drawn, reductions: Sequence[str] = ("mean", "none"), bad_rows: Sequence[float] = BAD_ROWS, **chosen: Any
+) -> None:
     """Rows that are ignored or masked have no part in value and gradient, whatever they hold, for any upstream
     gradient.
     """
@@ -330,29 +336,37 @@ def leaves_rows_out(given: Drawn, **chosen: Any) -> None:
     mask = (torch.rand(given.target.shape, generator=generator) < 0.7).to(given.target.device)
     out = (given.target == -100) | ~mask
     clean = given.input.detach().clone(memory_format=torch.contiguous_format)
-    for reduction in ("mean", "none"):
+    for reduction in reductions:
         expected = None
-        for bad in (0.0, float("nan"), float("inf"), -float("inf")):
+        for bad in (0.0, *bad_rows):
             spoiled = torch.where(out.unsqueeze(dim), torch.full_like(clean, bad), clean).requires_grad_()
             arguments = {**given.arguments, "input": spoiled, "mask": mask, "reduction": reduction, **chosen}
             value = given.function(**arguments)
             found = [value.detach(), gradient(value, spoiled), gradient(given.function(**arguments), spoiled, -3.0)]
             expected = expected or found
             require(all(map(same_bits, found, expected)), f"rows of {bad} that do not count, {reduction}")
-            for grad_output in (float("inf"), float("nan")):
+            for grad_output in (INF, NAN):
                 one = gradient(given.function(**arguments), spoiled, grad_output)
                 require(bool((one.movedim(dim, -1)[out] == 0).all()), f"they have a gradient for {grad_output}")
 
 
-def survives_labels_out_of_range(given: Drawn, **chosen: Any) -> None:
-    """A label that is no class makes its row's value NaN and its gradient 0, and leaves all other rows alone."""
+#: Labels that are no class, by what they are: the number of classes comes with the logits.
+BAD_LABELS: Mapping[str, Callable[[int], int]] = {
+    "classes": lambda classes: classes,
+    "negative": lambda _: -1,
+    "beyond 32 bits": lambda _: 1 << 40,
+    "far below": lambda _: -(1 << 62),
+}
 
+
+def survives_labels_out_of_range(given: Drawn, bad_labels: Sequence[str] = tuple(BAD_LABELS), **chosen: Any) -> None:
+    """A label that is no class makes its row's value NaN and its gradient 0, and leaves all other rows alone."""
     dim, classes = given.class_dim, given.input.shape[given.class_dim]
     x = given.input.detach().requires_grad_()
     arguments = {**given.arguments, "input": x, "reduction": "none", "check_targets": "off", **chosen}
     value = given.function(**arguments)
     expected = value.detach(), gradient(value, x, 2.0)
-    for label in (classes, -1, 1 << 40, -(1 << 62)):
+    for label in (BAD_LABELS[x](classes) for x in bad_labels):
         target = given.target.clone()
         at = (target != -100).nonzero()[-1]
         target[tuple(at)] = label
