@@ -14,7 +14,8 @@ import pytest
 import torch
 from cupy_memory import array, tensor
 from devices import GPU, KERNELS, WAIT
-from test_rows import build, cases
+from grids import in_turn, short_or_full
+from test_rows import build, cases, few_cases
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -73,9 +74,9 @@ def drawn(kind: str, reduction: str = "mean", rows: int = 37, classes: int = 43)
 # The bits of tensors
 
 
-@pytest.mark.parametrize(("what", "setting"), cases(1))
+@pytest.mark.parametrize(("what", "setting"), short_or_full(few_cases(cases(1)), cases(1)))
 def test_bits_are_those_of_tensors(cupy: Any, what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every option; the arrays are the very memory of the tensors."""
+    """Every choice of every option, of some loss; of each with ``--thorough``. The arrays are the tensors' memory."""
     name, given = build(what, setting, KERNELS)
     more = {x: True for x in ("return_lse", "return_accuracy") if x in LOSSES[name].common}
     if "target_dtype" in setting:
@@ -90,8 +91,7 @@ def test_bits_are_those_of_tensors(cupy: Any, what: str, setting: Mapping[str, A
         agree(found[1], expected[1])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "reduction"), in_turn(list(LAYOUTS), ["mean", "none"]))
 def test_layouts(cupy: Any, layout: str, reduction: str) -> None:
     x = of_layout(layout, device=KERNELS)
     given = x.arguments | {"reduction": reduction}
@@ -167,8 +167,7 @@ def test_labels_without_a_sign_are_none_that_is_ignored(cupy: Any) -> None:
 # Memory
 
 
-@pytest.mark.parametrize("layout", SOFTMAX_LAYOUTS)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("layout", "reduction"), in_turn(list(SOFTMAX_LAYOUTS), ["mean", "none"]))
 def test_gradient_over_the_logits(cupy: Any, layout: str, reduction: str) -> None:
     given = arrays(cupy, of_layout(layout, device=KERNELS).arguments) | {"reduction": reduction}
     value, expected = value_and_grad("cross_entropy", **given)

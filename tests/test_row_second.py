@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from devices import GPU, KERNELS
+from grids import identity, in_turn
 from test_rows import OPTIONS, build, cases
 from torch import Tensor
 
@@ -45,21 +46,23 @@ def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
 
 
-@pytest.mark.parametrize("layout", WAYS)
+#: Where logits begin, how directions are laid out beside them, and their dtype.
+MEMORY = [
+    *[(place, "alike", "float32") for place in PLACES],
+    *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
+    ("apart", "transposed", "bfloat16"),
+    ("contiguous", "alike", "float16"),
+    ("misaligned", "of a class", "float64"),
+]
+
+
 @pytest.mark.parametrize(
-    ("place", "how", "dtype"),
-    [
-        *[(place, "alike", "float32") for place in PLACES],
-        *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
-        ("apart", "transposed", "bfloat16"),
-        ("contiguous", "alike", "float16"),
-        ("misaligned", "of a class", "float64"),
-    ],
+    ("layout", "memory", "reduction"), in_turn(WAYS, MEMORY, ["mean", "none"], times=2), ids=identity
 )
-def test_layouts(layout: str, place: str, how: str, dtype: str, no_formula: None) -> None:
+def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_formula: None) -> None:
+    place, how, dtype = memory
     given = row_properties.of_layout(layout, device=KERNELS, place=place, dtype=dtype)
-    for reduction in ("mean", "none"):
-        row_properties.second_agrees_with_truth(given, how, reduction)
+    row_properties.second_agrees_with_truth(given, how, reduction)
 
 
 @pytest.mark.formulas
@@ -85,17 +88,23 @@ def test_options(what: str, setting: Mapping[str, Any]) -> None:
         assert comparison.ok, str(comparison)
 
 
-@pytest.mark.parametrize("layout", ["lanes", "block", "columns"])
-@pytest.mark.parametrize("row_loss", TERM_LOSSES)
-def test_targets_per_class(row_loss: str, layout: str, no_formula: None) -> None:
+#: The reduction, dtypes and places of logits and targets, and which of the two move.
+MIXED_DERIVATIVES = [
+    ("mean", ("float32", "float32"), ("contiguous", "contiguous"), (True, True)),
+    ("none", ("bfloat16", "float32"), ("misaligned", "apart"), (True, False)),
+    ("sum", ("float64", "float64"), ("apart", "sliced"), (False, True)),
+]
+
+
+@pytest.mark.parametrize(
+    ("row_loss", "layout", "case"),
+    in_turn(list(TERM_LOSSES), ["lanes", "block", "columns"], range(len(MIXED_DERIVATIVES)), times=2),
+)
+def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: None) -> None:
     """Mixed derivatives, too, and of one operand alone."""
-    for reduction, dtypes, places, moving in (
-        ("mean", ("float32", "float32"), ("contiguous", "contiguous"), (True, True)),
-        ("none", ("bfloat16", "float32"), ("misaligned", "apart"), (True, False)),
-        ("sum", ("float64", "float64"), ("apart", "sliced"), (False, True)),
-    ):
-        call = draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, dtypes, places, reduction=reduction)
-        terms_second_agree_with_truth(call, moving)
+    reduction, dtypes, places, moving = MIXED_DERIVATIVES[case]
+    call = draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, dtypes, places, reduction=reduction)
+    terms_second_agree_with_truth(call, moving)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (3, 43), (2, 301)], ids=str)
