@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,10 @@ def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tens
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
+#: How deep torch's older vmap nests.
+DEEPEST = 64
+
+
 class _Batch(NamedTuple):
     """What a rule of torch.vmap is told of a batch."""
 
@@ -39,18 +43,33 @@ def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
     if is_batched is None:
         return
 
+    def levels(x: Any) -> Iterator[int]:
+        if isinstance(x, (list, tuple)):
+            for y in x:
+                yield from levels(y)
+        elif isinstance(x, torch.Tensor):
+            for level in range(1, DEEPEST + 1):
+                if not is_batched(x):
+                    return
+                # A tensor that has no such level gets a dimension of the given size, 0.
+                plain = torch._remove_batch_dim(x, level, 0, 0)
+                if plain.shape[0] or not is_batched(plain):
+                    yield level
+                    x = plain
+
     def call(*arguments: Any) -> Any:
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
+        # The innermost level of the arguments. Not the depth at which torch's vmap counts this thread to be: a backward
+        # pass on a GPU runs in a thread of its own, which counts none.
+        level = max(levels(arguments))
         sizes: list[int] = []
 
         def unwrap(x: Any) -> tuple[Any, Any]:
             if isinstance(x, (list, tuple)):
                 found = [unwrap(y) for y in x]
                 return [y for y, _ in found], [d for _, d in found]
-            if not (isinstance(x, torch.Tensor) and is_batched(x)):
+            if level not in levels(x):
                 return x, None
-            x = torch._remove_batch_dim(x, level, 1, 0)
+            x = torch._remove_batch_dim(x, level, 0, 0)
             sizes.append(x.shape[0])
             return x, 0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from devices import GPU, KERNELS
-from grids import identity, in_turn
+from devices import KERNELS
+from grids import identity, in_turn, short_or_full
 from test_rows import OPTIONS, build, cases
 from torch import Tensor
 
@@ -68,10 +68,10 @@ def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_f
 @pytest.mark.formulas
 @pytest.mark.parametrize(
     ("what", "setting"),
-    [x for name in OPTIONS if name in LOSSES for x in cases(2 if GPU else 1) if x.values[0] == name],
+    [x for name in OPTIONS if name in LOSSES for x in cases(short_or_full(1, 2)) if x.values[0] == name],
 )
 def test_options(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every two options; without a GPU, where kernels are compiled for each, every choice of one."""
+    """Every choice of every option, of every two with ``--thorough``."""
     name, arguments = build(what, setting, KERNELS)
     x = arguments["input"].detach().requires_grad_()
     along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)

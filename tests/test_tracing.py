@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -142,6 +143,22 @@ def test_batched_gradients_of_a_gradient(case: Any) -> None:
 
     found, exact = products(function, torch.float32), products(twin, torch.float64)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_batched_gradients_in_a_thread_of_their_own(case: Any) -> None:
+    """As the backward pass on a GPU is, where the thread does not know of the vmap around it."""
+    function, kind, _ = case
+    first, *others = _draw(3, kind)
+    x = first.requires_grad_()
+    (gradient,) = torch.autograd.grad(function(x, *others), x, create_graph=True)
+    directions = torch.randn(2, *first.shape, generator=torch.Generator().manual_seed(1)).to(gradient)
+
+    def product(along: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(torch.autograd.grad, gradient, x, along, retain_graph=True).result()[0]
+
+    found = torch._vmap_internals._vmap(product)(directions)
+    torch.testing.assert_close(found, torch.stack([product(v) for v in directions]))
 
 
 @pytest.mark.parametrize(

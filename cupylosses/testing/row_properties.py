@@ -175,10 +175,10 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
     arguments = {**given.arguments, "input": x, "reduction": reduction, **chosen}
     value = given.function(**arguments)
     for grad_output in (upstream(value), value.detach() * 0 + 1) if value.numel() else ():
-        exact = truth(given.loss, arguments, grad_output)
-        found = compare(value.detach().cpu(), exact.value)
+        exact = truth(given.loss, arguments, grad_output, str(x.device))
+        found = compare(value.detach(), exact.value)
         require(found.ok, f"value, {reduction}: {found}")
-        found = compare(gradient(value, x, grad_output, retain_graph=True).cpu(), exact.gradients["input"])
+        found = compare(gradient(value, x, grad_output, retain_graph=True), exact.gradients["input"])
         require(found.ok, f"gradient, {reduction}: {found}")
 
 
@@ -195,7 +195,8 @@ def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
 
     with torch.no_grad():
         alone = given.function(**{**given.arguments, **chosen})
-    found = compare(alone.cpu(), truth(given.loss, {**given.arguments, **chosen}).value)
+    where = str(given.input.device)
+    found = compare(alone, truth(given.loss, {**given.arguments, **chosen}, device=where).value)
     require(found.ok, f"value alone: {found}")
     x = given.input.detach().requires_grad_()
     together = given.function(**{**given.arguments, "input": x, **chosen}).detach()

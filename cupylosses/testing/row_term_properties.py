@@ -127,13 +127,13 @@ def terms_agree_with_truth(call: TermCall, both: bool = True) -> None:
     leaves, call = call.differentiable(both)
     value = call()
     for grad_output in (upstream(value.detach()), value.detach() * 0 + 1):
-        exact = truth(call.name, call.arguments, grad_output)
-        found = compare(value.detach().cpu(), exact.value)
+        exact = truth(call.name, call.arguments, grad_output, str(value.device))
+        found = compare(value.detach(), exact.value)
         require(found.ok, f"value: {found}")
         for operand, gradient in zip(
             NAMES[call.name], gradients(value, leaves, grad_output, retain_graph=True), strict=False
         ):
-            found = compare(gradient.cpu(), exact.gradients[operand])
+            found = compare(gradient, exact.gradients[operand])
             require(found.ok, f"gradient of {operand}: {found}")
 
 
