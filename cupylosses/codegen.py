@@ -24,7 +24,7 @@ from cupylosses.launch import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, 
 
 #: The files of ``kernels/`` that the functor of a loss needs, in the order of their needs.
 FUNCTOR = ("ptx.cuh", "types.cuh", "tuple.cuh", "scalars.cuh", "dual.cuh", *PRIMITIVES)
-#: The same for the entry points.
+#: The files that the entry points of pointwise losses need.
 POINTWISE = (*FUNCTOR, "reduce.cuh", "layout.cuh", "expectation.cuh", "pointwise.cuh")
 SUMMING = (*POINTWISE, "sum_over.cuh")
 #: What stands behind the primitives where second derivatives are computed.

@@ -22,12 +22,12 @@ def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tens
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-#: How deep torch's older vmap nests.
+#: Levels that torch's older vmap nests at most.
 DEEPEST = 64
 
 
 class _Batch(NamedTuple):
-    """What a rule of torch.vmap is told of a batch."""
+    """Size and randomness of a batch, as a rule of torch.vmap gets them."""
 
     batch_size: int
     randomness: str = "error"

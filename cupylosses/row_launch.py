@@ -174,7 +174,7 @@ def block_blocks(cluster: int, heavy: bool) -> int:
 
 
 def copied(shape: Sequence[int], classes: int, tensors: Sequence[Rows], read: int, softmax: bool) -> bool:
-    """Whether rows are copied, their classes next to each other, before kernels take them.
+    """True of rows that are copied, their classes next to each other, before kernels take them.
 
     They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
     ``tensors``, operands and gradients, and a row of the operands, the first ``read`` tensors, fits into shared memory.

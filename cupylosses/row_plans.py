@@ -24,7 +24,7 @@ def smoothed(call: RowCall) -> bool:
 
 
 def copies(call: RowCall, device: Device) -> bool:
-    """Whether kernels that write gradients take the rows of a call from a copy (:func:`.row_launch.copied`); of those
+    """True of calls whose rows kernels that write gradients take from a copy (:func:`.row_launch.copied`); of those
     that write none, only losses with a softmax do.
     """
     operands = differentiable(call)

@@ -462,7 +462,7 @@ def _batched_gradients(
     operands: Sequence[torch.Tensor],
     *rest: Any,
 ) -> Any:
-    """The same of `_Gradients`."""
+    """Rule of torch.vmap for the operator of `_Gradients`."""
     of_grad_output, _, of_operands, *of_rest = in_dims
     dims = of_grad_output, None, *of_rest, *of_operands
     return _Gradients.vmap(info, dims, grad_output, tuple(wanted), *rest, *operands)

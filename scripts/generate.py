@@ -158,7 +158,7 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
     asked = [x for x in ASKED if x in loss.common]
     if not asked:
         return signature("torch.Tensor", {})
-    # What the constructor keeps decides where a call leaves it out.
+    # A call that leaves an option out gets the constructor's.
     plain = "Literal[False]" if base == "torch.nn.Module" else "Literal[False] | None = None"
     variants = [("torch.Tensor", dict.fromkeys(asked, plain))]
     variants += [("RowResult", {x: "Literal[True]"}) for x in asked]

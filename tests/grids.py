@@ -1,4 +1,4 @@
-"""What tests are parametrized over: short selections, and exhaustive grids with ``--thorough``.
+"""Parameters of tests: short selections, and exhaustive grids with ``--thorough``.
 
 A formula is checked apart from the kernels, for every loss, parameter and dtype. What the kernels add, layouts, dtypes
 and reductions, does not know the loss: there the short selections go through each axis in turn, so that every value of

@@ -52,7 +52,7 @@ RAISED: dict[type[Exception], type[Exception]] = {RuntimeError: ValueError, Attr
 
 
 def _seed(seed: int = 1234) -> None:
-    """What torch's tests do before each sample, for the generators of the CPU alone."""
+    """Seeds the generators of the CPU, as torch's tests do before each sample for all of them."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed)
@@ -159,7 +159,7 @@ def samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
     found = _samples(loss, device, dtype)
     if thorough() or not (host.active() or device == "cuda"):
         return found
-    # How tensors lie is no matter of the loss.
+    # The layout of tensors is no matter of the loss.
     return (x for x in few(found) if x.has_torchs_tensors or loss in REPRESENTATIVES)
 
 

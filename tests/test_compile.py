@@ -51,7 +51,7 @@ FIRST = next(iter(registry().values()))
 
 LOSSES = [*registry().values(), *row_registry().values()]
 
-#: How many tests the fast subset makes.
+#: Number of tests that the fast subset makes.
 PARTS = 8
 
 OTHERS = [x for x in registry().values() if x not in representatives()]
@@ -140,7 +140,7 @@ def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.Mo
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is compiled
+# The kernels that are compiled
 
 
 class OfVersion:
@@ -152,7 +152,7 @@ class OfVersion:
 
 @pytest.fixture(scope="module")
 def fast() -> list[gate.Job]:
-    """What is compiled where all compilers are installed."""
+    """The kernels that are compiled where all compilers are installed."""
     return gate.fast_jobs(LOSSES, {OfVersion(13): FAST, OfVersion(11): MATRIX[11]})
 
 

@@ -44,7 +44,7 @@ def agrees_inside(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
 
 
 def agrees_at_edges(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
-    """The same at zeros of both signs, subnormal and huge numbers, infinities, NaN, kinks and their neighbours."""
+    """Value and gradients at zeros of both signs, subnormals, huge numbers, infinities, NaN, and around kinks."""
     if (loss.name, dtype) in OVERFLOWING:
         return  # the truth overflows on the way; test_numerics.py has one of many digits
     setting: dict[str, Any] = {"case": case, "dtypes": (dtype,), "reduction": "none", "layout": EDGES}

@@ -55,7 +55,7 @@ Logits = tuple[tuple[int, ...], int, str, tuple[int, ...], int]
 
 
 def fits_columns(classes: int, size: int) -> bool:
-    """Whether rows of which a class has so many bytes are taken as columns; others that lie apart are copied first."""
+    """True of rows, by the bytes of a class, that are taken as columns; others that lie apart are copied first."""
     return classes * size * COLUMNS_AT_LEAST <= SHARED_BYTES
 
 

@@ -46,7 +46,7 @@ def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
 
 
-#: Where logits begin, how directions are laid out beside them, and their dtype.
+#: The place of logits, the layout of directions beside them, and their dtype.
 MEMORY = [
     *[(place, "alike", "float32") for place in PLACES],
     *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],

@@ -68,7 +68,7 @@ def test_copies_have_no_gaps(shape: tuple[int, ...]) -> None:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The same numbers, the classes as far from each other as there are rows."""
+    """A copy with the classes as far from each other as there are rows."""
     return x.t().contiguous().t()
 
 

@@ -113,7 +113,7 @@ class Setting:
         return result.detach(), list(torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad]))
 
     def by_formula(self) -> tuple[Tensor, list[Tensor]]:
-        """The same of every element by the formula alone, without a kernel."""
+        """Value and gradients of every element by the formula alone, without a kernel."""
         value, gradients = Formula(self.loss, self.flags, self.parameters).evaluate(self.operands)
         return value, [x for x in gradients if x is not None]
 
@@ -308,7 +308,7 @@ def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: 
 def at_by_formula(
     loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any
 ) -> Point:
-    """The same by the reference formula."""
+    """The results of the reference formula."""
     derivative, leaves, values = posed(loss, along, operands, directions, "cpu", **how)
     result = reference.elements(derivative, [x if x.is_floating_point() else x.float() for x in leaves], values)
     return result.item(), slopes(result, leaves)

@@ -1,4 +1,4 @@
-"""What lies in files: code that is loaded, sources that are written, results that are kept."""
+"""Safety of files: code that is loaded, sources that are written, results that are kept."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_third_derivatives_by_torch_func(case: Any, third: Callable[..., Any]) -
 
 
 def test_a_trace_divides_by_the_size_of_its_operands(case: Any) -> None:
-    """What was recorded for 5 rows is right for 3, differentiable, and survives being saved."""
+    """A recording of 5 rows is right for 3, differentiable, and survives being saved."""
     function, kind, _ = case
     traced = torch.jit.trace(lambda *x: function(*x), _draw(5, kind))
     buffer = io.BytesIO()

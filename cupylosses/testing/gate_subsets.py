@@ -31,7 +31,7 @@ MATRIX: Mapping[int, tuple[str, ...]] = {
     11: ("sm_70", "sm_80", "sm_90"),
 }
 
-#: Where the subsets have most kernels: the architecture that performance is measured on.
+#: The architecture that performance is measured on, for which the subsets have most kernels.
 BROADEST = "sm_90"
 
 #: Those of the subsets: the oldest, whose 16-bit conversions are spelled out; the broadest; and the newest.

@@ -78,7 +78,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a result is from the truth, and the result that it is compared with.
+    """Distance of a result from the truth, beside that of the result it is compared with.
 
     ``ulps`` are units in the last place of the result, ``conditioned`` those of `conditioned_unit`; ``other_...`` are
     the errors of the other result.

@@ -58,7 +58,7 @@ class BackgroundCompiler:
         Only between calls that launch: planning replaces the launcher of all of them.
         """
         with host.noting(self._gpu) as found, suppress(Exception):
-            # What is wrong with a call is for the call itself to say.
+            # The call itself reports its errors.
             calls()
         for kernel in found:
             if kernel not in self._kernels:

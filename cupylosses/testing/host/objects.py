@@ -56,7 +56,7 @@ def directory() -> Path:
 
 
 def find(path: Path) -> bool:
-    """Whether the cache has this object whole and written by this user; marks it as used."""
+    """True if the cache has this object whole and written by this user; marks it as used."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -108,7 +108,7 @@ def prune(cache: Path, most: int = MAX_BYTES) -> None:
 
 
 def _entries(cache: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """What lies in the cache; other processes add and remove meanwhile."""
+    """The entries of the cache; other processes add and remove some meanwhile."""
     with os.scandir(cache) as found:
         for entry in found:
             with suppress(FileNotFoundError):
