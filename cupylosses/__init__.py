@@ -5,15 +5,15 @@ findable where CuPy for CUDA 11 is installed.
 """
 
 from cupylosses import functional
-from cupylosses.ahead import warmup
-from cupylosses.compiler import KernelError
-from cupylosses.definition import Flag, Kink, Operand, Parameter
-from cupylosses.expressions import ExpressionError
-from cupylosses.gradients import value_and_grad
-from cupylosses.in_place import patch_torch, unpatch_torch
+from cupylosses.custom import define_loss
+from cupylosses.definition.base import Flag, Kink, Operand, Parameter
+from cupylosses.definition.expressions import ExpressionError
 from cupylosses.interop import load_cuda11_compiler
+from cupylosses.jit.compiler import KernelError
 from cupylosses.options import set_one_pass
-from cupylosses.own_losses import define_loss
+from cupylosses.patch import patch_torch, unpatch_torch
+from cupylosses.value_and_grad import value_and_grad
+from cupylosses.warmup import warmup
 
 load_cuda11_compiler()
 

@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Any
 
 from cupylosses import interop
-from cupylosses.definition import MASK, WEIGHT, Definition, Flag, Loss, Parameter
+from cupylosses.definition.base import MASK, WEIGHT, Definition, Flag, Parameter
+from cupylosses.engines.pointwise.definition import Loss
 
 #: What an operand may hold, beside integers where the definition accepts them.
 FLOATING = ("float16", "bfloat16", "float32", "float64")

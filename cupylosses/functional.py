@@ -12,14 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cupylosses import checks, interop, row_checks
-from cupylosses.call import Call, Parts
-from cupylosses.definition import Definition, Loss, registry, remember
-from cupylosses.documentation import docstring
-from cupylosses.reduction import Reduction
-from cupylosses.row_call import RowCall
-from cupylosses.row_definition import IGNORED, RowLoss, row_registry
-from cupylosses.signatures import compiled
+import cupylosses.losses  # noqa: F401  (importing it makes the definitions)
+from cupylosses import checks, interop
+from cupylosses.definition.base import Definition, remember
+from cupylosses.definition.signature import compiled
+from cupylosses.docstring import docstring
+from cupylosses.engines.pointwise.call import Call, Parts
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.engines.softmax import checks as softmax_checks
+from cupylosses.engines.softmax.call import RowCall
+from cupylosses.engines.softmax.definition import IGNORED, RowLoss, row_registry
 
 #: What every loss takes besides, in the order in which the functions hand it on.
 _ADDED = ("weight", "mask", "normalizer", "dim", "out_dtype")
@@ -149,13 +152,13 @@ def backend(library: str) -> Any:
     found = _BACKENDS[library]
     if found is None:
         if library == "torch":
-            from cupylosses import autograd as found
+            from cupylosses.backends.torch import autograd as found
 
             _SHORTCUTS.update(dict.fromkeys((found.torch.Tensor, found.torch.nn.Parameter), found))
         elif library == "cupy":
-            from cupylosses import cupy_arrays as found
+            from cupylosses.backends import cupy as found
         else:
-            from cupylosses import numpy_arrays as found
+            from cupylosses.backends import numpy as found
         _BACKENDS[library] = found
     return found
 
@@ -282,13 +285,13 @@ def prepare_rows(
         given = dict(zip(given, adopted(loss, list(given), list(given.values()))[1], strict=True))
         weight, mask = given.get(str(loss.weights)), given.get("mask")
         first, second = (given[x.name] for x in loss.operands)
-    kind = row_checks.kind(loss, second)
+    kind = softmax_checks.kind(loss, second)
     count = len(loss.parameters)
     parameters = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options[:count], strict=True)])
-    accuracy = row_checks.switch(loss, "return_accuracy", common.get("return_accuracy", False))
-    row_checks.without_probabilities(loss, kind, parameters, accuracy)
+    accuracy = softmax_checks.switch(loss, "return_accuracy", common.get("return_accuracy", False))
+    softmax_checks.without_probabilities(loss, kind, parameters, accuracy)
     out_dtype = common["out_dtype"]
-    scale = row_checks.scale(loss, loss.scale, common[loss.scale]) if loss.scale else 1.0
+    scale = softmax_checks.scale(loss, loss.scale, common[loss.scale]) if loss.scale else 1.0
     return RowCall(
         operands=(first, second),
         weight=weight,
@@ -296,18 +299,18 @@ def prepare_rows(
         normalizer=None if normalizer is None else checks.normalizer(loss, normalizer, reduction),
         loss=loss,
         kind=kind,
-        class_dim=row_checks.class_dimension(loss, common["class_dim"], first.shape),
-        ignore_index=row_checks.ignore_index(loss, common.get("ignore_index", IGNORED), kind),
+        class_dim=softmax_checks.class_dimension(loss, common["class_dim"], first.shape),
+        ignore_index=softmax_checks.ignore_index(loss, common.get("ignore_index", IGNORED), kind),
         reduction=reduction,
         out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
         parameters=parameters,
         flags=tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, options[count:], strict=True)]),
         scale=1.0 / scale if loss.scale == "temperature" else scale,
-        softcap=row_checks.softcap(loss, common.get("softcap")),
-        lse=row_checks.switch(loss, "return_lse", common.get("return_lse", False)),
+        softcap=softmax_checks.softcap(loss, common.get("softcap")),
+        lse=softmax_checks.switch(loss, "return_lse", common.get("return_lse", False)),
         accuracy=accuracy,
-        inplace=row_checks.switch(loss, "inplace_backward", common.get("inplace_backward", False)),
-        check=row_checks.check_of_targets(loss, common.get("check_targets", "off")),
+        inplace=softmax_checks.switch(loss, "inplace_backward", common.get("inplace_backward", False)),
+        check=softmax_checks.check_of_targets(loss, common.get("check_targets", "off")),
     )
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from cupylosses.call import Call, Parts
-from cupylosses.definition import Definition, Loss
-from cupylosses.row_call import RowCall, RowResult
-from cupylosses.row_definition import RowLoss
+from cupylosses.definition.base import Definition
+from cupylosses.engines.pointwise.call import Call, Parts
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.call import RowCall, RowResult
+from cupylosses.engines.softmax.definition import RowLoss
 
 class _Exchangeable(Protocol):
     """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""

@@ -17,9 +17,6 @@ from glob import escape, glob
 from types import ModuleType
 from typing import Any
 
-from cupylosses import architectures
-from cupylosses.row_launch import Chip
-
 ITEMSIZE = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -41,13 +38,6 @@ def cupy() -> ModuleType:
         raise ImportError(
             f"cupylosses: CuPy cannot create its kernel cache ({error}). Set CUPY_CACHE_DIR to a writable directory."
         ) from error
-
-
-def gpu(index: int) -> tuple[int, Chip]:
-    """What of a GPU decides launches: how many multiprocessors it has, and what losses of rows can make use of."""
-    found = cupy().cuda.Device(index)
-    shared = found.attributes["MaxSharedMemoryPerBlockOptin"]
-    return found.attributes["MultiProcessorCount"], architectures.chip(int(found.compute_capability), shared)
 
 
 #: Libraries of CUDA 11's wheels that CuPy 13 opens by their bare names, in the order of their needs.

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from cupylosses import checks, functional
-from cupylosses.definition import Definition, registry
-from cupylosses.row_definition import row_registry
-from cupylosses.signatures import compiled
+from cupylosses.definition.base import Definition
+from cupylosses.definition.signature import compiled
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.softmax.definition import row_registry
 
 
 @cache

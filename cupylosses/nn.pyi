@@ -5,7 +5,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from cupylosses.row_call import RowResult
+from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]

@@ -33,8 +33,8 @@ from rich.console import Console
 
 from benchmarking import figures, plot, records, report
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss, registry
-from cupylosses.row_definition import row_registry
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import row_registry
 
 CANNOT = 2
 

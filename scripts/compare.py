@@ -64,8 +64,9 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 from cupylosses import checks, interop
-from cupylosses.definition import REDUCTIONS, Loss, registry
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.definition.base import REDUCTIONS
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape

@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from cupylosses.definition import Loss, registry
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing import gate
 from cupylosses.testing.gate import Result
 from cupylosses.testing.gate_subsets import FAST, MATRIX, fast_compilers

@@ -19,11 +19,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cupylosses import expressions, row_definition
-from cupylosses.codegen import Variant, glue
-from cupylosses.definition import REDUCTIONS, Definition, registry
-from cupylosses.documentation import docstring
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.definition import expressions
+from cupylosses.definition.base import REDUCTIONS, Definition
+from cupylosses.docstring import docstring
+from cupylosses.engines.pointwise.codegen import Variant, glue
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.softmax import definition as softmax_definition
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.mutants import MUTANTS, OUTSIDE
 from cupylosses.testing.variants import variants
 
@@ -33,10 +35,11 @@ STUB_HEAD = '''\
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from cupylosses.call import Call, Parts
-from cupylosses.definition import Definition, Loss
-from cupylosses.row_call import RowCall, RowResult
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.call import Call, Parts
+from cupylosses.definition.base import Definition
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.call import RowCall, RowResult
+from cupylosses.engines.softmax.definition import RowLoss
 
 class _Exchangeable(Protocol):
     """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""
@@ -91,8 +94,8 @@ def with_literals(head: str) -> str:
     """With the words that arguments can be."""
     for name, words in {
         "REDUCTIONS": REDUCTIONS,
-        "ROWS": row_definition.REDUCTIONS,
-        "CHECKS": row_definition.CHECKS,
+        "ROWS": softmax_definition.REDUCTIONS,
+        "CHECKS": softmax_definition.CHECKS,
     }.items():
         head = head.replace(f"[{name}]", f"[{', '.join(map(quoted, words))}]")
     return head
@@ -112,7 +115,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from cupylosses.row_call import RowResult
+from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]

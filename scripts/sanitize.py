@@ -30,9 +30,9 @@ from time import perf_counter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cupylosses.codegen import KINDS
-from cupylosses.definition import registry
-from cupylosses.forms import counting
+from cupylosses.engines.pointwise.codegen import KINDS
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.pointwise.modifiers import counting
 from cupylosses.testing.representatives import representatives
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from cupylosses.definition import registry
-from cupylosses.row_definition import row_registry
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host
 from cupylosses.testing.row_subject import subject, suits
 from cupylosses.testing.transforms import TRANSFORMS

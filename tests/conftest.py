@@ -34,8 +34,8 @@ from devices import GPU, HOST, KERNELS
 from hypothesis import HealthCheck, settings
 
 import cupylosses
-from cupylosses import row_arrays
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.testing import host
 from cupylosses.testing.representatives import representatives
 
@@ -247,20 +247,20 @@ def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
     """Empties the caches of plans, now and (by calling it) later; those of the test are gone after it."""
 
     def clear() -> None:
-        row_arrays.plans.clear()
+        softmax_arguments.plans.clear()
         for module, name in (("autograd", "_plans"), ("autograd", "_recent"), ("cupy_arrays", "_plans")):
             if f"cupylosses.{module}" in sys.modules:
                 monkeypatch.setattr(sys.modules[f"cupylosses.{module}"], name, {})
 
     clear()
     yield clear
-    row_arrays.plans.clear()
+    softmax_arguments.plans.clear()
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of kernels that losses of class indices have run, in order."""
-    from cupylosses.row_engine import RowPlan
+    from cupylosses.engines.softmax.plan import RowPlan
 
     found: list[str] = []
     run = RowPlan.run
@@ -276,7 +276,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel cache that nothing has been compiled into, on disk and in this process."""
-    from cupylosses import compiler
+    from cupylosses.jit import compiler
 
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CUPYLOSSES_DUMP_DIR", str(tmp_path / "dump"))

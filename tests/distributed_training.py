@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import cupylosses.functional as F
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 
 _TOKENS = re.compile(r"[A-Za-z_]\w*|\d+\.?\d*|<=|>=|==|!=|&&|\|\||\S")
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from devices import KERNELS
 
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import WIDEST
 from cupylosses.testing.representatives import representatives

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import nn
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Expected, compare, same_bits
 from cupylosses.testing.truth import common_shape, flushes, runs_kernels, truth

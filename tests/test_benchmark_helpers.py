@@ -43,10 +43,12 @@ from benchmarking import (
 from benchmarking.figures import BARS, HINGE_COLUMNS, KL_PROBABILITIES, MODES, Bar, verdict
 from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Inputs, Workload, sweep
-from cupylosses import autograd, compiler, engine
+from cupylosses.backends.torch import autograd
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss, registry
-from cupylosses.row_definition import row_registry
+from cupylosses.engines.pointwise import plan as pointwise_plan
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.jit import compiler
 from cupylosses.testing.row_truth import NAMES, truth
 
 MSE = registry()["mse_loss"]
@@ -949,8 +951,8 @@ def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.M
         launcher(device.stream(), device.address(value), 0.5)
         return value
 
-    monkeypatch.setattr(engine, "reduce", reduce)
-    monkeypatch.setattr(autograd, "evaluate", lambda *operands: engine.reduce(operands))
+    monkeypatch.setattr(pointwise_plan, "reduce", reduce)
+    monkeypatch.setattr(autograd, "evaluate", lambda *operands: pointwise_plan.reduce(operands))
     found = host_parts.parts(lambda *operands: autograd.evaluate(*operands), Inputs(sweep(MSE, "float32", 6))[0], False)
     first, *_, last = found
     assert (first, last) == ("whole", "rest")
@@ -962,11 +964,11 @@ def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.M
 
 def test_cutting_off_what_is_not_called_is_an_error() -> None:
     value = torch.zeros(())
-    with host_parts.cut(engine, "reduce", value):
-        assert engine.reduce(1, 2) is value
+    with host_parts.cut(pointwise_plan, "reduce", value):
+        assert pointwise_plan.reduce(1, 2) is value
     with (
         pytest.raises(RuntimeError, match=r"engine\.reduce is not on the path"),
-        host_parts.cut(engine, "reduce", value),
+        host_parts.cut(pointwise_plan, "reduce", value),
     ):
         pass
 

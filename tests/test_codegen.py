@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from cupylosses import checks, codegen, engine, functional, kernel_sources
-from cupylosses.codegen import KINDS, SUMS, Variant, glue, source
-from cupylosses.definition import MAX_OPERANDS, Loss, Operand, Parameter
-from cupylosses.expressions import cuda, in_double
-from cupylosses.forms import form
-from cupylosses.launch import UNROLL
-from cupylosses.reduction import Reduction
+from cupylosses import checks, functional
+from cupylosses.definition import kernel_sources
+from cupylosses.definition.base import MAX_OPERANDS, Operand, Parameter
+from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.engines import device as engine_device
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.engines.pointwise import plan as pointwise_plan
+from cupylosses.engines.pointwise.codegen import KINDS, SUMS, Variant, generated
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.layout import UNROLL
+from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.jit.glue import STORAGE, skeleton
 from cupylosses.testing.variants import variants as all_variants
 
 pytestmark = pytest.mark.representatives
@@ -42,23 +48,23 @@ def test_source_is_deterministic(loss: Loss) -> None:
     for variant in variants(loss)[::10]:
         again = dataclasses.replace(variant)
         assert again == variant and hash(again) == hash(variant)
-        assert glue(again) == glue(variant)
-    first = source(variants(loss)[0])
-    codegen.skeleton.cache_clear()
-    assert source(variants(loss)[0]) == first
+        assert generated(again) == generated(variant)
+    first = variants(loss)[0].source()
+    skeleton.cache_clear()
+    assert variants(loss)[0].source() == first
 
 
 def test_variants_differ_in_source_and_title(loss: Loss) -> None:
     """A variant is the key of the kernel cache, its title the name of a dumped file: neither may collide."""
     found = variants(loss)
-    assert len({glue(v) for v in found}) == len(found)
+    assert len({generated(v) for v in found}) == len(found)
     assert len({v.title for v in found}) == len(found)
 
 
 def test_arithmetic_is_narrow_only_where_nothing_keeps_more(loss: Loss) -> None:
     """One operand or a result of 32 bits, and every digit of float32 counts."""
     some = variants(loss)[::10]
-    found = {narrow: [v for v in some if (NARROW in source(v)) is narrow] for narrow in (False, True)}
+    found = {narrow: [v for v in some if (NARROW in v.source()) is narrow] for narrow in (False, True)}
     floats = {v: {x for x in (*v.storage, v.result) if x in checks.FLOATING} for v in some}
     assert all(floats[v] <= {"float16", "bfloat16"} and v.compute == "float32" for v in found[True])
     assert all(floats[v] & {"float32", "float64"} or v.compute == "float64" for v in found[False])
@@ -68,7 +74,7 @@ def test_arithmetic_is_narrow_only_where_nothing_keeps_more(loss: Loss) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_entry_point_has_a_readable_unmangled_name(loss: Loss, kind: str) -> None:
     variant = one_of_kind(loss, kind)
-    text = source(variant)
+    text = variant.source()
     entries = re.findall(r'extern "C" __global__ void __launch_bounds__\([^)]*\)\n(\w+)\(', text)
     assert entries == [variant.entry]
     assert variant.entry.startswith(f"{loss.name}_{kind}_")
@@ -77,8 +83,8 @@ def test_entry_point_has_a_readable_unmangled_name(loss: Loss, kind: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     variant = one_of_kind(loss, kind)
-    labels = re.findall(r'^#line 1 "(.*)"$', source(variant), re.MULTILINE)
-    files = codegen.SUMMING if kind in SUMS else codegen.POINTWISE
+    labels = re.findall(r'^#line 1 "(.*)"$', variant.source(), re.MULTILINE)
+    files = pointwise_codegen.SUMMING if kind in SUMS else pointwise_codegen.POINTWISE
     expected = [f"kernels/{name}" for name in files]
     expected += [f"<{variant.title}>"]
     expected += [
@@ -91,7 +97,7 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
 
 def test_labels_point_at_the_expression(loss: Loss) -> None:
     """The line behind a label is line 1 of the named text, so the compiler's line number counts from there."""
-    lines = glue(variants(loss)[0]).splitlines()
+    lines = generated(variants(loss)[0]).splitlines()
     parts = {x: in_double(e) for x, e in loss.constants.items()}
     parts |= {x: cuda(e) for x, e in (*loss.let.items(), ("value", loss.value))}
     for name, expression in parts.items():
@@ -100,19 +106,21 @@ def test_labels_point_at_the_expression(loss: Loss) -> None:
 
 
 def test_skeleton_is_the_kernel_files(loss: Loss) -> None:
-    text = source(one_of_kind(loss, "broadcast_gradient"))
-    for name in codegen.SUMMING:
-        assert (codegen.kernel_directory() / name).read_text(encoding="utf-8") in text
+    text = one_of_kind(loss, "broadcast_gradient").source()
+    for name in pointwise_codegen.SUMMING:
+        assert (pointwise_codegen.kernel_directory() / name).read_text(encoding="utf-8") in text
 
 
 def test_no_header_is_included(loss: Loss) -> None:
     """A machine without CUDA headers, or with another version's, compiles the same."""
     for variant in {x.kind: x for x in variants(loss)}.values():
-        assert "#include" not in source(variant)
+        assert "#include" not in variant.source()
 
 
 def test_skeleton_knows_no_loss() -> None:
-    text = "".join((codegen.kernel_directory() / name).read_text(encoding="utf-8") for name in codegen.SUMMING)
+    text = "".join(
+        (pointwise_codegen.kernel_directory() / name).read_text(encoding="utf-8") for name in pointwise_codegen.SUMMING
+    )
     assert [name for name in functional.__all__ if name in text] == []
 
 
@@ -120,7 +128,7 @@ def test_skeleton_knows_no_loss() -> None:
 def test_gradients_that_are_not_wanted_have_no_pointer(loss: Loss, kind: str) -> None:
     for variant in variants(loss):
         if variant.kind == kind:
-            signature = re.search(rf"{variant.entry}\((.*)\) {{", glue(variant)).group(1)
+            signature = re.search(rf"{variant.entry}\((.*)\) {{", generated(variant)).group(1)
             operands = variant.loss.operands
             found = [x.name for x in operands if f"* {x.name}_gradients" in signature]
             assert found == [x.name for x, w in zip(operands, variant.gradients, strict=True) if w]
@@ -129,7 +137,7 @@ def test_gradients_that_are_not_wanted_have_no_pointer(loss: Loss, kind: str) ->
 def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
     """A new parameter value must not compile anything; a flag may."""
     for variant in variants(loss):
-        text = glue(variant)
+        text = generated(variant)
         for parameter in variant.loss.parameters:
             assert f"double {parameter.name}_," in text
             assert f"{parameter.name} = {parameter.default!r}" not in text
@@ -142,16 +150,16 @@ def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
 @pytest.mark.parametrize("promoted", checks.FLOATING)
 def test_arithmetic_type_follows_the_operands(promoted: str, out_dtype: str | None) -> None:
     """Not the result, whose dtype may be chosen."""
-    x = engine.Tensor(promoted, (100,), (1,), 0)
-    plan = engine.Plan(functional.mse_loss.loss, (), Reduction("mean", None, out_dtype), (x, x), promoted, 1)
+    x = engine_device.Tensor(promoted, (100,), (1,), 0)
+    plan = pointwise_plan.Plan(functional.mse_loss.loss, (), Reduction("mean", None, out_dtype), (x, x), promoted, 1)
     variant = plan.part.variant("value", plan.no_gradients)
-    text = glue(variant)
+    text = generated(variant)
     assert f"using Compute = {'double' if promoted == 'float64' else 'float'};" in text
-    assert f"using Result = {codegen.STORAGE[out_dtype or promoted][0]};" in text
+    assert f"using Result = {STORAGE[out_dtype or promoted][0]};" in text
 
 
 def test_every_dtype_has_a_storage_type() -> None:
-    assert set(codegen.STORAGE) == {*checks.FLOATING, *checks.INTEGER}
+    assert set(STORAGE) == {*checks.FLOATING, *checks.INTEGER}
 
 
 def test_every_vector_width_has_an_unroll() -> None:
@@ -160,7 +168,7 @@ def test_every_vector_width_has_an_unroll() -> None:
 
 def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
     """The glue is generic in the number of operands; four of a loss's own, a weight and a mask are the most."""
-    dual = (codegen.kernel_directory() / "dual.cuh").read_text(encoding="utf-8")
+    dual = (pointwise_codegen.kernel_directory() / "dual.cuh").read_text(encoding="utf-8")
     assert f"kMaxOperands = {2 * MAX_OPERANDS};" in dual
     loss = Loss(
         name="four",
@@ -171,7 +179,7 @@ def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
         value="a * b + c * d",
         reference=lambda xp, a, b, c, d, p, q: a * b + c * d,
     )
-    text = glue(
+    text = generated(
         Variant(
             form(loss, weight="array", mask=True),
             flags=(),
@@ -191,18 +199,18 @@ def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
 
 
 def test_kernels_are_found_in_a_checkout() -> None:
-    assert (codegen.kernel_directory() / "README.md").is_file()
+    assert (pointwise_codegen.kernel_directory() / "README.md").is_file()
 
 
 def test_kernels_are_found_inside_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "cupylosses" / "kernels"
     installed.mkdir(parents=True)
     (installed / "pointwise.cuh").write_text("")
-    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "kernel_sources.py"))
+    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "definition" / "kernel_sources.py"))
     assert kernel_sources.kernel_directory() == installed
 
 
 def test_missing_kernels_are_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "kernel_sources.py"))
+    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "definition" / "kernel_sources.py"))
     with pytest.raises(RuntimeError, match=r"kernel sources are missing; looked in .*pip install"):
         kernel_sources.kernel_directory()

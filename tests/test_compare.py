@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,9 +24,11 @@ from gpu_stand_ins import PEAK, stand_ins
 from rich.console import Console
 
 import cupylosses.functional as F
-from cupylosses import checks, codegen
-from cupylosses.definition import registry
-from cupylosses.row_definition import row_registry
+from cupylosses import checks
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.softmax.codegen import RowVariant
+from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host, row_check
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.host import stand_in
@@ -177,10 +179,10 @@ def test_a_wrong_loss_fails_the_run(
 
 def test_arrays_of_losses_of_rows_are_compared(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the NumPy rows sees what NumPy arrays alone get wrong."""
-    from cupylosses import numpy_arrays
+    from cupylosses.backends import numpy as numpy_backend
 
-    right = numpy_arrays.evaluate_rows
-    monkeypatch.setattr(numpy_arrays, "evaluate_rows", lambda call: right(call) * (1 + 1e-4))
+    right = numpy_backend.evaluate_rows
+    monkeypatch.setattr(numpy_backend, "evaluate_rows", lambda call: right(call) * (1 + 1e-4))
     done = compare("--loss", "nll_loss", *ON_CPU)
     assert done.status == 1 and "(numpy arrays): value:" in done.output
     assert "1 checks failed" in done.lines[-1]
@@ -195,16 +197,16 @@ def test_cupy_arrays_are_compared(
     overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
     (task,) = [x for x in overview.tasks(row_registry()["nll_loss"], "cpu") if x.measure is bits.arrays]
     with stand_in.cupy() as cupy, host.execution():
-        from cupylosses import cupy_arrays
+        from cupylosses.backends import cupy as cupy_backend
 
-        right = cupy_arrays.rows_and_gradients
+        right = cupy_backend.rows_and_gradients
 
         def spoiled(*given: Any) -> Any:
             value, gradients = right(*given)
             value *= factor
             return value, gradients
 
-        monkeypatch.setattr(cupy_arrays, "rows_and_gradients", spoiled)
+        monkeypatch.setattr(cupy_backend, "rows_and_gradients", spoiled)
         back: Callable[[Any], torch.Tensor] = lambda x: torch.from_numpy(numpy.asarray(x))  # noqa: E731
         crossing = cupy.from_dlpack, back, lambda x: x.data.ptr
         monkeypatch.setattr(bits, "library", lambda device: bits.Library("cupy", cupy.ndarray, *crossing, exact=True))
@@ -253,10 +255,9 @@ def test_kernels_run_on_the_cpu(compare: Compare) -> None:
 def test_a_wrong_kernel_fails_the_run(
     compare: Compare, loss: str, right: str, wrong: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = codegen.source
-    spoiled: Callable[..., str] = lambda variant: source(variant).replace(right, wrong)  # noqa: E731
-    monkeypatch.setattr("cupylosses.testing.host.launch.source", spoiled)
-    monkeypatch.setattr("comparing.background.source", spoiled)
+    for variant in (Variant, RowVariant):
+        spoiled = partial(lambda x, whole: whole(x).replace(right, wrong), whole=variant.source)
+        monkeypatch.setattr(variant, "source", partialmethod(spoiled))
     monkeypatch.setattr("comparing.overview.tasks", one_task)
     done = compare("--loss", loss, "--device", "host")
     assert done.status == 1

@@ -20,12 +20,12 @@ from checkout import load_script
 from grids import short_or_full
 
 from cupylosses import checks
-from cupylosses.codegen import KINDS, Variant, source
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.codegen import KINDS, Variant
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
 from cupylosses.interop import ITEMSIZE
-from cupylosses.row_codegen import ROW_KINDS, RowVariant
-from cupylosses.row_definition import RowLoss, row_registry
-from cupylosses.row_term_codegen import TERM_KINDS, TermVariant
 from cupylosses.testing import cache, gate, gate_subsets
 from cupylosses.testing import nvrtc as nvrtc_module
 from cupylosses.testing.gate_subsets import (
@@ -121,7 +121,7 @@ def test_compilers_of_two_versions_work_in_one_process() -> None:
     variant = training(FIRST)[0]
     both = fast_compilers()
     assert {x.version[0] for x in both} >= {11, 13}
-    found = {x.version[0]: x.compile(source(variant), "sm_90").resources for x in (*both, *both)}
+    found = {x.version[0]: x.compile(variant.source(), "sm_90").resources for x in (*both, *both)}
     assert all(complaints(variant, x) == () for x in found.values())
 
 
@@ -131,8 +131,9 @@ def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.Mo
     ahead = [x for x in fast_jobs() if getattr(x.variant, "ahead", False)]
     old, new = ([x for x in ahead if (x.compiler.version[0] == 11) == is_old][:1] for is_old in (True, False))
     condition = " && __CUDACC_VER_MAJOR__ >= 12"
-    monkeypatch.setattr(gate, "source", lambda x: source(x).replace(condition, ""))
-    assert condition in source(old[0].variant)
+    assert condition in old[0].variant.source()
+    whole = RowVariant.source
+    monkeypatch.setattr(RowVariant, "source", lambda x: whole(x).replace(condition, ""))
     (refused,) = gate.run(old, 1)
     assert refused.job.architecture == "sm_90" and "cp.async.bulk" in refused.complaints[0]
     (accepted,) = gate.run(new, 1)
@@ -366,7 +367,7 @@ def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_
     wrong = dataclasses.replace(FIRST, value="where(target, input, input)", let={})
     variant = dataclasses.replace(training(FIRST)[0], loss=wrong)
     with pytest.raises(CompileError, match=rf"{FIRST.name}\.value\(1\): error.*where"):
-        nvrtc.compile(source(variant), "sm_90")
+        nvrtc.compile(variant.source(), "sm_90")
     (result,) = gate.run([gate.Job(variant, "sm_90", nvrtc)], 1)
     assert result.resources is None and "where" in result.complaints[0]
 

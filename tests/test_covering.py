@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 from cupylosses.checks import FLOATING
-from cupylosses.definition import REDUCTIONS, Loss, registry
+from cupylosses.definition.base import REDUCTIONS
+from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES, Check, run
 from cupylosses.testing.covering import contains

@@ -19,9 +19,10 @@ from test_rows import build, cases, few_cases
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses import row_arrays, value_and_grad
-from cupylosses.row_call import RowResult
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses import value_and_grad
+from cupylosses.engines.softmax import arguments as softmax_arguments
+from cupylosses.engines.softmax.call import RowResult
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.row_properties import LAYOUTS, PLACES, SOFTMAX_LAYOUTS, draw, of_layout
 from cupylosses.testing.row_truth import NAMES
 from cupylosses.testing.tolerance import same_bits
@@ -314,7 +315,7 @@ def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh
     if kind == "indices":
         given["return_accuracy"] = True
     expected = value_and_grad(name, **given)
-    (_, device), *_ = row_arrays.plans.values()
+    (_, device), *_ = softmax_arguments.plans.values()
     assert not device._captured
     stream.capturing = True
     with noted_sizes(cupy) as sizes:

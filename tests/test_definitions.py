@@ -10,21 +10,11 @@ import pytest
 import torch
 
 import cupylosses.functional as F
-from cupylosses import definition
-from cupylosses.definition import (
-    COMMON,
-    DOMAINS,
-    MAX_OWN_OPERANDS,
-    RESERVED,
-    Flag,
-    Kink,
-    Loss,
-    Operand,
-    Parameter,
-    registry,
-)
-from cupylosses.documentation import docstring
-from cupylosses.row_definition import row_registry
+from cupylosses.definition.base import COMMON, DOMAINS, MAX_OWN_OPERANDS, RESERVED, Flag, Kink, Operand, Parameter
+from cupylosses.docstring import docstring
+from cupylosses.engines.pointwise import definition as pointwise_definition
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import row_registry
 
 A, B = Operand("a", "First."), Operand("b", "Second.")
 
@@ -106,12 +96,12 @@ def test_invalid_definitions_are_refused(changes: dict[str, Any], message: str) 
 
 
 def test_a_name_is_defined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition, "_registry", dict(registry()))
+    monkeypatch.setattr(pointwise_definition, "_registry", dict(registry()))
     fields = {"summary": "", "formula": "", "operands": (A,), "value": "a", "reference": lambda xp, a: a}
-    made = definition.define(name="brand_new", **fields)
-    assert definition.registry()["brand_new"] is made
+    made = pointwise_definition.define(name="brand_new", **fields)
+    assert pointwise_definition.registry()["brand_new"] is made
     with pytest.raises(ValueError, match="'brand_new' is defined already"):
-        definition.define(name="brand_new", **fields)
+        pointwise_definition.define(name="brand_new", **fields)
 
 
 def test_registry_is_by_name_and_public() -> None:

@@ -13,9 +13,10 @@ from devices import GPU, KERNELS
 from grids import in_turn
 
 import cupylosses.functional as F
-from cupylosses import codegen, launch
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import by_position, run
 from cupylosses.testing.layouts import LAYOUTS
@@ -66,18 +67,18 @@ def test_grid_does_not_matter(
     loss: Loss, layout: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]
 ) -> None:
     """One block, few, more than there is work, and the usual number for GPUs of 1, 7 and 1000 processors."""
-    grid = launch.grid
+    grid = pointwise_layout.grid
     shapes = LAYOUTS[layout].shapes_of(loss, (257, 1031) if GPU else (67, 259))
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, KERNELS)
     operands = LAYOUTS[layout].place(drawn)
     for reduction in ("none", "mean"):
         fresh_plans()
-        monkeypatch.setattr(launch, "grid", grid)
+        monkeypatch.setattr(pointwise_layout, "grid", grid)
         expected = results(loss, operands, reduction)
         others: list[Callable[..., int]] = [lambda *_, n=n: n for n in (1, 3, 5000 if GPU else 40)]
         others += [lambda groups, threads, _, n=n: grid(groups, threads, n) for n in (1, 7, 1000)[: 3 if GPU else 2]]
         for other in others:
-            monkeypatch.setattr(launch, "grid", other)
+            monkeypatch.setattr(pointwise_layout, "grid", other)
             fresh_plans()
             found = results(loss, operands, reduction)
             assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
@@ -116,7 +117,9 @@ def test_promise_of_torchs_deterministic_mode(loss: Loss) -> None:
 
 
 def test_kernels_have_no_floating_point_atomics() -> None:
-    text = "".join((codegen.kernel_directory() / x).read_text(encoding="utf-8") for x in codegen.SUMMING)
+    text = "".join(
+        (pointwise_codegen.kernel_directory() / x).read_text(encoding="utf-8") for x in pointwise_codegen.SUMMING
+    )
     code = re.sub(r"//.*", "", text)
     calls: list[Any] = re.findall(r"\b(atomic\w+|(?:red|atom)\.[\w.]+)", code)
     assert set(calls) == {"atom.acq_rel.gpu.global.inc.u32"}, "a counter of finished blocks is all"

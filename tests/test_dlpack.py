@@ -11,7 +11,7 @@ from devices import KERNELS
 
 import cupylosses
 from cupylosses import interop
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.check import by_position
 
 pytestmark = [pytest.mark.representatives, pytest.mark.in_turn]

@@ -18,9 +18,8 @@ import torch
 from devices import KERNELS
 
 import cupylosses
-from cupylosses import definition
-from cupylosses.codegen import source
-from cupylosses.definition import registry
+from cupylosses.definition import base as definition_base
+from cupylosses.engines.pointwise.definition import registry
 from cupylosses.functional import function_of
 from cupylosses.testing.nvrtc import CompileError, Nvrtc, find_library
 from cupylosses.testing.variants import variants
@@ -88,7 +87,7 @@ def test_kinks_of_the_new_loss_are_as_declared(checkout: Path) -> None:
     program = f"""
 import torch
 import cupylosses.functional as F
-from cupylosses.definition import registry
+from cupylosses.engines.pointwise.definition import registry
 
 loss = registry()["{NEW}"]
 count = 0
@@ -106,15 +105,15 @@ print(count)
 
 def test_kernels_of_the_new_loss_are_derived(checkout: Path) -> None:
     program = f"""
-from cupylosses.codegen import KINDS, source
-from cupylosses.definition import registry
+from cupylosses.engines.pointwise.codegen import KINDS
+from cupylosses.engines.pointwise.definition import registry
 from cupylosses.testing.nvrtc import Nvrtc, find_library
 from cupylosses.testing.variants import variants
 
 found = {{x.kind: x for x in variants(registry()["{NEW}"])}}
 assert set(found) == set(KINDS)
 for variant in found.values():
-    text = source(variant)
+    text = variant.source()
     assert '#line 1 "{NEW}.value"' in text and "relu_active(abs(input - target) - epsilon)" in text
     if find_library():
         assert variant.entry in Nvrtc().compile(text, "sm_80").ptx
@@ -140,13 +139,13 @@ def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
 @pytest.mark.parametrize("kind", ["Loss", "Operand", "Parameter", "Flag", "Kink"])
 def test_every_field_of_a_definition_is_described(kind: str) -> None:
     section = ADDING.split(f"\n`{kind}`")[1].split("\n`")[0]
-    for field in dataclasses.fields(getattr(definition, kind)):
+    for field in dataclasses.fields(getattr(definition_base, kind)):
         assert f"`{field.name}`" in section, field.name
 
 
 def test_domains_and_the_limit_of_operands_are_those_of_the_code() -> None:
-    assert all(f"`{x}`" in ADDING for x in definition.DOMAINS)
-    assert definition.MAX_OWN_OPERANDS == 4 and "at most four" in ADDING
+    assert all(f"`{x}`" in ADDING for x in definition_base.DOMAINS)
+    assert definition_base.MAX_OWN_OPERANDS == 4 and "at most four" in ADDING
 
 
 def test_every_source_file_is_in_the_architecture() -> None:
@@ -268,7 +267,7 @@ def test_the_tutorials_mistakes_are_reported_as_shown(program: str, message: str
     if ": error: " in message and find_library():
         kernel = next(x for x in variants(scope["choice_loss"].loss, fast=True) if x.kind == "elements")
         with pytest.raises(CompileError, match=re.escape(message)):
-            Nvrtc().compile(source(kernel), "sm_80")
+            Nvrtc().compile(kernel.source(), "sm_80")
 
 
 def test_the_tutorial_shows_four_mistakes() -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 import cupylosses
 import cupylosses.functional as F
 from cupylosses import options, set_one_pass, value_and_grad
-from cupylosses.definition import registry
-from cupylosses.row_definition import row_registry
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.softmax.definition import row_registry
 
 TORCH = torch.nn.functional
 

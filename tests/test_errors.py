@@ -19,9 +19,11 @@ import torch
 import cupylosses
 import cupylosses.functional as F
 import cupylosses.nn
-from cupylosses import checks, codegen, compiler, interop
-from cupylosses.codegen import Variant
-from cupylosses.definition import Loss, Operand
+from cupylosses import checks, interop
+from cupylosses.definition.base import Operand
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.jit import compiler
 from cupylosses.testing import eager
 from cupylosses.testing.check import by_position
 from cupylosses.testing.variants import variants
@@ -363,7 +365,7 @@ def test_compile_error_says_what_and_where(broken_cupy: Callable[..., None], los
     assert log in message
     where = Path(re.search(r"The whole source is in (.*\.cu)\.$", message).group(1))
     assert where == kernel_cache / "dump" / f"{variant.title}.cu"
-    assert where.read_text(encoding="utf-8") == codegen.source(variant)
+    assert where.read_text(encoding="utf-8") == variant.source()
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from expression_mutants import mutants
 from grids import CASES, LOSSES, thorough
 
 import cupylosses.functional as F
-from cupylosses import codegen
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.jit import glue
 from cupylosses.testing import formulas, properties
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.truth import OVERFLOWING
@@ -138,12 +138,12 @@ def test_wrong_expression_is_caught(wrong: Loss) -> None:
     ],
 )
 def test_wrong_primitive_is_caught(name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    skeleton = codegen.skeleton
+    skeleton = glue.skeleton
 
     def altered(files: tuple[str, ...]) -> str:
         source, count = re.subn(text, instead, skeleton(files))
         assert count, f"no text matches {text}"
         return source
 
-    monkeypatch.setattr(codegen, "skeleton", altered)
+    monkeypatch.setattr(glue, "skeleton", altered)
     assert caught(getattr(F, name).loss, ("float32", "bfloat16"))

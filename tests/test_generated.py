@@ -18,10 +18,10 @@ from checkout import ROOT, load_script
 
 import cupylosses.functional
 import cupylosses.nn
-from cupylosses import codegen
-from cupylosses.codegen import KINDS
-from cupylosses.definition import Loss, registry
-from cupylosses.row_definition import row_registry
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.engines.pointwise.codegen import KINDS
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import row_registry
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> 
 
 
 def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(codegen.UNROLL, 4, 2)
+    monkeypatch.setitem(pointwise_codegen.UNROLL, 4, 2)
     assert {x.parent.name for x in generate.stale()} == {"golden"}
 
 
@@ -153,7 +153,7 @@ import torch
 
 import cupylosses.functional as F
 from cupylosses import define_loss, nn
-from cupylosses.row_call import RowResult
+from cupylosses.engines.softmax.call import RowResult
 
 loss = nn.HingeLoss(2.0, "sum", weight=torch.ones(3), dim=(0, 1), out_dtype=torch.float32)
 value: torch.Tensor = loss(torch.ones(3), torch.ones(3), mask=torch.ones(3) > 0, normalizer=8)

@@ -28,7 +28,8 @@ from grids import (
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
-from cupylosses.definition import REDUCTIONS, Loss
+from cupylosses.definition.base import REDUCTIONS
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import EDGES, Check, bind
 from cupylosses.testing.layouts import LAYOUTS

@@ -10,7 +10,7 @@ import conftest
 import grids
 import pytest
 
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Loss, registry
 
 
 @pytest.fixture(params=[False, True], ids=["short", "thorough"])

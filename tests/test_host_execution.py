@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host, properties, samples
 from cupylosses.testing.check import by_position, run
 from cupylosses.testing.host import build

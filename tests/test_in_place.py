@@ -23,10 +23,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cupylosses
-from cupylosses import in_place, patch_torch, unpatch_torch
-from cupylosses import torch_functions as there
-from cupylosses.definition import Definition, Loss, registry
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses import patch, patch_torch, unpatch_torch
+from cupylosses.backends.torch import patch as torch_patch
+from cupylosses.definition.base import Definition
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing import samples
 from cupylosses.testing.tolerance import same_bits
 
@@ -103,7 +104,7 @@ def test_several_reports_count_and_the_last_restores() -> None:
     assert (first.passed_on.total(), second.passed_on.total()) == (2, 2)
     patch_torch(), patch_torch()
     unpatch_torch()
-    assert F.mse_loss is ORIGINALS["mse_loss"] and in_place._reports == ()
+    assert F.mse_loss is ORIGINALS["mse_loss"] and patch._reports == ()
     unpatch_torch()
 
 
@@ -305,7 +306,12 @@ def within(context: Any, call: Callable[[], Any]) -> Any:
 def test_served(name: str) -> None:
     expected = SERVED[name]()
     # torch is asked again what it takes, which must not count.
-    for asked in (there._torch_reduces, there._torch_broadcasts_weights, there._torch_takes, there._torch_takes_rows):
+    for asked in (
+        torch_patch._torch_reduces,
+        torch_patch._torch_broadcasts_weights,
+        torch_patch._torch_takes,
+        torch_patch._torch_takes_rows,
+    ):
         asked.cache_clear()
     with patch_torch() as report:
         value = SERVED[name]()
@@ -345,7 +351,7 @@ def test_autocast_widens_no_doubles() -> None:
         with patch_torch() as report:
             assert same_bits(F.cross_entropy(draw(), draw(seed=1), wide), expected)
             errors_are_torchs(lambda: F.cross_entropy(draw(), labels(), wide))
-    assert {x for *_, x in report.passed_on} == {there.DTYPE} and not report.served
+    assert {x for *_, x in report.passed_on} == {torch_patch.DTYPE} and not report.served
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -374,26 +380,26 @@ def dual() -> Tensor:
 
 #: Of each reason, calls that run; results have torch's bits.
 PASSED_ON: dict[str, list[Callable[[], Any]]] = {
-    there.OVERRIDDEN: [
+    torch_patch.OVERRIDDEN: [
         lambda: F.mse_loss(draw().as_subclass(Subclass), draw(seed=1)).as_subclass(Tensor),
         lambda: F.mse_loss(draw(), draw(seed=1).as_subclass(Subclass)).as_subclass(Tensor),
         lambda: within(Mode(), lambda: F.mse_loss(draw(), target=draw(seed=1))),
         lambda: F.cross_entropy(draw(), labels(), draw(5).as_subclass(Subclass)).as_subclass(Tensor),
     ],
-    there.TRANSFORMED: [
+    torch_patch.TRANSFORMED: [
         lambda: torch.func.grad(lambda x: F.mse_loss(x, draw(seed=1)))(draw()),
         lambda: torch.func.vmap(F.l1_loss)(draw(), draw(seed=1)),
         lambda: torch.func.grad(F.cross_entropy)(draw(), labels()),
         dual,
     ],
-    there.TRACED: [
+    torch_patch.TRACED: [
         lambda: within(DispatchMode(), lambda: F.mse_loss(draw(), draw(seed=1))),
         lambda: within(DispatchMode(), lambda: F.nll_loss(draw(), labels())),
         lambda: torch.jit.trace(lambda x, y: F.mse_loss(x, y), (draw(), draw(seed=1)), check_trace=False)(
             draw(), draw(seed=1)
         ),
     ],
-    there.SHAPES: [
+    torch_patch.SHAPES: [
         lambda: F.mse_loss(draw(), draw(5)),
         lambda: F.kl_div(draw().log(), draw(5), reduction="batchmean"),
         lambda: F.gaussian_nll_loss(draw(5, 5), draw(5, 5, seed=1), draw(5)),
@@ -402,12 +408,12 @@ PASSED_ON: dict[str, list[Callable[[], Any]]] = {
         lambda: F.cross_entropy(draw(2, 5, 0), labels(2, 0), reduction="none"),
         lambda: F.cross_entropy(draw(5), labels(1)),
     ],
-    there.DTYPE: [
+    torch_patch.DTYPE: [
         lambda: F.l1_loss(draw() + 1j, draw() * 1j),
         lambda: F.l1_loss(draw() + 0j, draw()),
         lambda: F.cross_entropy(draw(), draw(seed=1), draw(5).double()),
     ],
-    there.ARGUMENTS: [
+    torch_patch.ARGUMENTS: [
         lambda: F.kl_div(draw()[0, 0].log(), draw()[0, 0], reduction="batchmean"),
         lambda: F.cross_entropy(draw(), labels(), label_smoothing=-1.0),
         lambda: F.cross_entropy(draw(), labels(), label_smoothing=float("nan")),
@@ -415,7 +421,7 @@ PASSED_ON: dict[str, list[Callable[[], Any]]] = {
         lambda: F.cross_entropy(draw(), draw(seed=1), draw(5).requires_grad_()).detach(),
         lambda: F.nll_loss(draw(2, 5, 3, 4), labels(2, 3, 4), draw(1, 5)),
     ],
-    there.LAYOUT: [
+    torch_patch.LAYOUT: [
         lambda: F.mse_loss(torch._neg_view(draw()), draw(seed=1)),
         lambda: F.cross_entropy(torch._neg_view(draw()), labels()),
     ],
@@ -440,14 +446,14 @@ def test_what_torch_refuses_under_autocast_it_is_asked_for() -> None:
             F.binary_cross_entropy(draw(), draw(seed=1))
         except RuntimeError as error:
             assert "unsafe to autocast" in str(error)
-    assert report.passed_on == {("binary_cross_entropy", "float32", there.AUTOCAST): 1}
+    assert report.passed_on == {("binary_cross_entropy", "float32", torch_patch.AUTOCAST): 1}
 
 
 @pytest.mark.gpu
 def test_several_devices_are_torchs_matter() -> None:
     with patch_torch() as report, pytest.raises(RuntimeError, match="same device"):
         F.mse_loss(draw(), draw(seed=1, device="cpu"))
-    assert report.passed_on == {("mse_loss", "float32", there.CPU): 1}
+    assert report.passed_on == {("mse_loss", "float32", torch_patch.CPU): 1}
 
 
 def test_the_cpu_is_torchs() -> None:
@@ -455,7 +461,7 @@ def test_the_cpu_is_torchs() -> None:
     with patch_torch() as report:
         found = F.huber_loss(x, y, delta=0.3), F.cross_entropy(x, y)
     assert same_bits(found[0], F.huber_loss(x, y, delta=0.3)) and same_bits(found[1], F.cross_entropy(x, y))
-    assert report.passed_on == {(name, "float32", there.CPU): 1 for name in ("huber_loss", "cross_entropy")}
+    assert report.passed_on == {(name, "float32", torch_patch.CPU): 1 for name in ("huber_loss", "cross_entropy")}
     assert not report.served
 
 
@@ -617,7 +623,7 @@ def test_threads_are_all_counted() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert report.passed_on == {("mse_loss", "float32", there.CPU): 800}
+    assert report.passed_on == {("mse_loss", "float32", torch_patch.CPU): 800}
 
 
 def test_patching_while_others_call() -> None:
@@ -640,18 +646,18 @@ def test_patching_while_others_call() -> None:
 
 
 def test_the_report_is_printed_and_pickled() -> None:
-    report = in_place.Report()
-    for reason in (None, None, there.CPU):
+    report = patch.Report()
+    for reason in (None, None, torch_patch.CPU):
         report.add("mse_loss", torch.bfloat16, reason)
     assert report.served == Counter({("mse_loss", "bfloat16"): 2})
     assert [line.split() for line in str(report).splitlines()] == [
         ["function", "dtype", "by", "calls"],
         ["mse_loss", "bfloat16", "served", "2"],
-        ["mse_loss", "bfloat16", "torch:", *there.CPU.split(), "1"],
+        ["mse_loss", "bfloat16", "torch:", *torch_patch.CPU.split(), "1"],
     ]
     console = pytest.importorskip("rich.console").Console(width=120, file=io.StringIO())
     console.print(report)
-    assert "bfloat16" in console.file.getvalue() and there.CPU in console.file.getvalue()
+    assert "bfloat16" in console.file.getvalue() and torch_patch.CPU in console.file.getvalue()
     copy = pickle.loads(pickle.dumps(report))
     assert (copy.served, copy.passed_on, str(copy)) == (report.served, report.passed_on, str(report))
     copy.add("mse_loss", torch.bfloat16, None)

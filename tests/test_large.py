@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.check import by_position
 from cupylosses.testing.tolerance import same_bits
 

@@ -18,8 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupylosses import codegen, launch
-from cupylosses.definition import MAX_OPERANDS
+from cupylosses.definition.base import MAX_OPERANDS
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge
+from cupylosses.jit import gpu
 
 ITEMSIZES = (1, 2, 4, 8)
 
@@ -48,14 +51,14 @@ def index_spaces(draw: st.DrawFn, signed: bool = True) -> tuple[tuple[int, ...],
 
 
 @st.composite
-def stream_spaces(draw: st.DrawFn) -> tuple[tuple[int, ...], list[launch.Stream]]:
+def stream_spaces(draw: st.DrawFn) -> tuple[tuple[int, ...], list[pointwise_layout.Stream]]:
     """An index space with element sizes and addresses; an address is a multiple of its element's size."""
     shape, strides = draw(index_spaces())
     streams = []
     for s in strides:
         itemsize = draw(st.sampled_from(ITEMSIZES))
         misalignment = draw(st.sampled_from([0, 0, 0, itemsize, 8])) % 16
-        streams.append(launch.Stream(s, itemsize, misalignment - misalignment % itemsize))
+        streams.append(pointwise_layout.Stream(s, itemsize, misalignment - misalignment % itemsize))
     return shape, streams
 
 
@@ -82,7 +85,7 @@ def test_brute_force_agrees_with_numpy() -> None:
 @given(index_spaces(signed=False))
 def test_dense_strides_are_dense(space: tuple[tuple[int, ...], list[tuple[int, ...]]]) -> None:
     shape, (strides, *_) = space
-    found = addresses(shape, [launch.dense_strides(shape, strides)])
+    found = addresses(shape, [dense_strides(shape, strides)])
     assert found == Counter((i,) for i in range(prod(shape)))
 
 
@@ -91,7 +94,7 @@ def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[
     """Also where dimensions are reversed."""
     view = numpy.empty(sizes, numpy.int8).transpose(order)
     signed = [-s if t else s for s, t in zip(view.strides, turned, strict=True)]
-    found = launch.dense_strides(view.shape, signed)
+    found = dense_strides(view.shape, signed)
     # The stride of a dimension of size 1 addresses nothing.
     assert [s for s, n in zip(found, view.shape, strict=True) if n > 1] == [
         s for s, n in zip(view.strides, view.shape, strict=True) if n > 1
@@ -100,7 +103,7 @@ def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1)])
 def test_dense_strides_of_degenerate_shapes(shape: tuple[int, ...]) -> None:
-    assert len(launch.dense_strides(shape, (0,) * len(shape))) == len(shape)
+    assert len(dense_strides(shape, (0,) * len(shape))) == len(shape)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_dense_strides_of_degenerate_shapes(shape: tuple[int, ...]) -> None:
 )
 def test_broadcast_strides_are_numpys(shape: tuple[int, ...], to: tuple[int, ...]) -> None:
     x = numpy.zeros(shape, numpy.int8)
-    assert launch.broadcast_strides(shape, x.strides, to) == numpy.broadcast_to(x, to).strides
+    assert broadcast_strides(shape, x.strides, to) == numpy.broadcast_to(x, to).strides
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -119,13 +122,13 @@ def test_broadcast_strides_are_numpys(shape: tuple[int, ...], to: tuple[int, ...
 @given(index_spaces())
 def test_merge_keeps_every_element(space: tuple[tuple[int, ...], list[tuple[int, ...]]]) -> None:
     shape, strides = space
-    sizes, merged = launch.merge(shape, strides)
+    sizes, merged = merge(shape, strides)
     assert addresses(sizes, merged) == addresses(shape, strides)
 
 
 @given(index_spaces())
 def test_merge_leaves_nothing_to_merge(space: tuple[tuple[int, ...], list[tuple[int, ...]]]) -> None:
-    sizes, merged = launch.merge(*space)
+    sizes, merged = merge(*space)
     assert 1 not in sizes or sizes == (1,)
     for d in range(len(sizes) - 1):
         assert any(s[d + 1] != s[d] * sizes[d] for s in merged)
@@ -134,11 +137,11 @@ def test_merge_leaves_nothing_to_merge(space: tuple[tuple[int, ...], list[tuple[
 @given(st.permutations(range(5)), st.lists(st.integers(1, 5), min_size=5, max_size=5), st.integers(1, 3))
 def test_dense_tensors_of_one_order_become_one_dimension(order: list[int], sizes: list[int], count: int) -> None:
     view = numpy.empty(sizes, numpy.int8).transpose(order)
-    assert launch.merge(view.shape, [view.strides] * count)[0] == (prod(sizes),)
+    assert merge(view.shape, [view.strides] * count)[0] == (prod(sizes),)
 
 
 def test_merge_puts_the_unit_stride_innermost() -> None:
-    sizes, strides = launch.merge((64, 32), [(1, 100), (1, 64)])
+    sizes, strides = merge((64, 32), [(1, 100), (1, 64)])
     assert sizes == (64, 32)
     assert strides == ((1, 100), (1, 64))
 
@@ -182,14 +185,14 @@ class Rows:
         return (row + 1, column - self.vectors_per_row) if column >= self.vectors_per_row else (row, column)
 
 
-def visited(layout: launch.Layout) -> Iterator[tuple[int, list[int]]]:
+def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
     """Each element that a lane visits: its place in the vector, and its offset in every stream."""
     streams = len(layout.strides)
     if layout.kind == "flat":
         for element in range(layout.elements):
             yield element % layout.lanes, [0 if a == "splat" else element for a in layout.access]
         return
-    rows = Rows(layout.words(), streams, 1 if layout.kind == "matrix" else launch.MAX_RANK)
+    rows = Rows(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
     assert rows.vectors() == layout.vectors
     for vector in range(rows.vectors()):
         row, column = rows.at(vector)
@@ -200,18 +203,18 @@ def visited(layout: launch.Layout) -> Iterator[tuple[int, list[int]]]:
 
 
 @given(stream_spaces())
-def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], list[launch.Stream]]) -> None:
+def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], list[pointwise_layout.Stream]]) -> None:
     shape, streams = space
-    layout = launch.layout(shape, streams)
+    layout = pointwise_layout.layout(shape, streams)
     assert layout.elements == prod(shape)
     found = Counter(tuple(offsets) for _, offsets in visited(layout))
     assert found == addresses(shape, [s.strides for s in streams])
 
 
 @given(stream_spaces())
-def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[launch.Stream]]) -> None:
+def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[pointwise_layout.Stream]]) -> None:
     shape, streams = space
-    layout = launch.layout(shape, streams)
+    layout = pointwise_layout.layout(shape, streams)
     for lane, offsets in visited(layout):
         for stream, offset, access in zip(streams, offsets, layout.access, strict=True):
             word = min(16, layout.lanes * stream.itemsize)
@@ -220,19 +223,19 @@ def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[launch.Stre
 
 
 @given(stream_spaces())
-def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[launch.Stream]]) -> None:
-    layout = launch.layout(*space)
+def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[pointwise_layout.Stream]]) -> None:
+    layout = pointwise_layout.layout(*space)
     if layout.kind == "flat":
         return
-    rows = Rows(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else launch.MAX_RANK)
+    rows = Rows(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
     for vector in range(0, rows.vectors(), 7):
-        assert rows.advance(rows.at(vector)) == rows.at(vector + launch.WARP)
+        assert rows.advance(rows.at(vector)) == rows.at(vector + gpu.WARP)
 
 
-def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> launch.Stream:
+def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointwise_layout.Stream:
     """A contiguous tensor."""
     strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-    return launch.Stream(strides, itemsize, misalignment)
+    return pointwise_layout.Stream(strides, itemsize, misalignment)
 
 
 @pytest.mark.parametrize(
@@ -243,57 +246,59 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> launch
         ((1000,), [stream((1000,), 2)] * 2, "flat", 8),
         ((1000,), [stream((1000,), 8)] * 2, "flat", 2),
         # Dense in any order of dimensions is one dimension too.
-        ((8, 6, 4), [launch.Stream((1, 8, 48), 4)] * 2, "flat", 4),
+        ((8, 6, 4), [pointwise_layout.Stream((1, 8, 48), 4)] * 2, "flat", 4),
         # An address that allows half a word, one that allows none.
         ((1000,), [stream((1000,), 4), stream((1000,), 4, 8)], "flat", 2),
         ((1000,), [stream((1000,), 4), stream((1000,), 4, 4)], "flat", 1),
         # A number against a tensor does not break the flat layout.
-        ((8, 6), [stream((8, 6), 4), launch.Stream((0, 0), 4)], "flat", 4),
+        ((8, 6), [stream((8, 6), 4), pointwise_layout.Stream((0, 0), 4)], "flat", 4),
         # The hinge of a matrix with one label per column, and with one per row.
-        ((64, 64), [stream((64, 64), 4), launch.Stream((0, 1), 4)], "matrix", 4),
-        ((64, 64), [stream((64, 64), 4), launch.Stream((1, 0), 4)], "matrix", 4),
+        ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 4),
+        ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((1, 0), 4)], "matrix", 4),
         # Rows that are no whole vectors.
-        ((64, 6), [stream((64, 6), 4), launch.Stream((0, 1), 4)], "matrix", 2),
-        ((64, 63), [stream((64, 63), 4), launch.Stream((0, 1), 4)], "matrix", 1),
+        ((64, 6), [stream((64, 6), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 2),
+        ((64, 63), [stream((64, 63), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 1),
         # A slice whose rows begin at odd places.
-        ((64, 32), [launch.Stream((33, 1), 4)], "matrix", 1),
+        ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
         # Transposed against not: no order suits both.
-        ((64, 32), [launch.Stream((32, 1), 4), launch.Stream((1, 64), 4)], "matrix", 1),
-        ((4, 5, 6), [launch.Stream((100, 12, 1), 4)], "rows", 2),
+        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "matrix", 1),
+        ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "rows", 2),
     ],
 )
-def test_layouts_that_matter(shape: tuple[int, ...], streams: list[launch.Stream], kind: str, lanes: int) -> None:
-    found = launch.layout(shape, streams)
+def test_layouts_that_matter(
+    shape: tuple[int, ...], streams: list[pointwise_layout.Stream], kind: str, lanes: int
+) -> None:
+    found = pointwise_layout.layout(shape, streams)
     assert (found.kind, found.lanes) == (kind, lanes)
 
 
 def test_too_many_dimensions_are_an_error_with_a_remedy() -> None:
-    rank = launch.MAX_RANK + 2
+    rank = MAX_RANK + 2
     strides = tuple(3 ** (rank - d) for d in range(rank))
-    with pytest.raises(ValueError, match=rf"at most {launch.MAX_RANK + 1} dimensions .*\.contiguous\(\)"):
-        launch.layout((2,) * rank, [launch.Stream(strides, 4)])
-    launch.layout((2,) * (rank - 1), [launch.Stream(strides[1:], 4)])
+    with pytest.raises(ValueError, match=rf"at most {MAX_RANK + 1} dimensions .*\.contiguous\(\)"):
+        pointwise_layout.layout((2,) * rank, [pointwise_layout.Stream(strides, 4)])
+    pointwise_layout.layout((2,) * (rank - 1), [pointwise_layout.Stream(strides[1:], 4)])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Cutting into groups, and grids
 
 VECTORS = st.one_of(st.integers(1, 10_000), st.integers(1, 1 << 42))
-LANES = st.sampled_from(sorted(launch.UNROLL))
+LANES = st.sampled_from(sorted(pointwise_layout.UNROLL))
 
 
 def constant(file: str, name: str) -> int:
     """A constant of the kernels."""
-    text = (codegen.kernel_directory() / file).read_text(encoding="utf-8")
+    text = (pointwise_codegen.kernel_directory() / file).read_text(encoding="utf-8")
     return int(re.search(rf"constexpr int {name} = (\d+);", text).group(1))
 
 
 def swept(vectors: int, lanes: int, processors: int) -> Counter[int]:
     """The vectors that ``sweep`` of ``kernels/pointwise.cuh`` visits, played through."""
-    groups = launch.groups(vectors, lanes)
-    threads = launch.threads(groups)
-    warps = launch.grid(groups, threads, processors) * (threads // launch.WARP)
-    batch = launch.UNROLL[lanes] * launch.WARP
+    groups = pointwise_layout.groups(vectors, lanes)
+    threads = pointwise_layout.threads(groups)
+    warps = pointwise_layout.grid(groups, threads, processors) * (threads // gpu.WARP)
+    batch = pointwise_layout.UNROLL[lanes] * gpu.WARP
     seen: Counter[int] = Counter()
     for warp in range(warps):
         for group in range(warp, groups, warps):
@@ -309,50 +314,50 @@ def test_every_vector_is_visited_once(vectors: int, lanes: int, processors: int)
 
 
 def test_more_batches_than_groups_are_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MAX_GROUPS", 7)
+    monkeypatch.setattr(pointwise_layout, "MAX_GROUPS", 7)
     assert swept(10_001, 4, 3) == Counter(range(10_001))
 
 
 @given(VECTORS, LANES)
 def test_no_group_is_empty(vectors: int, lanes: int) -> None:
-    groups = launch.groups(vectors, lanes)
-    assert 1 <= groups <= launch.MAX_GROUPS
-    assert (groups - 1) * launch.UNROLL[lanes] * launch.WARP < vectors
+    groups = pointwise_layout.groups(vectors, lanes)
+    assert 1 <= groups <= pointwise_layout.MAX_GROUPS
+    assert (groups - 1) * pointwise_layout.UNROLL[lanes] * gpu.WARP < vectors
 
 
-@pytest.mark.parametrize("lanes", launch.UNROLL)
+@pytest.mark.parametrize("lanes", pointwise_layout.UNROLL)
 def test_lanes_add_short_runs(lanes: int) -> None:
     """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum rests on it."""
-    assert constant("pointwise.cuh", "kMaxRun") % (launch.UNROLL[lanes] * lanes) == 0
+    assert constant("pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[lanes] * lanes) == 0
     assert constant("pointwise.cuh", "kMaxRun") <= 64
 
 
-@given(st.integers(1, launch.MAX_GROUPS))
+@given(st.integers(1, pointwise_layout.MAX_GROUPS))
 def test_blocks_are_whole_warps(groups: int) -> None:
-    threads = launch.threads(groups)
-    assert threads % launch.WARP == 0
-    assert launch.WARP <= threads <= launch.MAX_THREADS
+    threads = pointwise_layout.threads(groups)
+    assert threads % gpu.WARP == 0
+    assert gpu.WARP <= threads <= pointwise_layout.MAX_THREADS
 
 
 def test_order_of_additions_knows_no_device() -> None:
     """It follows from the sizes, because the functions that decide it are given nothing else."""
-    assert list(inspect.signature(launch.groups).parameters) == ["vectors", "lanes"]
-    assert list(inspect.signature(launch.threads).parameters) == ["groups"]
-    assert list(inspect.signature(launch.layout).parameters) == ["shape", "streams"]
-    assert list(inspect.signature(launch.sum_layout).parameters) == ["shape", "streams", "result"]
+    assert list(inspect.signature(pointwise_layout.groups).parameters) == ["vectors", "lanes"]
+    assert list(inspect.signature(pointwise_layout.threads).parameters) == ["groups"]
+    assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams"]
+    assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 
-@given(st.integers(1, launch.MAX_GROUPS), st.integers(1, 200))
+@given(st.integers(1, pointwise_layout.MAX_GROUPS), st.integers(1, 200))
 def test_grid_is_neither_empty_nor_idle(groups: int, processors: int) -> None:
-    threads = launch.threads(groups)
-    blocks = launch.grid(groups, threads, processors)
-    assert 1 <= blocks <= -(-groups * launch.WARP // threads)
-    assert blocks <= processors * launch.BLOCKS_PER_SM * (launch.MAX_THREADS // threads)
+    threads = pointwise_layout.threads(groups)
+    blocks = pointwise_layout.grid(groups, threads, processors)
+    assert 1 <= blocks <= -(-groups * gpu.WARP // threads)
+    assert blocks <= processors * pointwise_layout.BLOCKS_PER_SM * (pointwise_layout.MAX_THREADS // threads)
 
 
 def test_python_and_kernels_agree_on_their_limits() -> None:
-    assert constant("layout.cuh", "kMaxRank") == launch.MAX_RANK
-    assert constant("layout.cuh", "kWarp") == launch.WARP
+    assert constant("layout.cuh", "kMaxRank") == MAX_RANK
+    assert constant("layout.cuh", "kWarp") == gpu.WARP
     assert constant("dual.cuh", "kMaxOperands") == 2 * MAX_OPERANDS
 
 
@@ -366,8 +371,8 @@ def broadcasts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, ...]],
     shape, strides = draw(index_spaces())
     keep = draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
     small = tuple(n if k else 1 for n, k in zip(shape, keep, strict=True))
-    dense = launch.dense_strides(small, draw(strided(small, signed=False)))
-    return shape, strides, launch.broadcast_strides(small, dense, shape)
+    dense = dense_strides(small, draw(strided(small, signed=False)))
+    return shape, strides, broadcast_strides(small, dense, shape)
 
 
 @given(broadcasts())
@@ -375,7 +380,7 @@ def test_sum_layout_reads_every_term_of_every_output_once(
     case: tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]],
 ) -> None:
     shape, strides, result = case
-    x = launch.sum_layout(shape, strides, result)
+    x = pointwise_layout.sum_layout(shape, strides, result)
     kept, reduced = addresses(x.kept, x.kept_strides), addresses(x.reduced, x.reduced_strides)
     found: Counter[tuple[int, ...]] = Counter()
     for (a, n), (b, m) in itertools.product(kept.items(), reduced.items()):
@@ -388,7 +393,7 @@ def test_sum_layout_reads_every_term_of_every_output_once(
 def test_sum_layout_writes_each_output_once(
     case: tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]],
 ) -> None:
-    x = launch.sum_layout(*case)
+    x = pointwise_layout.sum_layout(*case)
     written = addresses(x.kept, [x.kept_strides[-1]])
     assert sum(written.values()) == x.outputs
     assert set(written.values()) == {1}
@@ -400,27 +405,27 @@ def test_sum_layout_writes_each_output_once(
 @pytest.mark.parametrize("kept", [(True, False), (False, True), (False, False)])
 def test_slices_partition_the_sum(rows: int, columns: int, kept: tuple[bool, bool]) -> None:
     small = tuple(n if k else 1 for n, k in zip((rows, columns), kept, strict=True))
-    result = launch.broadcast_strides(small, launch.dense_strides(small, (0, 0)), (rows, columns))
-    x = launch.sum_layout((rows, columns), [(columns, 1), result], result)
+    result = broadcast_strides(small, dense_strides(small, (0, 0)), (rows, columns))
+    x = pointwise_layout.sum_layout((rows, columns), [(columns, 1), result], result)
     assert x.outputs * x.length == rows * columns
     assert (x.slices - 1) * x.slice_length < x.length <= x.slices * x.slice_length
-    assert x.slices == 1 or x.slices * x.outputs <= launch.MAX_PARTIALS
+    assert x.slices == 1 or x.slices * x.outputs <= pointwise_layout.MAX_PARTIALS
 
 
 def test_one_label_per_column_puts_neighbouring_columns_in_neighbouring_lanes() -> None:
-    assert launch.sum_layout((4096, 4096), [(4096, 1), (0, 1)], (0, 1)).columns
+    assert pointwise_layout.sum_layout((4096, 4096), [(4096, 1), (0, 1)], (0, 1)).columns
 
 
 @pytest.mark.parametrize("rows", [64, 4096, 1 << 20])
 def test_one_label_per_row_spreads_the_row_over_the_lanes(rows: int) -> None:
     """The unit stride of the labels themselves must not decide: the matrix is what is read."""
-    assert not launch.sum_layout((rows, 4096), [(4096, 1), (1, 0)], (1, 0)).columns
+    assert not pointwise_layout.sum_layout((rows, 4096), [(4096, 1), (1, 0)], (1, 0)).columns
 
 
 def test_one_number_for_all_spreads_over_the_lanes() -> None:
-    assert not launch.sum_layout((4096, 4096), [(4096, 1), (0, 0)], (0, 0)).columns
+    assert not pointwise_layout.sum_layout((4096, 4096), [(4096, 1), (0, 0)], (0, 0)).columns
 
 
 def test_dimension_words_are_padded_to_the_kernels_rank() -> None:
-    words = launch.dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
+    words = dimension_words((5, 7), [(1, 5), (0, 1)], rank=4)
     assert words == [2, 5, 7, 1, 1, 1, 5, 0, 0, 0, 1, 0, 0]

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 import cupylosses.functional as F
-from cupylosses import codegen
-from cupylosses.definition import Loss
-from cupylosses.forms import form
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.jit.glue import skeleton
 from cupylosses.testing import host, properties, row_properties
 from cupylosses.testing import row_term_properties as term_properties
 from cupylosses.testing.host import properties as host_properties
@@ -269,11 +270,11 @@ def test_mutants_are_undone() -> None:
         modules = {n: dict(vars(x)) for n, x in sys.modules.items() if n.startswith("cupylosses.")}
         return {n: {k: id(v) for k, v in x.items()} for n, x in modules.items()}
 
-    text, before = codegen.skeleton(codegen.SUMMING), names()
+    text, before = skeleton(pointwise_codegen.SUMMING), names()
     for mutant in MUTANTS:
         with applied(mutant):
             pass
-    assert codegen.skeleton(codegen.SUMMING) == text
+    assert skeleton(pointwise_codegen.SUMMING) == text
     assert names() == before
 
 

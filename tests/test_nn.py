@@ -19,9 +19,10 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import Operand, define_loss, nn
-from cupylosses.definition import PER_CALL, PER_MODULE, Loss, registry
+from cupylosses.definition.base import PER_CALL, PER_MODULE
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.nn import module_of
-from cupylosses.row_definition import row_registry
 from cupylosses.testing import eager, samples
 from cupylosses.testing.tolerance import same_bits
 

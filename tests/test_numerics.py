@@ -19,7 +19,7 @@ from devices import KERNELS
 from grids import reference_and_kernels
 
 import cupylosses.functional as F
-from cupylosses.special import log_factorial, stirling_remainder
+from cupylosses.reference_math import log_factorial, stirling_remainder
 from cupylosses.testing import accuracy, exact, formulas
 from cupylosses.testing.truth import runs_kernels
 

@@ -12,7 +12,7 @@ from grids import CASES, MIXED
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import cupylosses
 from cupylosses import options
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.layouts import LAYOUTS

@@ -21,7 +21,7 @@ from test_wrong_losses import assumes_contiguity, divides_half_way, gradient, lo
 import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.checks import FLOATING
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing.tolerance import dtype_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size")

@@ -24,10 +24,10 @@ from grids import in_turn, reference_and_kernels, short_or_full
 import cupylosses
 import cupylosses.functional as F
 from cupylosses import ExpressionError, Flag, Kink, Operand, Parameter, checks, define_loss
-from cupylosses.codegen import source
-from cupylosses.definition import MAX_OWN_OPERANDS, RESERVED, Loss
-from cupylosses.expressions import cuda
-from cupylosses.forms import form
+from cupylosses.definition.base import MAX_OWN_OPERANDS, RESERVED
+from cupylosses.definition.expressions import cuda
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.nn import module_of
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES, function_for
@@ -758,7 +758,7 @@ def test_errors_in_what_is_not_python(tmp_path: Path) -> None:
 
 
 def one_kernel(loss: Loss, kind: str = "elements") -> str:
-    return source(next(x for x in variants(loss, fast=True) if x.kind == kind))
+    return next(x for x in variants(loss, fast=True) if x.kind == kind).source()
 
 
 @needs_nvrtc
@@ -859,7 +859,7 @@ def test_entry_points_name_each_argument_once() -> None:
     for operands in (["x", "x_gradients", "verify", "verify_gradient"], *chunks(words)):
         loss = define_loss("n", " + ".join(operands), operands, {f"p_{x}": 1.0 for x in operands}).loss
         for variant in variants(loss, fast=True):
-            (signature,) = re.findall(rf"\n{variant.entry}\((.*)\) {{\n", source(variant))
+            (signature,) = re.findall(rf"\n{variant.entry}\((.*)\) {{\n", variant.source())
             arguments = [x.split()[-1] for x in re.sub("<.*?>", "", signature).split(", ")]
             assert len(set(arguments)) == len(arguments)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cupylosses.kernel_sources import PRIMITIVES
+from cupylosses.definition.kernel_sources import PRIMITIVES
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "cupylosses", "kernels")
@@ -48,9 +48,10 @@ def test_wheel_runs_by_itself(wheel: Path, tmp_path: Path) -> None:
 import sys
 import numpy
 import cupylosses.functional as F
-from cupylosses import codegen
+from cupylosses.engines.pointwise import codegen
+from cupylosses.jit import glue
 value = F.mse_loss(numpy.array([3.0]), numpy.array([1.0]))
-print(value, codegen.kernel_directory(), len(codegen.skeleton(codegen.SUMMING)))
+print(value, glue.kernel_directory(), len(glue.skeleton(codegen.SUMMING)))
 assert "torch" not in sys.modules and "cupy" not in sys.modules
 """
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
@@ -63,9 +64,9 @@ assert "torch" not in sys.modules and "cupy" not in sys.modules
 
 
 def test_checkout_finds_its_own_kernels() -> None:
-    from cupylosses import codegen
+    from cupylosses.engines.pointwise import codegen as pointwise_codegen
 
-    assert (codegen.kernel_directory() / "pointwise.cuh").is_file()
+    assert (pointwise_codegen.kernel_directory() / "pointwise.cuh").is_file()
 
 
 def test_constraints_pin_what_setup_cfg_allows() -> None:
@@ -95,7 +96,7 @@ def test_pre_commit_watches_what_files_are_generated_from() -> None:
     watched = re.search(r"- id: generated\n(?:.*\n)*?        files: (.*)\n", hooks)[1]
     sources = [
         *(f"kernels/{name}" for name in PRIMITIVES),
-        *("cupylosses/row_definition.py", "cupylosses/expressions.py", "cupylosses/documentation.py"),
+        *("cupylosses/definition/expressions.py", "cupylosses/docstring.py"),
         *("cupylosses/testing/mutants.py", "cupylosses/testing/transforms.py", "docs/transforms.csv"),
         *("cupylosses/functional.pyi", "cupylosses/nn.pyi", "README.md", "docs/mutations.md"),
         *(str(x.relative_to(ROOT)) for x in (ROOT / "tests" / "golden").glob("*.cu")),

@@ -18,7 +18,8 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses.definition import REDUCTIONS, Loss, registry
+from cupylosses.definition.base import REDUCTIONS
+from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing import samples
 from cupylosses.testing.check import Check, perform
 from cupylosses.testing.properties import composed

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cupylosses.definition import Flag, Loss, Operand, Parameter, registry
+from cupylosses.definition.base import Flag, Operand, Parameter
+from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing.representatives import FORMULA, MEANING, representatives, traits
 
 EVERY = tuple(registry().values())

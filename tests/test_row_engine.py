@@ -19,7 +19,7 @@ from grids import in_turn, short_or_full, thorough
 from torch import Tensor
 
 import cupylosses.functional
-from cupylosses import autograd
+from cupylosses.backends.torch import autograd
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.row_properties import (

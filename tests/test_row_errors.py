@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import cupylosses.functional as F
-from cupylosses import row_checks
-from cupylosses.row_definition import RowLoss, define_row, row_registry
+from cupylosses.engines.softmax import checks as softmax_checks
+from cupylosses.engines.softmax.definition import RowLoss, define_row, row_registry
 
 X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
 P = X.softmax(-1)
@@ -338,7 +338,7 @@ def test_a_name_is_defined_once() -> None:
 
 
 def test_the_message_of_a_label_is_also_that_of_kernels() -> None:
-    found = row_checks.bad_label(LOSSES["cross_entropy"], (12, 7), 255, 19, alike=True)
+    found = softmax_checks.bad_label(LOSSES["cross_entropy"], (12, 7), 255, 19, alike=True)
     assert isinstance(found, IndexError) and "`target[12, 7]`" in str(found) and "ignore_index=255?" in str(found)
 
 

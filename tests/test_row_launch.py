@@ -10,11 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cupylosses import launch, row_launch
 from cupylosses.checks import FLOATING
-from cupylosses.interop import ITEMSIZE
-from cupylosses.launch import DECLARED_BYTES
-from cupylosses.row_launch import (
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_LANES,
     COLUMNS_AT_LEAST,
@@ -27,10 +25,12 @@ from cupylosses.row_launch import (
     THREADS,
     WARP,
     WARP_VECTORS,
-    Chip,
     RowLayout,
     Rows,
 )
+from cupylosses.engines.strides import dense_strides, merge
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 
 #: Class counts around whatever a layout has room for.
 CLASSES = sorted(
@@ -73,14 +73,14 @@ def of(
     heavy: bool = False,
 ) -> RowLayout:
     """The layout of logits whose gradients have no gaps, as plans ask for it."""
-    strides = launch.dense_strides(shape, (0,) * len(shape)) if strides is None else strides
-    dense = launch.dense_strides(shape, strides)
+    strides = dense_strides(shape, (0,) * len(shape)) if strides is None else strides
+    dense = dense_strides(shape, strides)
     rows, size = without(shape, class_dim), ITEMSIZE[dtype]
     logits, gradients = (
         Rows(without(s, class_dim), s[class_dim], size, at) for s, at in ((strides, address % 16), (dense, 0))
     )
-    others = launch.dense_strides(rows, (0,) * len(rows))
-    return row_launch.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip, heavy=heavy)
+    others = dense_strides(rows, (0,) * len(rows))
+    return softmax_layout.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip, heavy=heavy)
 
 
 @st.composite
@@ -97,7 +97,7 @@ def logits(draw: st.DrawFn) -> Logits:
         strides[d] = step * draw(st.sampled_from([1, 1, 1, 2]))
         step = strides[d] * shape[d] + draw(st.sampled_from([0, 0, 1, 8]))
     dtype = draw(st.sampled_from(FLOATING))
-    together = strides[class_dim] == launch.dense_strides(shape, strides)[class_dim] == 1
+    together = strides[class_dim] == dense_strides(shape, strides)[class_dim] == 1
     assume(together or fits_columns(classes, ITEMSIZE[dtype]))
     address = draw(st.sampled_from([0, 0, 0, ITEMSIZE[dtype], 8])) % 16
     return shape, class_dim, dtype, tuple(strides), address - address % ITEMSIZE[dtype]
@@ -151,21 +151,21 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
     their gradients is equally far from an aligned address.
     """
     shape, class_dim, first, strides, address = x
-    dense = launch.dense_strides(shape, (0,) * len(shape))
+    dense = dense_strides(shape, (0,) * len(shape))
     pitch, offset = place
     apart = tuple(n * pitch if d < len(shape) - 1 else n for d, n in enumerate(dense))
     tensors = [
         (strides, first, address),
-        (launch.dense_strides(shape, strides), first, 0),
+        (dense_strides(shape, strides), first, 0),
         (apart, dtype, offset * ITEMSIZE[dtype] % 16),
-        (launch.dense_strides(shape, apart), dtype, 0),
+        (dense_strides(shape, apart), dtype, 0),
     ]
     rows = without(shape, class_dim)
     operands = [Rows(without(s, class_dim), s[class_dim], ITEMSIZE[d], at) for s, d, at in tensors]
     size = ITEMSIZE[first] + ITEMSIZE[dtype]
     assume(all(x.class_stride == 1 for x in operands) or fits_columns(shape[class_dim], size))
-    others = launch.dense_strides(rows, (0,) * len(rows))
-    layout = row_launch.term_layout(rows, shape[class_dim], operands, [others] * 2, chip)
+    others = dense_strides(rows, (0,) * len(rows))
+    layout = softmax_layout.term_layout(rows, shape[class_dim], operands, [others] * 2, chip)
     fits(layout, shape[class_dim], ITEMSIZE[first] + ITEMSIZE[dtype], chip)
     assert layout.lanes * max(ITEMSIZE[first], ITEMSIZE[dtype]) <= 16
     if layout.lanes == 1:
@@ -185,7 +185,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
     layout, size = of(shape, class_dim, dtype, strides, address), ITEMSIZE[dtype]
     rows, word = without(shape, class_dim), layout.lanes * size
     at = numpy.indices(rows).reshape(len(rows), prod(rows))
-    dense = launch.dense_strides(shape, strides)
+    dense = dense_strides(shape, strides)
     places = [
         start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
         for start, s in ((address, strides), (0, dense))
@@ -197,7 +197,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
     assert prod(rows) % layout.lanes == 0
     assert layout.lanes == 1 or not (strides[class_dim] * size % word or dense[class_dim] * size % word)
     # As the kernel numbers rows: along the innermost dimension of all streams first.
-    sizes, merged = launch.merge(rows, [without(strides, class_dim), without(dense, class_dim)])
+    sizes, merged = merge(rows, [without(strides, class_dim), without(dense, class_dim)])
     for start, stream in zip((address, 0), merged, strict=True):
         assert layout.lanes == 1 or (stream[0] == 1 and sizes[0] % layout.lanes == 0)
         assert layout.lanes == 1 or (start % word == 0 and all(s % layout.lanes == 0 for s in stream[1:]))
@@ -207,7 +207,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
 def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
     shape, class_dim, dtype, strides, address = x
     layout = of(shape, class_dim, dtype, strides, address)
-    blocks = row_launch.blocks(layout, layout.groups, processors)
+    blocks = softmax_layout.blocks(layout, layout.groups, processors)
     teams = blocks // layout.cluster * layout.per_block
     assert blocks >= layout.cluster and blocks % layout.cluster == 0
     assert teams - layout.per_block < layout.groups
@@ -251,8 +251,8 @@ def test_without_clusters_long_rows_are_read_twice() -> None:
 def test_short_rows_are_brought_ahead_for_few_blocks() -> None:
     short, longer = of((32768, 4096), 1), of((16384, 8192), 1)
     assert (short.ahead, longer.ahead) == (True, False)
-    at_once = [row_launch.blocks(short, short.groups, 100, gradient) for gradient in (True, False)]
-    assert at_once == [400, 800] and row_launch.blocks(longer, longer.groups, 100) == 400
+    at_once = [softmax_layout.blocks(short, short.groups, 100, gradient) for gradient in (True, False)]
+    assert at_once == [400, 800] and softmax_layout.blocks(longer, longer.groups, 100) == 400
     assert not of((32768, 4096), 1, heavy=True).ahead
 
 
@@ -280,8 +280,8 @@ def test_labels_of_an_image_are_one_dimension() -> None:
     """Its logits are not: between those of two images lie the other classes."""
     shape, labels, nothing = (8, 64, 64), (4096, 64, 1), (0, 0, 0)
     assert of((8, 19, 64, 64), 1).many
-    assert not row_launch.label_words(shape, 19, labels, nothing)[0]
-    assert row_launch.label_words(shape, 19, labels, (0, 64, 1))[0]
+    assert not softmax_layout.label_words(shape, 19, labels, nothing)[0]
+    assert softmax_layout.label_words(shape, 19, labels, (0, 64, 1))[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import define_loss
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.row_truth import NAMES, exact_row
 
 pytestmark = pytest.mark.formulas
@@ -489,7 +489,7 @@ def test_primitives(dtype: torch.dtype) -> None:
     """Value, gradients and second derivatives of what the expressions of rows alone are made of."""
     from devices import KERNELS
 
-    from cupylosses.special import log_relative_entropy, power
+    from cupylosses.reference_math import log_relative_entropy, power
 
     focused = define_loss(
         "focused_loss", "focused(nll, rest, gamma)", ["nll", "rest"], {"gamma": 2.0},

@@ -15,7 +15,7 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.checks import FLOATING
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*size_average")

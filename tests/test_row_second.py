@@ -15,8 +15,9 @@ from test_rows import OPTIONS, build, cases
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses import autograd, row_launch
-from cupylosses.row_definition import row_registry
+from cupylosses.backends.torch import autograd
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import row_properties
 from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
 from cupylosses.testing.row_term_properties import (
@@ -279,10 +280,10 @@ def test_layouts_are_what_they_are_called() -> None:
         x = torch.empty(shape)
         of_rows = tuple(n for d, n in enumerate(shape) if d != dim)
         strides = tuple(s for d, s in enumerate(x.stride()) if d != dim)
-        rows = row_launch.Rows(strides, x.stride(dim), 4, 0)
+        rows = softmax_layout.Rows(strides, x.stride(dim), 4, 0)
         others = [torch.empty(of_rows).stride()] * 3
         softmax = row_registry()[name].softmax
-        found = row_launch.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
+        found = softmax_layout.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
         assert (found.kind == "gather") == layout.startswith("gather")
         kinds.add(found.kind)
     assert kinds == {"lanes", "block", "long columns", "gather"}

@@ -16,9 +16,9 @@ from grids import in_turn, short_or_full
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses import autograd, row_ops
-from cupylosses.row_call import RowCall
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.backends.torch import autograd, softmax_ops
+from cupylosses.engines.softmax.call import RowCall
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.row_subject import RowSubject, suits
 from cupylosses.testing.tolerance import same_bits
 from cupylosses.testing.transforms import TRANSFORMS, Transform, close
@@ -362,18 +362,18 @@ def test_operators_keep_their_promises(
     asked = arguments["call"]._replace(lse=name != "nll_loss", accuracy="target" in others and name != "nll_loss")
     array, number = (None, asked.normalizer) if type(asked.normalizer) is float else (asked.normalizer, None)
     indices = asked.kind == "indices"
-    text = row_ops.encode(asked, "float64", slopes=indices)
+    text = softmax_ops.encode(asked, "float64", slopes=indices)
     across = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in asked.operands]
     for operands in (asked.operands, across):
-        given = (text, row_ops.numbers(asked), array, number, asked.weight, asked.mask, *operands)
-        torch.library.opcheck(row_ops.values, given)
-        value, *more = row_ops.values(*given)
+        given = (text, softmax_ops.numbers(asked), array, number, asked.weight, asked.mask, *operands)
+        torch.library.opcheck(softmax_ops.values, given)
+        value, *more = softmax_ops.values(*given)
         upstream = torch.randn_like(value).T.contiguous().T if value.ndim else torch.randn_like(value)
         wanted = [True, not indices]
-        torch.library.opcheck(row_ops.gradients, (upstream, more[0] if indices else None, wanted, *given))
+        torch.library.opcheck(softmax_ops.gradients, (upstream, more[0] if indices else None, wanted, *given))
         if asked.reduction == "none":
             along = [torch.randn_like(x) if w else None for x, w in zip(operands, wanted, strict=True)]
-            torch.library.opcheck(row_ops.second, (upstream, *along, wanted, *given))
+            torch.library.opcheck(softmax_ops.second, (upstream, *along, wanted, *given))
 
 
 def test_calls_are_found_by_text() -> None:
@@ -382,9 +382,18 @@ def test_calls_are_found_by_text() -> None:
         function: Any = getattr(F, row_loss.name)
         for second in ([y] if row_loss.row else []) + ([x] if row_loss.dense else []):
             call = function.prepare(x, second, reduction="sum", class_dim=-1)
-            given = row_ops.encode(call, "float64", True), row_ops.numbers(call), None, None, None, None, x, second
-            assert row_ops.call_of(*given) == call._replace(out_dtype="float64")
-            assert row_ops.decode(given[0])[1]
+            given = (
+                softmax_ops.encode(call, "float64", True),
+                softmax_ops.numbers(call),
+                None,
+                None,
+                None,
+                None,
+                x,
+                second,
+            )
+            assert softmax_ops.call_of(*given) == call._replace(out_dtype="float64")
+            assert softmax_ops.decode(given[0])[1]
 
 
 def test_a_loss_of_rows_of_ones_own_is_another() -> None:
@@ -422,7 +431,7 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
     x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
     torch.save((x, y), tmp_path / "operands.pt")
     printed = python(
-        "import torch, cupylosses.ops\n"
+        "import torch, cupylosses.backends.torch.ops\n"
         f"x, y = torch.load({str(tmp_path / 'operands.pt')!r})\n"
         f"print(torch.export.load({str(tmp_path / 'loss.pt2')!r}).module()(x, y).item())"
     )

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import nn, value_and_grad
-from cupylosses.documentation import docstring
-from cupylosses.row_call import RowResult
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.docstring import docstring
+from cupylosses.engines.softmax.call import RowResult
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing import host
 from cupylosses.testing.pairwise import covering_settings
 from cupylosses.testing.row_eager import eager

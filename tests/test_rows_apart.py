@@ -12,8 +12,9 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional
-from cupylosses import launch, row_launch
-from cupylosses.row_engine import rows_of
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.plan import rows_of
+from cupylosses.engines.strides import dense_strides
 from cupylosses.testing.row_properties import noted_layouts
 from cupylosses.testing.tolerance import same_bits
 
@@ -32,12 +33,12 @@ def copied(
     operands: int = 1,
 ) -> bool:
     """Of operands that lie alike."""
-    strides = strides or launch.dense_strides(shape, (0,) * len(shape))
+    strides = strides or dense_strides(shape, (0,) * len(shape))
     own = rows_of(strides, class_dim, size, 0)
-    gradient = rows_of(launch.dense_strides(shape, strides), class_dim, size, 0)
+    gradient = rows_of(dense_strides(shape, strides), class_dim, size, 0)
     rows = tuple(n for d, n in enumerate(shape) if d != class_dim)
     tensors = [own] * operands + [gradient] * operands
-    return row_launch.copied(rows, shape[class_dim], tensors, operands, softmax)
+    return softmax_layout.copied(rows, shape[class_dim], tensors, operands, softmax)
 
 
 def test_which_rows_are_copied() -> None:
@@ -62,7 +63,7 @@ def test_which_rows_are_copied() -> None:
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 2), (5,)])
 def test_copies_have_no_gaps(shape: tuple[int, ...]) -> None:
     for dim in range(len(shape)):
-        strides = row_launch.classes_last(shape, dim)
+        strides = softmax_layout.classes_last(shape, dim)
         expected = torch.empty([n for d, n in enumerate(shape) if d != dim] + [shape[dim]]).movedim(-1, dim)
         assert strides == expected.stride()
 
@@ -91,7 +92,7 @@ def drawn(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
 @pytest.fixture
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of log-probabilities fewer classes are many."""
-    monkeypatch.setattr(row_launch, "GATHER_CLASSES", 32)
+    monkeypatch.setattr(softmax_layout, "GATHER_CLASSES", 32)
 
 
 @pytest.mark.kernels

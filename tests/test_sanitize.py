@@ -16,9 +16,9 @@ import pytest
 from checkout import ROOT, load_script
 from grids import REPRESENTATIVES, short_or_full
 
-from cupylosses import compiler
-from cupylosses.codegen import KINDS, Variant
-from cupylosses.definition import Loss, registry
+from cupylosses.engines.pointwise.codegen import KINDS, Variant
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.jit import compiler
 from cupylosses.testing import host, smoke
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.host.launch import Launcher

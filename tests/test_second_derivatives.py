@@ -19,14 +19,17 @@ from grids import CASES, REPRESENTATIVES, in_turn, short_or_full
 from torch import Tensor
 
 import cupylosses
-from cupylosses import autograd, codegen, reference
-from cupylosses.call import Call
-from cupylosses.definition import MASK, WEIGHT, Loss, Operand, registry
-from cupylosses.directional import Directional, directional
-from cupylosses.engine import Plan
-from cupylosses.engine import Tensor as Described
-from cupylosses.forms import Form, form
-from cupylosses.reduction import Reduction
+from cupylosses.backends.torch import autograd
+from cupylosses.definition.base import MASK, WEIGHT, Operand
+from cupylosses.engines.device import Tensor as Described
+from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.call import Call
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.jvp import Directional, directional
+from cupylosses.engines.pointwise.modifiers import Form, form
+from cupylosses.engines.pointwise.plan import Plan
+from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.jit import glue
 from cupylosses.testing import samples
 from cupylosses.testing.formulas import Formula
 from cupylosses.testing.nvrtc import Nvrtc
@@ -77,7 +80,7 @@ def truths(value: Tensor, parts: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
 def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -> Tensor:
     """The elements of a loss or a form of it, which torch multiplies by their weights: right where all is finite."""
     own = loss.base if isinstance(loss, Form) and loss.base else loss
-    elements = reference.elements(own, operands[: len(own.operands)], values)
+    elements = pointwise_reference.elements(own, operands[: len(own.operands)], values)
     for x, operand in zip(operands, loss.operands, strict=True):
         if operand is WEIGHT:
             elements = x * elements
@@ -254,7 +257,7 @@ def test_formula_of_the_derivative_is_differentiable(how: Mapping[str, Any], los
     chosen = setting(loss, "float64", **how)
     value, slopes = chosen.truth()
     leaves = [x.requires_grad_() if x.is_floating_point() else x for x in map(Tensor.cpu, chosen.operands)]
-    found = reference.elements(chosen.loss, leaves, chosen.values)
+    found = pointwise_reference.elements(chosen.loss, leaves, chosen.values)
     torch.testing.assert_close(found, value.exact.cpu())
     gradients = torch.autograd.grad(found.sum(), [x for x in leaves if x.requires_grad], create_graph=True)
     for gradient, slope in zip(gradients, slopes, strict=True):
@@ -264,9 +267,9 @@ def test_formula_of_the_derivative_is_differentiable(how: Mapping[str, Any], los
 def test_formula_needs_no_graph_and_leaves_none() -> None:
     chosen = setting(LOSSES["mse_loss"], "float32")
     plain = [x.cpu() for x in chosen.operands]
-    assert not reference.elements(chosen.loss, plain, {}).requires_grad
+    assert not pointwise_reference.elements(chosen.loss, plain, {}).requires_grad
     with torch.no_grad():
-        assert not reference.elements(chosen.loss, [x.requires_grad_() for x in plain], {}).requires_grad
+        assert not pointwise_reference.elements(chosen.loss, [x.requires_grad_() for x in plain], {}).requires_grad
 
 
 def test_operands_and_identity() -> None:
@@ -310,7 +313,9 @@ def at_by_formula(
 ) -> Point:
     """The results of the reference formula."""
     derivative, leaves, values = posed(loss, along, operands, directions, "cpu", **how)
-    result = reference.elements(derivative, [x if x.is_floating_point() else x.float() for x in leaves], values)
+    result = pointwise_reference.elements(
+        derivative, [x if x.is_floating_point() else x.float() for x in leaves], values
+    )
     return result.item(), slopes(result, leaves)
 
 
@@ -464,14 +469,14 @@ def test_number_in_place_of_an_operand(role: str) -> None:
 def test_a_wrong_second_derivative_is_noticed(
     name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skeleton = codegen.skeleton
+    skeleton = glue.skeleton
 
     def altered(files: tuple[str, ...]) -> str:
         source = skeleton(files)
         assert text in source
         return source.replace(text, instead)
 
-    monkeypatch.setattr(codegen, "skeleton", altered)
+    monkeypatch.setattr(glue, "skeleton", altered)
     found = worst_errors(setting(LOSSES[name], "float32"))
     assert found["value"] <= FEW["float32"] < found["input"]
 
@@ -495,6 +500,6 @@ def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
         flags = definition.choose(definition.values(case))
         plan = Plan(loss, flags, Reduction("sum"), operands, dtype, 100)
         wanted = tuple(x.name != "mask" for x in loss.operands)
-        text = codegen.source(plan.part.variant("value_and_gradient", wanted))
+        text = plan.part.variant("value_and_gradient", wanted).source()
         assert "kNarrow = false" in text
         assert nvrtc.compile(text, "sm_90").resources.warnings == ()

@@ -15,9 +15,9 @@ import pytest
 from devices import HOST
 
 import cupylosses
-from cupylosses import compiler
-from cupylosses.codegen import Variant
-from cupylosses.definition import registry
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.jit import compiler
 from cupylosses.testing import cache
 from cupylosses.testing.host import build, objects
 from cupylosses.testing.variants import variants

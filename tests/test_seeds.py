@@ -330,8 +330,9 @@ def test_any_number_of_dimensions_and_any_batch(function, device: str) -> None:
 @BY_NAME
 def test_element_count_in_32_bits_on_the_host(function) -> None:
     """An expanded tensor of more than 2^31 elements takes no memory: sizes and counts must still be right."""
-    from cupylosses.engine import Plan, Tensor
-    from cupylosses.reduction import Reduction
+    from cupylosses.engines.device import Tensor
+    from cupylosses.engines.pointwise.plan import Plan
+    from cupylosses.engines.pointwise.reduction import Reduction
 
     shape = (1 << 17, 1 << 16)
     one = Tensor("float32", shape, (0, 0), 0)

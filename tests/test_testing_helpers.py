@@ -15,9 +15,11 @@ from grids import LOSSES, REPRESENTATIVES, in_turn
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses import checks, engine
-from cupylosses.definition import Loss, registry
-from cupylosses.reduction import Reduction
+from cupylosses import checks
+from cupylosses.engines import device as engine_device
+from cupylosses.engines.pointwise import plan as pointwise_plan
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.testing import eager, layouts, memory, samples, tolerance
 from cupylosses.testing import truth as truth_module
 from cupylosses.testing.check import EDGES, Check, perform, run
@@ -405,8 +407,8 @@ def test_layouts_reach_the_path_that_they_name(layout: layouts.Layout, name: str
     operands = placed(layout, name=name)
     if not all(x.numel() for x in operands):
         return
-    tensors = tuple(engine.Tensor(name, tuple(x.shape), x.stride(), x.data_ptr() % 16) for x in operands)
-    plan = engine.Plan(registry()["mse_loss"], (), Reduction("mean"), tensors, name, 100)
+    tensors = tuple(engine_device.Tensor(name, tuple(x.shape), x.stride(), x.data_ptr() % 16) for x in operands)
+    plan = pointwise_plan.Plan(registry()["mse_loss"], (), Reduction("mean"), tensors, name, 100)
     found = plan.part.layout
     assert (found.kind, found.lanes > 1) == (layout.kind, layout.vector), layout.reaches
 

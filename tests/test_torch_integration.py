@@ -17,9 +17,9 @@ from grids import in_turn
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses import autograd
-from cupylosses.definition import Loss
-from cupylosses.reduction import Reduction
+from cupylosses.backends.torch import autograd
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.eager import twin

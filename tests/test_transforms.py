@@ -12,12 +12,13 @@ from devices import HOST, KERNELS
 from grids import LOSSES, REPRESENTATIVES, in_turn, short_or_full
 
 import cupylosses.functional as F
-from cupylosses import autograd, ops
-from cupylosses.definition import Loss, named, registry
-from cupylosses.directional import directional
-from cupylosses.forms import form
-from cupylosses.reduction import Reduction
-from cupylosses.row_definition import row_registry
+from cupylosses.backends.torch import autograd, ops
+from cupylosses.definition.base import named
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.jvp import directional
+from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing.row_subject import suits
 from cupylosses.testing.transforms import TRANSFORMS, Subject, Transform, close
 
@@ -81,7 +82,7 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transforms are themselves tested: with the derivative along a direction that is another one."""
-    from cupylosses import transforms
+    from cupylosses.backends.torch import transforms
 
     monkeypatch.setattr(transforms, "directional", lambda _, along: directional(registry()["log_cosh_loss"], along))
     wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry()["mse_loss"], KERNELS))}
@@ -234,7 +235,7 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
     torch.export.save(torch.export.export(Model(), (x, y)), tmp_path / "loss.pt2")
     torch.save((x, y), tmp_path / "operands.pt")
     printed = python(
-        "import torch, cupylosses.ops\n"
+        "import torch, cupylosses.backends.torch.ops\n"
         f"x, y = torch.load({str(tmp_path / 'operands.pt')!r})\n"
         f"print(torch.export.load({str(tmp_path / 'loss.pt2')!r}).module()(x, y).item())"
     )

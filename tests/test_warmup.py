@@ -22,17 +22,20 @@ from grids import in_turn
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses import ahead, architectures, compiler, nn, options, row_engine, warmup
-from cupylosses.codegen import Compilable, Variant, source
-from cupylosses.definition import Loss, registry
-from cupylosses.launch import SHARED_BYTES
-from cupylosses.row_definition import RowLoss, row_registry
-from cupylosses.row_launch import Chip
+from cupylosses import nn, options, warmup
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax import plan as softmax_plan
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.jit import compiler, gpu
+from cupylosses.jit.glue import Compilable
+from cupylosses.jit.gpu import SHARED_BYTES, Chip
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.nvrtc import find_library
+from cupylosses.warmup import Warmup, _dtype, _functions, in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
 
@@ -133,8 +136,8 @@ def test_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
                  for n, x in options.items()}  # fmt: skip
         first, second = dtypes if isinstance(dtypes, tuple) else (dtypes, dtypes)
         given |= {
-            "input": torch.rand(SHAPE).to(getattr(torch, ahead._dtype(first))),
-            "target": torch.rand(SHAPE).to(getattr(torch, ahead._dtype(second))),
+            "input": torch.rand(SHAPE).to(getattr(torch, _dtype(first))),
+            "target": torch.rand(SHAPE).to(getattr(torch, _dtype(second))),
         }
         tensors = [n for n, x in given.items() if isinstance(x, torch.Tensor)]
         plain = {n: x for n, x in given.items() if n not in tensors}
@@ -297,22 +300,22 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
             time.sleep(1e-3)  # others go on meanwhile
             return found
 
-    monkeypatch.setattr(row_engine.RowPlan, "sites", Slow())
-    monkeypatch.setattr(row_engine.RowPlan, "_numbers", {})
+    monkeypatch.setattr(softmax_plan.RowPlan, "sites", Slow())
+    monkeypatch.setattr(softmax_plan.RowPlan, "_numbers", {})
     losses, found = [x for x in row_registry().values() if x.row], []
 
     def plan(row_loss: RowLoss) -> None:
         for n in range(5):
-            tensors = row_engine.RowTensor("float32", (n, 3), (3, 1)), row_engine.RowTensor("int64", (n,), (1,))
+            tensors = softmax_plan.RowTensor("float32", (n, 3), (3, 1)), softmax_plan.RowTensor("int64", (n,), (1,))
             how = None, None, 1, "float32", None, False, False, 1
-            found.append((row_loss, row_engine.RowPlan(row_loss, *tensors, *how)))
+            found.append((row_loss, softmax_plan.RowPlan(row_loss, *tensors, *how)))
 
     threads = [threading.Thread(target=plan, args=[x]) for x in (*losses, *losses)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    sites = list(row_engine.RowPlan.sites)
+    sites = list(softmax_plan.RowPlan.sites)
     assert all(sites[x.site] == (row_loss, x.shape) for row_loss, x in found)
     assert len(sites) == len(set(sites)) == 5 * len(losses)
 
@@ -320,7 +323,7 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
 def test_losses_are_named_in_many_ways() -> None:
     own = cupylosses.define_loss("own_loss", "square(input - target)")
     given = ["mse_loss", F.l1_loss, own, nn.KLDivLoss, nn.HuberLoss(reduction="none", delta=2.0)]
-    found = [list(ahead._functions(x)) for x in (*given, given, None)]
+    found = [list(_functions(x)) for x in (*given, given, None)]
     functions = [F.mse_loss, F.l1_loss, own, F.kl_div, F.huber_loss]
     assert [x[0][0] for x in found[:5]] == functions and [f for f, _ in found[5]] == functions
     assert [f.loss for f, _ in found[6]] == [*registry().values(), *row_registry().values()]
@@ -365,7 +368,7 @@ def test_options_go_to_the_losses_that_take_them(monkeypatch: pytest.MonkeyPatch
 
 
 def test_result_is_printed_and_pickled() -> None:
-    done = ahead.Warmup(3, {"mse_loss": 1, "kl_div": 2}, 1.25, "cuda:0")
+    done = Warmup(3, {"mse_loss": 1, "kl_div": 2}, 1.25, "cuda:0")
     assert str(done) == "3 kernels ready on cuda:0 after 1.2 s: 1 of mse_loss, 2 of kl_div"
     assert pickle.loads(pickle.dumps(done)) == done
 
@@ -405,7 +408,7 @@ def test_errors(arguments: Any, options: Any, error: type[Exception], message: s
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A machine with so many GPUs."""
-    return lambda number: monkeypatch.setattr(ahead, "_gpus", lambda: number)
+    return lambda number: monkeypatch.setattr("cupylosses.warmup._gpus", lambda: number)
 
 
 def test_where_there_is_no_gpu_and_where_there_is_one(gpus: Callable[[int], None]) -> None:
@@ -542,7 +545,7 @@ def test_threads_compile_each_kernel_once_and_others_meanwhile(slow_compiler: Co
     pointers: list[list[int]] = []
 
     def load() -> None:
-        ahead.in_threads(compiler.Launcher.load, kernels, 4)
+        in_threads(compiler.Launcher.load, kernels, 4)
         pointers.append([compiler.Launcher.load(x)[1] for x in kernels])
 
     threads = [threading.Thread(target=load) for _ in range(3)]
@@ -551,7 +554,7 @@ def test_threads_compile_each_kernel_once_and_others_meanwhile(slow_compiler: Co
     for thread in threads:
         thread.join()
     assert slow_compiler.pop("at once") > 1
-    assert slow_compiler == dict.fromkeys(map(source, kernels), 1)
+    assert slow_compiler == dict.fromkeys((x.source() for x in kernels), 1)
     assert len(pointers) == 3 and pointers[0] == pointers[1] == pointers[2]
 
 
@@ -561,8 +564,8 @@ def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
     with host.noting() as kernels:
         for loss in losses:
             loss(torch.rand(3), torch.rand(3))
-    assert len(kernels) == 2 and len(set(map(source, kernels))) == 1
-    ahead.in_threads(compiler.Launcher.load, kernels, 2)
+    assert len(kernels) == 2 and len(set((x.source() for x in kernels))) == 1
+    in_threads(compiler.Launcher.load, kernels, 2)
     assert slow_compiler["at once"] == 1
 
 
@@ -585,7 +588,7 @@ def test_the_first_error_ends_it() -> None:
 
     seen: list[None] = []
     with pytest.raises(cupylosses.KernelError, match="does not compile"):
-        ahead.in_threads(fail, kernels, advance=lambda: seen.append(None))
+        in_threads(fail, kernels, advance=lambda: seen.append(None))
     assert not seen
 
 
@@ -640,7 +643,7 @@ def test_cache_is_filled_without_a_gpu(no_gpu: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cupys, "function", SimpleNamespace(Module=Module))
     monkeypatch.setattr(cupys, "_compile_using_nvrtc_no_warning", compile, raising=False)
     for variant in kernels:
-        core.compile_with_cache(source(variant), compiler.OPTIONS, prepend_cupy_headers=False)
+        core.compile_with_cache(variant.source(), compiler.OPTIONS, prepend_cupy_headers=False)
     assert sorted(loaded) == sorted(x[40:] for x in files.values())
 
 
@@ -683,7 +686,7 @@ def test_an_architecture_of_which_too_little_is_known(gpus: Callable[[int], None
 @pytest.mark.gpu
 def test_a_gpu_is_what_is_known_of_its_architecture() -> None:
     major, minor = torch.cuda.get_device_capability()
-    assert cupylosses.interop.gpu(torch.cuda.current_device())[1] == architectures.chip(10 * major + minor)
+    assert cupylosses.jit.gpu.gpu(torch.cuda.current_device())[1] == gpu.chip(10 * major + minor)
 
 
 @pytest.mark.gpu
@@ -713,13 +716,13 @@ def test_an_architecture_that_the_compiler_does_not_know(no_gpu: Path) -> None:
 def test_neither_torch_nor_cupy_is_imported_by_a_rehearsal(python: Callable[..., str]) -> None:
     program = """
 import sys
-from cupylosses import ahead
-from cupylosses.rehearsal import Rehearsal
-from cupylosses.row_call import RowCall
+from cupylosses.warmup import _call, _functions, _wanted
+from cupylosses.engines.record import Rehearsal
+from cupylosses.engines.softmax.call import RowCall
 calls = Rehearsal()
-for function, _ in ahead._functions(None):
-    call = ahead._call(function, "float32", (33, 64), {"reduction": "mean"})
-    (calls.rows if isinstance(call, RowCall) else calls.call)(call, [ahead._wanted(call, None)])
+for function, _ in _functions(None):
+    call = _call(function, "float32", (33, 64), {"reduction": "mean"})
+    (calls.rows if isinstance(call, RowCall) else calls.call)(call, [_wanted(call, None)])
 assert "torch" not in sys.modules and "cupy" not in sys.modules
 print(len(calls.kernels))
 """

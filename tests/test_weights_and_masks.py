@@ -17,9 +17,10 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses import reference
-from cupylosses.definition import REDUCTIONS, Loss, Operand, registry
-from cupylosses.forms import form
+from cupylosses.definition.base import REDUCTIONS, Operand
+from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import Check, perform, run
 from cupylosses.testing.properties import composed
@@ -190,7 +191,7 @@ def test_a_weight_of_0_has_torchs_second_derivatives(name: str, reduction: str, 
     own = samples.operands(loss, loss.values(), ["float64"] * len(loss.operands), [(3, 4)] * len(loss.operands))
     leaves = [x.to(device).requires_grad_() for x in (*own, torch.tensor([0.0, 1.5, 0.0, -0.5], dtype=torch.float64))]
     *operands, weight = leaves
-    elements = reference.elements(loss, operands, loss.values())
+    elements = pointwise_reference.elements(loss, operands, loss.values())
     named = dict(zip((x.name for x in loss.operands), operands, strict=True))
     found = getattr(F, name)(**named, weight=weight, reduction=reduction).sum()
     expected = composed(elements, loss, reduction, weight).sum()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 import cupylosses.functional as F
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import properties as P
 from cupylosses.testing.check import EDGES, by_position
 

@@ -2,8 +2,9 @@
 
 from math import inf
 
-from cupylosses.definition import Kink, Operand, define
-from cupylosses.special import detached, softplus, softplus_excess, where_nan, with_derivative_of
+from cupylosses.definition.base import Kink, Operand
+from cupylosses.engines.pointwise.definition import define
+from cupylosses.reference_math import detached, softplus, softplus_excess, where_nan, with_derivative_of
 
 LABEL = Operand("target", "The label: 0, 1, or a probability.", domain="probability", integer=True)
 LOGIT = Operand("input", "The logit of the prediction.")

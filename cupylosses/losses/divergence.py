@@ -2,8 +2,9 @@
 
 from math import inf
 
-from cupylosses.definition import Flag, Kink, Operand, Parameter, define
-from cupylosses.special import itakura_saito, log_ratio, of_degree_one, relative_entropy, where_nan
+from cupylosses.definition.base import Flag, Kink, Operand, Parameter
+from cupylosses.engines.pointwise.definition import define
+from cupylosses.reference_math import itakura_saito, log_ratio, of_degree_one, relative_entropy, where_nan
 
 
 def _log_ratio(xp, a, b):

@@ -2,9 +2,10 @@
 
 import math
 
-from cupylosses.definition import Parameter, define
+from cupylosses.definition.base import Parameter
+from cupylosses.engines.pointwise.definition import define
 from cupylosses.losses.classification import LABEL, LOGIT, logistic_reference, perfect_logits
-from cupylosses.special import detached, softplus, softplus_excess, where_nan
+from cupylosses.reference_math import detached, softplus, softplus_excess, where_nan
 
 
 def _power(xp, x, exponent):

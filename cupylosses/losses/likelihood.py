@@ -2,8 +2,9 @@
 
 from math import inf, log, pi
 
-from cupylosses.definition import Flag, Kink, Operand, Parameter, define
-from cupylosses.special import detached, log_factorial, stirling_remainder, where_nan, with_derivative_of
+from cupylosses.definition.base import Flag, Kink, Operand, Parameter
+from cupylosses.engines.pointwise.definition import define
+from cupylosses.reference_math import detached, log_factorial, stirling_remainder, where_nan, with_derivative_of
 
 
 def _log_of_sum(xp, x, eps):

@@ -2,8 +2,9 @@
 
 from math import inf
 
-from cupylosses.definition import Kink, Operand, Parameter, define
-from cupylosses.special import softplus, where_nan
+from cupylosses.definition.base import Kink, Operand, Parameter
+from cupylosses.engines.pointwise.definition import define
+from cupylosses.reference_math import softplus, where_nan
 
 _SCORE = Operand("input", "The score.")
 _LABEL = Operand("target", "The label, -1 or +1; any number is taken as it is.", domain="sign", integer=True)

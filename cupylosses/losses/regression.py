@@ -1,6 +1,7 @@
 """Losses of a difference: mean squared error, absolute error, and the two that join them."""
 
-from cupylosses.definition import Kink, Operand, Parameter, define
+from cupylosses.definition.base import Kink, Operand, Parameter
+from cupylosses.engines.pointwise.definition import define
 
 _INPUT = Operand("input", "The prediction.", integer=True)
 _TARGET = Operand("target", "The ground truth.", integer=True)

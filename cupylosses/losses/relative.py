@@ -1,7 +1,8 @@
 """Losses of a ratio: relative errors, and errors of logarithms."""
 
-from cupylosses.definition import Kink, Operand, Parameter, define
-from cupylosses.special import log_ratio, where_nan
+from cupylosses.definition.base import Kink, Operand, Parameter
+from cupylosses.engines.pointwise.definition import define
+from cupylosses.reference_math import log_ratio, where_nan
 
 
 def _msle_reference(xp, input, target):

@@ -2,8 +2,9 @@
 
 import math
 
-from cupylosses.definition import Kink, Operand, Parameter, define
-from cupylosses.special import where_nan
+from cupylosses.definition.base import Kink, Operand, Parameter
+from cupylosses.engines.pointwise.definition import define
+from cupylosses.reference_math import where_nan
 
 _INPUT = Operand("input", "The prediction.", integer=True)
 _TARGET = Operand("target", "The ground truth.", integer=True)

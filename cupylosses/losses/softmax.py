@@ -1,9 +1,9 @@
 """Losses of rows of logits over classes, and of log-probabilities."""
 
-from cupylosses.definition import Flag, Operand, Parameter
+from cupylosses.definition.base import Flag, Operand, Parameter
+from cupylosses.engines.softmax.definition import define_row
 from cupylosses.losses.divergence import js_reference, kl_reference
-from cupylosses.row_definition import define_row
-from cupylosses.special import log_relative_entropy, power, weighted
+from cupylosses.reference_math import log_relative_entropy, power, weighted
 
 LOGITS = Operand("input", "The logits.")
 INDICES = "Class indices of any integer dtype, of the shape of `input` without its class dimension"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import exact, tolerance
 from cupylosses.testing.check import bind, run
 from cupylosses.testing.exact import Figure

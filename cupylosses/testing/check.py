@@ -12,10 +12,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from cupylosses import checks, functional
-from cupylosses.codegen import title
-from cupylosses.definition import MASK, Loss, registry
-from cupylosses.forms import Form
-from cupylosses.reduction import Reduction, Resolved, resolve
+from cupylosses.definition.base import MASK
+from cupylosses.engines.pointwise.codegen import title
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, TABLE, Comparison, compare, dtype_name

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from array_api_compat import array_namespace
 
-from cupylosses.definition import Loss
-from cupylosses.forms import Form
-from cupylosses.reduction import Reduction, resolve
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.reduction import Reduction, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

@@ -20,7 +20,7 @@ import numpy
 from mpmath import mp, mpf
 
 from cupylosses import checks
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import codegen, compiler
-from cupylosses.codegen import FUNCTOR, STORAGE, Variant
-from cupylosses.definition import MASK, Loss
-from cupylosses.directional import Directional, directional
-from cupylosses.forms import form
+from cupylosses.definition.base import MASK
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.jvp import Directional, directional
+from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.jit import compiler, glue
+from cupylosses.jit.glue import FUNCTOR, STORAGE, nested
 from cupylosses.testing.host import run_source
 from cupylosses.testing.tolerance import dtype_name
 
@@ -61,7 +64,9 @@ class Unit:
     @property
     def title(self) -> str:
         flags = "".join(map(str, self.flags))
-        return "_".join([codegen.title(self.loss), "formula", *self.dtypes, *([f"flags{flags}"] if flags else [])])
+        return "_".join(
+            [pointwise_codegen.title(self.loss), "formula", *self.dtypes, *([f"flags{flags}"] if flags else [])]
+        )
 
     @property
     def entry(self) -> str:
@@ -79,6 +84,14 @@ class Unit:
         gradients = [f"void* {x}_gradients" for x, w in zip(names, self.differentiated, strict=True) if w]
         return [*(f"const void* {x}_" for x in names), *gradients, "void* values", "const void* grad_output"]
 
+    def source(self) -> str:
+        """The whole translation unit."""
+        return _source(self, glue.skeleton)
+
+    def argument_format(self) -> str:
+        """The arguments as a :mod:`struct` format: addresses, dtype, number of points, and the loss's parameters."""
+        return "q" * (len(self.pointers) + 2) + "d" * len(self.loss.parameters)
+
     def launch(
         self, dtype: str, count: int, addresses: Sequence[int], parameters: Sequence[float], on_gpu: bool
     ) -> None:
@@ -87,23 +100,13 @@ class Unit:
         if on_gpu:
             _launcher(self)(torch.cuda.current_stream().cuda_stream, *arguments)
         else:
-            text = codegen.source(self)
+            text = self.source()
             run_source(self.entry, text, arguments, 1, 1, dtype != "float64", check_races=False, sanitize=())
-
-
-@codegen.varying.register
-def _(unit: Unit) -> str:
-    return "q" * (len(unit.pointers) + 2) + "d" * len(unit.loss.parameters)
-
-
-@codegen.source.register
-def _(unit: Unit) -> str:
-    return _source(unit, codegen.skeleton)
 
 
 @cache
 def _source(unit: Unit, skeleton: Callable[[tuple[str, ...]], str]) -> str:
-    files = codegen.nested(FUNCTOR) if isinstance(unit.loss, Directional) else FUNCTOR
+    files = nested(FUNCTOR) if isinstance(unit.loss, Directional) else FUNCTOR
     narrow = unit.dtypes == NARROW and not isinstance(unit.loss, Directional)
     arithmetic = {x: "float64" if x == "float64" else "float32" for x in unit.dtypes}
     names = [x.split()[-1].lstrip("*") for x in unit.pointers]
@@ -140,11 +143,11 @@ def _evaluation(unit: Unit, compute: str) -> list[str]:
     ]
     declared = ["int64 i", *unit.pointers, *(f"double {x.name}_" for x in unit.loss.parameters)]
     lines = [
-        codegen.functor(variant),
+        pointwise_codegen.functor(variant),
         "template <class Storage>",
         f"__device__ __forceinline__ void evaluate({', '.join(declared)}) {{",
         "  using Compute = Loss::Compute;",
-        f"  const Loss loss = {codegen.loss_argument(variant)};",
+        f"  const Loss loss = {pointwise_codegen.loss_argument(variant)};",
         f"  const auto y = loss({', '.join(points)});",
         "  const Compute upstream = grad_output ? widen<Compute>(static_cast<const Storage*>(grad_output)[i]) : 1;",
         "  static_cast<Storage*>(values)[i] = Narrow<Storage>::from(y.value);",

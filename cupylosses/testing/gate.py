@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cupylosses.codegen import Variant, source
-from cupylosses.definition import Loss
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing import cache, gate_subsets, nvrtc
 from cupylosses.testing.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
 from cupylosses.testing.representatives import representatives
@@ -108,7 +108,7 @@ def run(work: Sequence[Job], threads: int) -> Iterator[Result]:
         try:
             waiting = []
             for job in work:
-                text = source(job.variant)
+                text = job.variant.source()
                 job.compiler.request(text, job.architecture)
                 key = _key(job, text)
                 found = known.get(key)

@@ -11,9 +11,9 @@ from itertools import chain, cycle
 from operator import attrgetter
 from typing import TypeVar
 
-from cupylosses.codegen import Variant
-from cupylosses.definition import Loss, registry
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.nvrtc import Nvrtc, find_libraries
 from cupylosses.testing.representatives import representatives
 from cupylosses.testing.row_variants import AnyRowVariant, row_variants

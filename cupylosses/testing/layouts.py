@@ -19,7 +19,7 @@ import numpy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cupylosses.definition import Loss
+    from cupylosses.engines.pointwise.definition import Loss
 
 Shape = tuple[int, ...]
 

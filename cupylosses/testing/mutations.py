@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cupylosses import codegen
+from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.jit.glue import skeleton
 
 
 class StaleMutant(Exception):
@@ -52,7 +53,11 @@ class Mutant:
     def path(self) -> Path:
         """The file that is changed."""
         directory, _, name = self.file.partition("/")
-        return codegen.kernel_directory() / name if directory == "kernels" else Path(codegen.__file__).parent / name
+        return (
+            pointwise_codegen.kernel_directory() / name
+            if directory == "kernels"
+            else Path(pointwise_codegen.__file__).parent / name
+        )
 
     def text(self) -> str:
         """The changed text.
@@ -111,12 +116,12 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as temporary:
         kernels = Path(shutil.copytree(path.parent, Path(temporary) / "kernels"))
         (kernels / path.name).write_text(text, encoding="utf-8")
-        with mock.patch.object(codegen, "kernel_directory", lambda: kernels):
-            codegen.skeleton.cache_clear()
+        with mock.patch.object(pointwise_codegen, "kernel_directory", lambda: kernels):
+            skeleton.cache_clear()
             try:
                 yield
             finally:
-                codegen.skeleton.cache_clear()
+                skeleton.cache_clear()
 
 
 def _dispatch_as_before(before: Any, now: Any, names: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from cupylosses.compiler import OPTIONS
 from cupylosses.interop import kept_locale
+from cupylosses.jit.compiler import OPTIONS
 from cupylosses.testing.counters import counters
 
 #: The library's options and the one that CuPy adds behind them.

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from cupylosses import options, reference
-from cupylosses.definition import REDUCTIONS, Loss
-from cupylosses.forms import form
+from cupylosses import options
+from cupylosses.definition.base import REDUCTIONS
+from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.testing import eager, samples
 from cupylosses.testing.check import Check, Result, biases, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS
@@ -459,7 +461,7 @@ def weighs_masks_and_reduces(
 
     def exact(*given: Tensor) -> Tensor:
         *own, weight, mask = given
-        return composed(reference.elements(loss, own, values), loss, reduction, weight, mask, normalizer, dim)
+        return composed(pointwise_reference.elements(loss, own, values), loss, reduction, weight, mask, normalizer, dim)
 
     size = exact(*operands).shape
     # No smaller than 1/4: a gradient times 0 says nothing.

@@ -12,7 +12,8 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from cupylosses.definition import Loss, Operand, registry
+from cupylosses.definition.base import Operand
+from cupylosses.engines.pointwise.definition import Loss, registry
 
 #: Fields of a definition that say what is computed, or explain it. All others are structure, those to come included.
 FORMULA = frozenset({

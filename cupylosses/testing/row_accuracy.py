@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.accuracy import BAR, Accuracy, Worst, errors
 from cupylosses.testing.check import run
 from cupylosses.testing.exact import Figure

@@ -1,7 +1,7 @@
 """One check of a loss of rows, as :mod:`cupylosses.testing.check` has them of the others, and performed by the same.
 
 Rows are laid out by the engine, not by the tensor: a layout is a shape that threads take in some way
-(:mod:`cupylosses.row_launch`), which depends on the dtype and on the GPU.
+(:mod:`cupylosses.engines.softmax.layout`), which depends on the dtype and on the GPU.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from cupylosses import checks, functional, launch, row_launch
+from cupylosses import checks, functional
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.definition import IGNORED, RowLoss
+from cupylosses.engines.softmax.plan import rows_of, without
+from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
-from cupylosses.row_definition import IGNORED, RowLoss
-from cupylosses.row_engine import rows_of, without
-from cupylosses.row_launch import Chip
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import eager, row_eager, row_truth
 from cupylosses.testing.check import GRAD_OUTPUTS, drawn_upstream
 from cupylosses.testing.row_properties import LAYOUTS, SMALL
@@ -56,19 +58,19 @@ def layouts(loss: RowLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Ma
 
 
 def _layout(loss: RowLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[int, ...], dim: int, chip: Chip) -> str:
-    def rows(of: tuple[int, ...], name: str) -> row_launch.Rows:
-        return rows_of(launch.dense_strides(of, (0,) * len(of)), dim, ITEMSIZE[name], 0)
+    def rows(of: tuple[int, ...], name: str) -> softmax_layout.Rows:
+        return rows_of(dense_strides(of, (0,) * len(of)), dim, ITEMSIZE[name], 0)
 
     outer = without(shape, dim)
     logits, target = rows(shape, dtypes[0]), rows(shape, dtypes[-1])
-    results = [launch.dense_strides(outer, (0,) * len(outer))] * 3
+    results = [dense_strides(outer, (0,) * len(outer))] * 3
     tensors = (logits, target)[: 1 if kind == "indices" else 2]
-    if row_launch.copied(outer, shape[dim], tensors * 2, len(tensors), loss.softmax):
+    if softmax_layout.copied(outer, shape[dim], tensors * 2, len(tensors), loss.softmax):
         return "copied"
     if kind != "indices":
-        found = row_launch.term_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
+        found = softmax_layout.term_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
     else:
-        lay_out = row_launch.row_layout if loss.softmax else row_launch.gather_layout
+        lay_out = softmax_layout.row_layout if loss.softmax else softmax_layout.gather_layout
         found = lay_out(outer, shape[dim], logits, logits, results, chip)
     return "cluster" if found.cluster > 1 and found.kind == "block" else found.kind
 
@@ -80,7 +82,7 @@ def chip_of(device: str) -> Chip:
         return SMALL
     import torch
 
-    from cupylosses import autograd
+    from cupylosses.backends.torch import autograd
 
     return autograd.TorchDevice(torch.cuda.current_device()).chip
 

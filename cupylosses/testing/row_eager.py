@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.softmax.definition import RowLoss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import cupylosses.functional as F
-from cupylosses import options, row_launch
-from cupylosses.launch import DECLARED_BYTES
-from cupylosses.row_definition import row_registry
-from cupylosses.row_launch import Chip
+from cupylosses import options
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_truth import truth
 from cupylosses.testing.tolerance import compare, same_bits
@@ -125,19 +125,19 @@ def placed(x: Tensor, place: str) -> Tensor:
 
 
 @contextmanager
-def noted_layouts() -> Iterator[list[row_launch.RowLayout]]:
+def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
     """Within it, layouts of new plans are noted."""
-    found: list[row_launch.RowLayout] = []
+    found: list[softmax_layout.RowLayout] = []
 
-    def noting(layout: Callable[..., row_launch.RowLayout]) -> Callable[..., row_launch.RowLayout]:
-        def note(*arguments: Any) -> row_launch.RowLayout:
+    def noting(layout: Callable[..., softmax_layout.RowLayout]) -> Callable[..., softmax_layout.RowLayout]:
+        def note(*arguments: Any) -> softmax_layout.RowLayout:
             found.append(layout(*arguments))
             return found[-1]
 
         return note
 
-    both = {name: noting(getattr(row_launch, name)) for name in ("row_layout", "gather_layout")}
-    with mock.patch.multiple(row_launch, **both):
+    both = {name: noting(getattr(softmax_layout, name)) for name in ("row_layout", "gather_layout")}
+    with mock.patch.multiple(softmax_layout, **both):
         yield found
 
 
@@ -147,7 +147,7 @@ def blocks(count: int, device: str) -> Iterator[None]:
     from cupylosses.testing import host
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
-    with mock.patch.object(row_launch, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
+    with mock.patch.object(softmax_layout, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
         yield
 
 
@@ -185,7 +185,7 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
 @contextmanager
 def parts() -> Iterator[None]:
     """Values alone of rows in blocks are found in parts, however few and short they are."""
-    with mock.patch.object(row_launch, "STREAMED_ROWS", 0), mock.patch.object(row_launch, "STREAMED_WIDTH", 0):
+    with mock.patch.object(softmax_layout, "STREAMED_ROWS", 0), mock.patch.object(softmax_layout, "STREAMED_WIDTH", 0):
         yield
 
 

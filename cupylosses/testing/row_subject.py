@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cupylosses import functional
-from cupylosses.definition import Loss
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.row_eager import eager
 from cupylosses.testing.transforms import Subject, Transform
 

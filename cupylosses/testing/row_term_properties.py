@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import cupylosses.functional as F
-from cupylosses import options, row_launch
-from cupylosses.launch import DECLARED_BYTES
-from cupylosses.row_definition import row_registry
-from cupylosses.row_launch import Chip
+from cupylosses import options
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_properties import placed, upstream
 from cupylosses.testing.row_truth import NAMES, truth
@@ -100,16 +100,16 @@ def draw_terms(
 
 
 @contextmanager
-def noted_term_layouts() -> Iterator[list[row_launch.RowLayout]]:
+def noted_term_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
     """Within it, layouts of new plans are noted."""
-    found: list[row_launch.RowLayout] = []
-    layout = row_launch.term_layout
+    found: list[softmax_layout.RowLayout] = []
+    layout = softmax_layout.term_layout
 
-    def note(*arguments: Any) -> row_launch.RowLayout:
+    def note(*arguments: Any) -> softmax_layout.RowLayout:
         found.append(layout(*arguments))
         return found[-1]
 
-    with mock.patch.object(row_launch, "term_layout", note):
+    with mock.patch.object(softmax_layout, "term_layout", note):
         yield found
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from cupylosses import checks, launch
-from cupylosses.row_codegen import ROW_KINDS, RowVariant
-from cupylosses.row_definition import RowLoss
-from cupylosses.row_engine import RowPlan, RowTensor
-from cupylosses.row_launch import Chip
-from cupylosses.row_term_codegen import TERM_KINDS, TermVariant
-from cupylosses.row_term_engine import TermPlan
+from cupylosses import checks
+from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
+from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
+from cupylosses.engines.softmax.dense_plan import TermPlan
+from cupylosses.engines.softmax.plan import RowPlan, RowTensor
+from cupylosses.engines.strides import dense_strides
+from cupylosses.jit.gpu import Chip
 
 AnyRowVariant = RowVariant | TermVariant
 
@@ -65,7 +66,7 @@ def row_variants(loss: RowLoss, fast: bool = False) -> list[AnyRowVariant]:
 
 
 def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> RowTensor:
-    return RowTensor(dtype, tuple(shape), tuple(strides or launch.dense_strides(shape, (0,) * len(shape))))
+    return RowTensor(dtype, tuple(shape), tuple(strides or dense_strides(shape, (0,) * len(shape))))
 
 
 def _options(loss: RowLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool, bool, bool]]]:

@@ -11,7 +11,7 @@ from itertools import product
 from math import inf, nan, prod
 from typing import TYPE_CHECKING, Any
 
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, dtype

@@ -16,10 +16,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from cupylosses import checks, compiler, gradients
-from cupylosses.codegen import KINDS
-from cupylosses.definition import Loss, registry
-from cupylosses.forms import Form, form
+from cupylosses import checks, value_and_grad
+from cupylosses.engines.pointwise.codegen import KINDS
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.modifiers import Form, form
+from cupylosses.jit import compiler
 from cupylosses.testing import check as checking
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import LAYOUTS, WIDEST, Shape
@@ -88,7 +89,7 @@ def launch_cupy(check: Check) -> None:
     wanted = [x for x, w in zip(names, check.gradients_of, strict=True) if w]
     arrays = dict(zip(names, [cupy.from_dlpack(x) for x in check.operands()], strict=True))
     options = dict(reduction=check.reduction, dim=check.dim, **check.values)
-    gradients.value_and_grad(checking.function_for(check.loss), argnums=wanted, **arrays, **options)
+    value_and_grad(checking.function_for(check.loss), argnums=wanted, **arrays, **options)
 
 
 def run(losses: Sequence[Loss], device: str) -> int:

@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from cupylosses import nn, reference
-from cupylosses.definition import Loss
+from cupylosses import nn
+from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.tolerance import same_bits
@@ -82,7 +83,7 @@ class Subject:
 
     def truth(self, *operands: Tensor) -> Tensor:
         """The mean of the formula, which autograd differentiates as often as one likes."""
-        return reference.elements(self.loss, operands, self.loss.values()).mean()
+        return pointwise_reference.elements(self.loss, operands, self.loss.values()).mean()
 
     def hessian(self, operands: list[Tensor]) -> Any:
         """The second derivatives of the mean of the formula."""
@@ -238,7 +239,10 @@ def _jacobian(s: Subject, take: Callable[..., Any]) -> None:
         close(found, torch.autograd.functional.jacobian(s.truth, tuple(operands)))
         return
     values = s.loss.values()
-    close(found, torch.autograd.functional.jacobian(lambda *x: reference.elements(s.loss, x, values), tuple(operands)))
+    close(
+        found,
+        torch.autograd.functional.jacobian(lambda *x: pointwise_reference.elements(s.loss, x, values), tuple(operands)),
+    )
 
 
 @transform("`torch.func.jacrev`")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from cupylosses import reference
-from cupylosses.definition import Loss
-from cupylosses.reduction import Reduction, Resolved, resolve
+from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.reduction import Reduction, Resolved, resolve
 from cupylosses.testing.pieces import LIMIT, part, pieces
 from cupylosses.testing.tolerance import Expected, arithmetic, dtype_name
 
@@ -175,7 +175,7 @@ def _elements(
 
     with torch.enable_grad():
         leaves = [x.contiguous().requires_grad_() for x in torch.broadcast_tensors(*operands)]
-        value = reference.elements(loss, leaves, values)
+        value = pointwise_reference.elements(loss, leaves, values)
         first = _derivatives(value, leaves, create_graph=True)
         derivatives = [
             _with_size(d, leaves, _derivatives(d, leaves)) if w else None for d, w in zip(first, wanted, strict=True)

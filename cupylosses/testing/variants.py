@@ -1,4 +1,4 @@
-"""Every kernel that calls of a loss can reach, found by rehearsing them (`cupylosses.rehearsal`)."""
+"""Every kernel that calls of a loss can reach, found by rehearsing them (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from cupylosses import checks, interop
-from cupylosses.call import Call
-from cupylosses.codegen import Variant
-from cupylosses.definition import Loss
-from cupylosses.forms import form
-from cupylosses.reduction import Reduction
-from cupylosses.rehearsal import Placeholder, Rehearsal, placeholder
+from cupylosses.engines.pointwise.call import Call
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.engines.record import Placeholder, Rehearsal, placeholder
 from cupylosses.testing.nvrtc import Resources
 from cupylosses.testing.row_variants import AnyRowVariant, spills_allowed
 

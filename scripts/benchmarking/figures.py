@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from benchmarking.records import Row
-from cupylosses.definition import registry
+from cupylosses.engines.pointwise.definition import registry
 
 #: Losses, dtypes and sizes (as powers of two) that most figures are stated for.
 LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")

@@ -20,7 +20,9 @@ import torch
 from benchmarking import timing
 from benchmarking.timing import Timing
 from benchmarking.workloads import step
-from cupylosses import autograd, compiler, engine
+from cupylosses.backends.torch import autograd
+from cupylosses.engines.pointwise import plan as pointwise_plan
+from cupylosses.jit import compiler
 from cupylosses.testing.eager import Call
 
 
@@ -133,7 +135,7 @@ def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[
     detached = [x.detach() for x in operands]
     with cut(autograd, "evaluate", value):
         outer = timing.host({"": lambda: call(*detached)}, torch.cuda.synchronize)[""]
-    with cut(engine, "reduce", value):
+    with cut(pointwise_plan, "reduce", value):
         inner = timing.host({"": lambda: call(*detached)}, torch.cuda.synchronize)[""]
     measured["argument checks, choice of library"] = outer
     measured["tensor checks, plan lookup"] = difference(inner, outer, measured[pointers])

@@ -24,8 +24,8 @@ from benchmarking.figures import (
 )
 from benchmarking.workloads import Workload
 from cupylosses import functional
-from cupylosses.definition import Operand
-from cupylosses.row_definition import RowLoss, row_registry
+from cupylosses.definition.base import Operand
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.eager import Call
 from cupylosses.testing.row_eager import eager
 
@@ -41,7 +41,7 @@ class RowWorkload(Workload):
     """A loss of rows. ``shapes`` are those of the logits, whose classes are in the second dimension, of the target and,
     with a ``weight`` in ``case``, of the class weights.
 
-    ``kind`` says what the target is, as in :class:`cupylosses.row_definition.RowLoss`; ``beside`` is what it is timed
+    ``kind`` says what the target is, as in `RowLoss`; ``beside`` is what it is timed
     beside, of the plain case.
     """
 

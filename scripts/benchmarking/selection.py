@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from benchmarking import figures
 from benchmarking.timing import Budget
-from cupylosses.definition import Loss
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import RowLoss
 
 
 @dataclass(frozen=True)

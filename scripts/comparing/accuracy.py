@@ -17,8 +17,8 @@ from rich.table import Table
 from comparing import background, files, report
 from comparing.report import Column, number
 from cupylosses import checks, functional
-from cupylosses.definition import registry
-from cupylosses.row_definition import row_registry
+from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host
 from cupylosses.testing.accuracy import BAR, Accuracy, Sweep, measure
 from cupylosses.testing.row_accuracy import RowSweep

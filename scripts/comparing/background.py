@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
-from cupylosses import KernelError, compiler
-from cupylosses.codegen import Compilable, source
+from cupylosses import KernelError
+from cupylosses.jit import compiler
+from cupylosses.jit.glue import Compilable
 from cupylosses.testing import host
 from cupylosses.testing.host import build
 
@@ -122,7 +123,7 @@ def workers() -> Workers | None:
 def for_gpu(kernel: Any, workers: Workers | None = None) -> None:
     """Compiles and loads a kernel on the GPU, if it compiles."""
     if workers:
-        workers.compile(source(kernel))
+        workers.compile(kernel.source())
     with suppress(KernelError):
         compiler.Launcher.load(kernel)
 
@@ -130,7 +131,7 @@ def for_gpu(kernel: Any, workers: Workers | None = None) -> None:
 def for_host(kernel: Any) -> None:
     """Compiles a kernel for the host, if it compiles."""
     with suppress(build.HostCompileError):
-        build.kernel(kernel.entry, source(kernel))
+        build.kernel(kernel.entry, kernel.source())
 
 
 @contextmanager

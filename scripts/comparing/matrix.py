@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from cupylosses.definition import Loss
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing import covering
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.layouts import LAYOUTS, Shape

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cupylosses import compiler
+from cupylosses.jit import compiler
 
 
 def main() -> int:

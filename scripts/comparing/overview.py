@@ -17,8 +17,8 @@ from rich.table import Table
 from comparing import bits, row_matrix
 from comparing.report import number
 from comparing.rows import AnyCheck, Row, accuracy_and_time, rehearse
-from cupylosses.definition import Loss
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.row_check import ROW_LAYOUTS, RowCheck
 

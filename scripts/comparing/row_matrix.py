@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from comparing.matrix import Dtypes, Selection
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.row_check import GIVEN, MASK, ROW_LAYOUTS, RowCheck
 
 #: A target per class may have another dtype than the logits.

@@ -15,8 +15,8 @@ from benchmarking.figures import COPY, EAGER, OURS
 from benchmarking.selection import Run
 from benchmarking.timing import Budget
 from benchmarking.workloads import Inputs, Workload
-from cupylosses.definition import Loss
-from cupylosses.row_definition import RowLoss
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import RowLoss
 
 MODE = "forward+backward"
 

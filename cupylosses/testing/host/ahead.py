@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from cupylosses import autograd
-from cupylosses.ahead import in_threads
-from cupylosses.codegen import Variant, source
+from cupylosses.backends.torch import autograd
+from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.testing.host import build
 from cupylosses.testing.host.execution import HostDevice, execution
 from cupylosses.testing.host.launch import Launcher
+from cupylosses.warmup import in_threads
 
 
 @contextmanager
@@ -67,6 +67,6 @@ def build_ahead(kernels: Collection[Variant], advance: Callable[[], object] = la
 
     def compile(variant: Variant) -> None:
         with suppress(build.HostCompileError):
-            build.kernel(variant.entry, source(variant))
+            build.kernel(variant.entry, variant.source())
 
     in_threads(compile, kernels, advance=advance)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from cupylosses import autograd
-from cupylosses.engine import TICKET, Device
+from cupylosses.backends.torch import autograd
+from cupylosses.engines.device import TICKET, Device
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from cupylosses import compiler
-from cupylosses.codegen import Compilable, source
+from cupylosses.jit import compiler
+from cupylosses.jit.glue import Compilable
 from cupylosses.testing.counters import counters
 from cupylosses.testing.host import build, symbols
 from cupylosses.testing.host.settings import Settings, settings
@@ -117,7 +117,7 @@ class Launcher(compiler.Launcher):
     @classmethod
     def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
-        found = load(variant.entry, source(variant), variant.compute == "float32", settings().sanitize)
+        found = load(variant.entry, variant.source(), variant.compute == "float32", settings().sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
 
     def _enter(self) -> None:

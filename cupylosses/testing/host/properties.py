@@ -12,8 +12,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from cupylosses import launch
-from cupylosses.definition import Loss
+from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import run
 from cupylosses.testing.host.execution import execution
@@ -34,12 +34,12 @@ FEW_GROUPS = 5
 
 def few_groups() -> Any:
     """Within it, plans cut losses into no more than :data:`FEW_GROUPS` groups."""
-    return mock.patch.object(launch, "MAX_GROUPS", FEW_GROUPS)
+    return mock.patch.object(pointwise_layout, "MAX_GROUPS", FEW_GROUPS)
 
 
 @contextmanager
 def _blocks(count: int) -> Iterator[None]:
-    with mock.patch.object(launch, "grid", lambda *_: count), execution(seed=count):
+    with mock.patch.object(pointwise_layout, "grid", lambda *_: count), execution(seed=count):
         yield
 
 

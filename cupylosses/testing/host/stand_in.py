@@ -14,7 +14,8 @@ from unittest import mock
 import array_api_compat.numpy
 import numpy
 
-from cupylosses import functional, interop, row_arrays
+from cupylosses import functional, interop
+from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.execution import PROCESSORS
 from cupylosses.testing.host.launch import Launcher
@@ -154,26 +155,27 @@ def cupy(**chosen: Any) -> Iterator[Any]:
     except ImportError:
         with mock.patch.object(interop, "cupy", lambda: module):
             functional.backend("cupy")
-    from cupylosses import cupy_arrays, row_cupy
+    from cupylosses.backends import cupy as cupy_backend
+    from cupylosses.backends import cupy_softmax
 
     def of_numpy(x: Any) -> Any:
         return array_api_compat.numpy if isinstance(x, Array) else namespace(x)
 
     before = settings.use(Settings(**chosen))
-    row_arrays.plans.clear()
+    softmax_arguments.plans.clear()
     try:
         with (
             mock.patch.object(interop, "cupy", lambda: module),
             mock.patch.object(interop, "namespace", of_numpy),
             mock.patch.dict(interop.known_kinds, {Array: "cupy"}),
-            mock.patch.object(cupy_arrays, "cupy", module),
-            mock.patch.object(row_cupy, "cupy", module),
-            mock.patch.object(cupy_arrays.CupyDevice, "launcher", Launcher),
-            mock.patch.dict(cupy_arrays._devices, clear=True),
-            mock.patch.dict(cupy_arrays._plans, clear=True),
+            mock.patch.object(cupy_backend, "cupy", module),
+            mock.patch.object(cupy_softmax, "cupy", module),
+            mock.patch.object(cupy_backend.CupyDevice, "launcher", Launcher),
+            mock.patch.dict(cupy_backend._devices, clear=True),
+            mock.patch.dict(cupy_backend._plans, clear=True),
             numpy.errstate(divide="ignore", invalid="ignore", over="ignore"),
         ):
             yield module
     finally:
-        row_arrays.plans.clear()
+        softmax_arguments.plans.clear()
         settings.use(before)

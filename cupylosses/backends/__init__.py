@@ -1,0 +1,1 @@
+"""Array libraries: memory, streams and autograd of NumPy, CuPy and torch."""

@@ -1,0 +1,1 @@
+"""PyTorch: autograd Functions, transforms, operators, and the replacements of `torch.nn.functional`."""

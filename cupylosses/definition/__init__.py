@@ -1,0 +1,1 @@
+"""Definitions of losses: names, arguments, parameters, expressions. No array library, no CUDA, no compiler."""

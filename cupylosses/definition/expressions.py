@@ -1,0 +1,246 @@
+"""The expressions of a definition: what they may contain, checked before a compiler sees them.
+
+An expression is one in C++, of the operands, parameters, flags and named parts of its loss, of numbers, operators and
+the primitives in ``kernels/``. It is executed on the GPU as it stands. So nothing else may stand in it, and
+what is wrong is reported at the line where it was written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, NoReturn
+
+from cupylosses.definition.kernel_sources import PRIMITIVES, kernel_directory
+
+_TOKEN = re.compile(
+    r"(?P<space>[ \t\r\n]+)"
+    r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+    r"|(?P<name>[A-Za-z_]\w*)"
+    r"|(?P<operator>\*\*|<=|>=|==|!=|&&|\|\||[-+*/<>!(),])"
+    r"|(?P<other>.)",
+    re.ASCII | re.DOTALL,
+)
+
+#: What people write who think of Python or C, and what to write instead.
+_INSTEAD = {
+    "**": "square(x), or a product",
+    "^": "square(x), or a product",
+    "?": "where(condition, a, b)",
+    ":": "where(condition, a, b)",
+    "if": "where(condition, a, b)",
+    "else": "where(condition, a, b)",
+    "max": "where(a > b, a, b)",
+    "min": "where(a < b, a, b)",
+    "&": "&&",
+    "|": "||",
+    "and": "&&",
+    "or": "||",
+    "not": "!",
+    "=": "==, or a name in `let`",
+    "True": "true",
+    "False": "false",
+}
+
+_CONSTANTS = ("true", "false")
+_COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
+
+#: Operators that end the reach of a comparison before them.
+_LOOSER = frozenset({"&&", "||", ","})
+
+
+class Primitive(NamedTuple):
+    """A function that expressions may call: its parameters, and the comment that stands above it."""
+
+    name: str
+    parameters: tuple[str, ...]
+    comment: str
+
+    @property
+    def call(self) -> str:
+        """How it is called."""
+        return f"{self.name}({', '.join(self.parameters)})"
+
+
+class ExpressionError(ValueError):
+    """An expression of a loss is wrong; the message says where it stands, what is wrong, and what is meant perhaps."""
+
+
+_PRIMITIVE = re.compile(
+    r"(?P<comment>(?://.*\n)*)"
+    r"template <[^\n]*>\n"
+    r"__device__ __forceinline__ (?:auto|Dual<[^\n]*>) (?P<name>\w+)\((?P<parameters>[^)]*)\)"
+)
+
+
+@cache
+def primitives() -> Mapping[str, Primitive]:
+    """The primitives by name, in the order of the files that they are in."""
+    found = {}
+    text = "\n".join((kernel_directory() / x).read_text(encoding="utf-8") for x in PRIMITIVES)
+    for match in _PRIMITIVE.finditer(text):
+        names = [x.split()[-1].lstrip("&") for x in match["parameters"].split(",") if not x.rstrip().endswith(">")]
+        comment = " ".join(line.strip("/ ") for line in match["comment"].splitlines())
+        found[match["name"]] = Primitive(match["name"], tuple(x for x in names if x.isidentifier()), comment)
+    return found
+
+
+class Part(NamedTuple):
+    """Whose an expression is: the loss, the part of it, and the place where its first line was written, if known."""
+
+    loss: str
+    name: str
+    place: tuple[str, int] | None = None
+
+    def line(self, number: int) -> str:
+        """A line of the expression, counted from 0, in words."""
+        if self.place:
+            file, first = self.place
+            return f"{self.loss}: {self.name}, {file}:{first + number}"
+        return f"{self.loss}: {self.name}, line {number + 1}" if number else f"{self.loss}: {self.name}"
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    position: int
+
+
+@dataclass
+class _Level:
+    """Within a parenthesis, or outside of all: the token that opened it and, of a call, the primitive; how many
+    arguments there have been, and whether a comparison.
+    """
+
+    opened: _Token | None = None
+    function: Primitive | None = None
+    arguments: int = 1
+    compared: bool = False
+
+
+def check(
+    expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive] | None = None
+) -> None:
+    """Raises :class:`ExpressionError` unless this is an expression of names, numbers, operators and functions, which
+    are the primitives if not said otherwise.
+    """
+    if not isinstance(expression, str):
+        raise TypeError(f"{part.line(0)}: an expression is a string, got {type(expression).__name__}.")
+    _Checker(expression, names, part, primitives() if functions is None else functions).run()
+
+
+class _Checker:
+    """Goes through the tokens, knowing whether a term (a number, a name, a call) or an operator has to follow."""
+
+    def __init__(self, expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive]) -> None:
+        self.expression, self.names, self.part, self.functions = expression, names, part, functions
+        self.levels = [_Level()]
+
+    def run(self) -> None:
+        found = [x for x in _TOKEN.finditer(self.expression) if x.lastgroup != "space"]
+        tokens = [_Token(str(x.lastgroup), x[0], x.start()) for x in found]
+        if not tokens:
+            raise ExpressionError(f"{self.part.line(0)}: the expression is empty; there are {', '.join(self.names)}.")
+        before, complete = None, False
+        for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+            self.check_token(token, following is not None and following.text == "(")
+            complete = self.go_on(token) if complete else self.begin(token, before)
+            before = token
+        if not complete:
+            self.fail(tokens[-1], f"something is missing behind `{tokens[-1].text}`.")
+        if self.levels[-1].opened:
+            self.fail(self.levels[-1].opened, "the parentheses do not match: this one is not closed.")
+
+    def check_token(self, token: _Token, called: bool) -> None:
+        """Whether it may stand in an expression at all."""
+        text = token.text
+        if token.kind == "other" or text == "**" or (text in _INSTEAD and text not in {*self.names, *self.functions}):
+            hint = f"; write {_INSTEAD[text]}" if text in _INSTEAD else ""
+            shown = text if text.isprintable() else ascii(text)[1:-1]
+            self.fail(token, f"`{shown}` cannot stand in an expression{hint}.")
+        if token.kind == "number" and math.isinf(float(text)):
+            self.fail(token, f"`{text}` is beyond the largest number, 1.8e308.")
+        if token.kind == "name" and text not in (self.functions if called else (*self.names, *_CONSTANTS)):
+            self.fail(token, self.unknown(text, called))
+
+    def begin(self, token: _Token, before: _Token | None) -> bool:
+        """Takes a token where a term has to begin; whether one is complete with it."""
+        if token.text == "(":
+            function = self.functions.get(before.text) if before else None
+            self.levels.append(_Level(before if function else token, function))
+            return False
+        if token.text == ")" and self.levels[-1].function and before and before.text == "(":
+            self.levels[-1].arguments = 0
+            self.close(token)
+            return True
+        if token.kind == "operator" and token.text not in ("-", "!"):
+            side = f"between `{before.text}` and `{token.text}`" if before else f"before `{token.text}`"
+            self.fail(token, f"something is missing {side}.")
+        return token.kind != "operator" and token.text not in self.functions
+
+    def go_on(self, token: _Token) -> bool:
+        """Takes a token behind a complete term; whether one is complete with it still."""
+        level = self.levels[-1]
+        if token.kind != "operator" or token.text in ("(", "!"):
+            self.fail(token, f"an operator is missing before `{token.text}`.")
+        if token.text == ")":
+            self.close(token)
+            return True
+        if token.text == ",":
+            if not level.function:
+                self.fail(token, "a comma separates the arguments of a call, and stands nowhere else.")
+            level.arguments += 1
+        if token.text in _COMPARISONS:
+            if level.compared:
+                self.fail(token, "comparisons do not chain; write `a < b && b < c`.")
+            level.compared = True
+        elif token.text in _LOOSER:
+            level.compared = False
+        return False
+
+    def close(self, token: _Token) -> None:
+        """Takes the parenthesis that closes the innermost one, or a call."""
+        level = self.levels.pop()
+        if not level.opened:
+            self.fail(token, "the parentheses do not match: this one closes none.")
+        if level.function and level.arguments != (count := len(level.function.parameters)):
+            takes = f"takes {count} argument{'s' * (count != 1)}, got {level.arguments}"
+            self.fail(level.opened, f"`{level.function.call}` {takes}.")
+
+    def unknown(self, name: str, called: bool) -> str:
+        """What to say of a name that there is not, or not in this place."""
+        if called and name in self.names:
+            return f"`{name}` is no function; an operator is missing before the parenthesis."
+        if not called and name in self.functions:
+            return f"`{name}` is a function: `{self.functions[name].call}`."
+        if called and not self.functions:
+            return f"`{name}` cannot be called here: a constant is arithmetic on parameters."
+        known = list(self.functions) if called else [*self.names, *_CONSTANTS]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}."
+        return f"the {'function' if called else 'name'} `{name}` is unknown; {hint}"
+
+    def fail(self, token: _Token, message: str) -> NoReturn:
+        """Raises the error, at a token of the line that is shown."""
+        start = self.expression.rfind("\n", 0, token.position) + 1
+        line = self.expression[start:].partition("\n")[0].rstrip()
+        margin = len(line) - len(line.lstrip())
+        mark = " " * (token.position - start - margin) + "^" * len(token.text)
+        where = self.part.line(self.expression.count("\n", 0, token.position))
+        raise ExpressionError(f"{where}: {message}\n    {line.strip()}\n    {mark}")
+
+
+def cuda(expression: str) -> str:
+    """As the compiler gets it: ``1`` is ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` is ``a - -b``."""
+    pieces = (f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression))
+    return re.sub(r"-(?=-)", "- ", "".join(pieces)).replace("\r", " ")
+
+
+def in_double(expression: str) -> str:
+    """A constant as the compiler gets it: of parameters as they arrive, doubles whose names end in an underscore."""
+    tokens = _TOKEN.finditer(cuda(expression))
+    return "".join(f"{m[0]}_" if m.lastgroup == "name" and m[0] not in _CONSTANTS else m[0] for m in tokens)

@@ -1,0 +1,129 @@
+"""One GPU as an engine sees it: allocation, the current stream, workspaces, addresses, in terms of no array library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cupylosses.jit.gpu import Chip
+
+#: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
+EXPECTATIONS = 4096
+
+#: Doubles in front of the partial sums: the ticket of the last block.
+TICKET = 2
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a plan needs to know of an operand; ``misalignment`` is its address modulo 16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    misalignment: int
+
+
+class Device(ABC):
+    """One GPU through the eyes of one array library."""
+
+    #: False where kernels run on the host, for tests.
+    is_gpu = True
+    #: What makes launchers for it; None for the compiler's own.
+    launcher: Callable[..., Any] | None = None
+    #: The library's current stream on this device.
+    stream: Callable[[], int]
+    #: Whether that is being captured into a CUDA graph. It is not asked of the default stream, 0, which never is.
+    capturing: Callable[[], bool]
+    #: Waits for it.
+    synchronize: Callable[[], None]
+    #: The strides of an array of the library's, in elements.
+    strides: Callable[[Any], tuple[int, ...]]
+    #: A normalizer of any library as a double on this device; a number where it has to be read from the CPU.
+    double: Callable[[Any], Any]
+
+    def __init__(self, index: int, processors: int, chip: Chip | None = None) -> None:
+        self.index = index
+        self.processors = processors
+        #: What losses of rows can make use of.
+        self.chip = chip or Chip()
+        self._workspaces: dict[int, tuple[Any, int, int]] = {}
+        self._table: tuple[Any, int] | None = None
+        self._status: tuple[Any, int] | None = None
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        """A new array with these strides, in elements, on the current stream."""
+
+    @abstractmethod
+    def full(self, count: int, value: float) -> Any:
+        """``count`` doubles, set on the current stream."""
+
+    def kept(self, count: int, value: float) -> Any:
+        """The same, to be kept for the life of the process: in nobody's pool of memory."""
+        return self.full(count, value)
+
+    @abstractmethod
+    def visible(self, words: int) -> tuple[Any, int]:
+        """Memory of so many zeros of 64 bits that kernels and the host can both read and write, and its address."""
+
+    @abstractmethod
+    def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
+        """A copy with other strides, on the current stream."""
+
+    @abstractmethod
+    def address(self, array: Any) -> int:
+        """The device address of an array that this object allocated."""
+
+    def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
+        """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
+
+        One per stream, since launches of one stream run one after another. A captured launch gets its own, because its
+        graph may be replayed on any stream; the graph then owns the memory.
+        """
+        need = TICKET + groups
+        if capturing:
+            array = self.full(need, 0.0)
+            return array, self.address(array)
+        found = self._workspaces.get(stream)
+        if found is None or found[2] < need:
+            size = max(need, 1024)
+            array = self.kept(size, 0.0)
+            found = self._workspaces[stream] = (array, self.address(array), size)
+        return found[0], found[1]
+
+    @property
+    def has_status(self) -> bool:
+        """Whether any kernel can have reported a label."""
+        return self._status is not None
+
+    def status(self) -> int:
+        """The address of what kernels report of labels out of range, or 0 where there is none yet under capture."""
+        if self._status is None:
+            if self.capturing():
+                return 0
+            self._status = self.visible(8)
+        return self._status[1]
+
+    def expectation(self, slot: int) -> int:
+        """The address of a slot in the table of expected grad_outputs, or 0 where there is none yet under capture."""
+        if self._table is None:
+            if self.capturing():
+                return 0
+            array = self.kept(EXPECTATIONS, 1.0)
+            self._table = (array, self.address(array))
+        return self._table[1] + 8 * slot
+
+
+class Divisor:
+    """What a sum is divided by, as kernels take it: a number, or one that lies on the device, and is kept alive."""
+
+    __slots__ = ("arguments", "array", "counted")
+
+    def __init__(self, number: float, array: Any = None, address: int = 0) -> None:
+        self.counted = array is not None
+        self.array = array
+        # A mean of nothing has no gradient: 0, because 0 * inf would be NaN.
+        self.arguments = (number, address) if self.counted else (number, 1.0 / number if number else 0.0)

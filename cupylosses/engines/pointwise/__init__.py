@@ -1,0 +1,1 @@
+"""The pointwise engine: losses of elements, their reductions and the gradients of broadcast operands."""

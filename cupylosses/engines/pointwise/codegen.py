@@ -1,0 +1,370 @@
+"""From a definition to CUDA source.
+
+The kernels under ``kernels/`` are complete but for types and the loss itself. What is generated here is the glue: the
+loss as a functor on dual numbers, and ``extern "C"`` entry points that fill in types and call the skeleton. Everything
+that can be wrong in a loss's expression is reported by the compiler at ``<loss>.<name>``, in the skeleton at
+``kernels/<file>``, because every part of the source carries its own ``#line``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupylosses.checks import FLOATING
+from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.jvp import Directional
+from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
+from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import glue
+from cupylosses.jit.glue import (
+    FUNCTOR,
+    STORAGE,
+    call_signature,
+    choice_constant,
+    counted_divisor,
+    nested,
+    written_at,
+)
+
+#: The files that the entry points of pointwise losses need.
+POINTWISE = (*FUNCTOR, "reduce.cuh", "layout.cuh", "expectation.cuh", "pointwise.cuh")
+SUMMING = (*POINTWISE, "sum_over.cuh")
+
+#: The entry points. The first three belong to a reduced loss, the next two to `reduction="none"`.
+KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
+    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "elements": "a value per element",
+    "elements_gradient": "the gradients for a grad_output per element",
+    "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
+    "combine_slices": "the gradient of one broadcast operand from its slices",
+    "sum_over": "the value summed over some dimensions, or slices of it",
+    "combine_sums": "the value summed over some dimensions from its slices",
+}
+REDUCED = frozenset({"value", "value_and_gradient"})
+SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
+SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
+
+_ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What distinguishes one compiled module from another; hashable, and complete: equal variants have equal source.
+
+    ``kind`` names the entry point: one of :data:`KINDS`.
+    ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
+    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device.
+    """
+
+    loss: Loss
+    flags: tuple[int, ...]
+    kind: str
+    storage: tuple[str, ...]
+    result: str
+    layout: str
+    lanes: int
+    access: tuple[str, ...]
+    gradients: tuple[bool, ...]
+    columns: bool = False
+    compute: str = "float32"
+    counted: bool = False
+
+    @property
+    def title(self) -> str:
+        """The variant in words, for error messages and file names."""
+        dtypes = "-".join(STORAGE[x][1] for x in self.storage)
+        wanted = "".join("1" if x else "0" for x in self.gradients)
+        access = "-".join(self.access)
+        flags = "".join(str(int(x)) for x in self.flags)
+        parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}", access]
+        parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
+        if self.compute != ("float64" if self.result == "float64" else "float32"):
+            parts.append(f"in-{STORAGE[self.compute][1]}")
+        parts += ["counted"] if self.counted else []
+        return "_".join(parts)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        dtypes = "_".join(dict.fromkeys(STORAGE[x][1] for x in self.storage))
+        return f"{self.loss.name}_{self.kind}_{dtypes}"
+
+    def source(self) -> str:
+        """The whole translation unit."""
+        return _source(self)
+
+    def argument_format(self) -> str:
+        """The arguments that differ from call to call as a :mod:`struct` format: "q" an address, "d" a number."""
+        return "".join("q" if "*" in x else "d" for x in _varying_arguments(self))
+
+
+def title(loss: Loss) -> str:
+    """The name of a loss, and what distinguishes its form from others of it."""
+    return f"{loss.name}_{loss.suffix}" if isinstance(loss, Form) else loss.name
+
+
+#: The arguments of each entry point that stand between the tensors and the parameters.
+_OWN_ARGUMENTS = {
+    "value": ["double* memory", "Result* value"],
+    "value_and_gradient": ["double* memory", "Result* value", "const double* expected", "double* used"],
+    "verify_gradient": ["const Result* grad_output", "const double* used", "double* expected"],
+    "elements": ["Result* values"],
+    "elements_gradient": ["const Result* grad_output"],
+} | {kind: ["const Result* grad_output", "double* partials"] for kind in SUMS}
+
+
+def _varying_arguments(variant: Variant) -> list[str]:
+    """The declarations of the arguments that differ from call to call. They stand first in every entry point; what a
+    plan fixes stands last, and is packed once. Names from a definition end in an underscore, as no other name does, or
+    in `_gradients`, as none of the kernels' names does.
+    """
+    tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
+    return [
+        *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
+        *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
+        *(["Result* sums"] if variant.kind in SUMS_OF_VALUES else []),
+        *_OWN_ARGUMENTS[variant.kind],
+        *(f"double {x.name}_" for x in variant.loss.parameters),
+        *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
+    ]
+
+
+def _source(variant: Variant) -> str:
+    files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
+    if isinstance(variant.loss, Directional):
+        files = nested(files)
+    return f'{_precision(variant)}{glue.skeleton(files)}#line 1 "<{variant.title}>"\n{generated(variant)}'
+
+
+def _precision(variant: Variant) -> str:
+    """What the arithmetic of a variant must keep: only 16 bits where no floating operand and no result has more, and
+    nothing is differentiated twice.
+    """
+    floats = [x for x in (*variant.storage, variant.result) if x in FLOATING]
+    narrow = all(ITEMSIZE[x] == 2 for x in floats) and variant.compute == "float32"
+    narrow = narrow and not isinstance(variant.loss, Directional)
+    return f"constexpr bool kNarrow = {str(narrow).lower()};\n"
+
+
+def generated(variant: Variant) -> str:
+    """The part of the source that is written for this variant."""
+    body = _sum_entry(variant) if variant.kind in SUMS else _pointwise_entry(variant)
+    return f"{functor(variant)}\n{body}"
+
+
+def functor(variant: Variant) -> str:
+    """The loss as a functor on dual numbers.
+
+    Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
+    underscore where the definition's names have none.
+    """
+    loss, compute = variant.loss, STORAGE[variant.compute][0]
+    heavy = f"  static constexpr int kHeavy = {loss.heavy};"
+    if isinstance(loss, Directional):
+        # On numbers of whatever kind: of the arithmetic type, or nested.
+        lines = ["struct Base {", f"  using Compute = {compute};"]
+        lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss, heavy)]
+    else:
+        lines = ["struct Loss {", f"  using Compute = {compute};", heavy, *_operator(variant, loss, compute), "};"]
+    return "\n".join(lines) + "\n"
+
+
+def _operator(variant: Variant, loss: Loss, number: str) -> list[str]:
+    """The parameters, and the value from operands that are dual numbers of type ``number``."""
+    operands = [x.name for x in loss.operands]
+    lines = [f"  double {x.name}_;" for x in loss.parameters]
+    lines += ["", *call_signature(operands)]
+    if number == "_number":
+        lines += [f"    using _number = typename {operands[0]}_::Scalar;"]
+    lines += [f"    constexpr {choice_constant(x, i)};" for x, i in zip(loss.flags, variant.flags, strict=True)]
+    lines += [f"    const auto {x.name} = ::constant<{number}>({x.name}_);" for x in loss.parameters]
+    for name, expression in loss.constants.items():
+        lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+        lines += [f"    const auto {name} = ::constant<{number}>({name}_);"]
+    for name, expression in loss.let.items():
+        lines += [*written_at(loss, name), f"    const auto {name} = {cuda(expression)};"]
+    form = loss if isinstance(loss, Form) else None
+    if form is None and not loss.derivatives:
+        lines += [*written_at(loss, "value"), f"    return ::lift<{number}>({cuda(loss.value)});"]
+    else:
+        result = "unweighted"
+        lines += [*written_at(loss, "value"), f"    const auto unweighted = ::lift<{number}>({cuda(loss.value)});"]
+        for name, expression in loss.derivatives.items():
+            lines += [*written_at(loss, f"derivatives.{name}")]
+            lines += [f"    const auto _{name}_slope = ::lift<{number}>({cuda(expression)});"]
+            result = f"::with_derivative({result}, {name}, _{name}_slope)"
+        if loss.derivatives and number == "_number":
+            result = f"::with_directions({', '.join([result, *operands])})"
+        if form and form.weight:
+            result = f"::weighted(weight, {result})"
+        lines += [f"    return {f'::where(mask != 0, {result}, 0)' if form and form.mask else result};"]
+    return [*lines, f'#line 1 "<{variant.title}>.entries"', "  }"]
+
+
+def _direction(variant: Variant, loss: Directional, heavy: str) -> list[str]:
+    """The derivative of `Base` along the directions that are the last operands."""
+    operands = [x.name for x in loss.operands]
+    along = sum(1 << i for i, moves in enumerate(loss.along) if moves)
+    counts = ["mask != 0"] if loss.mask else []
+    counts += [{"array": "weight != 0", "number": "_base.weight_ != 0"}[loss.weight]] if loss.weight else []
+    return [
+        "struct Loss {",
+        f"  using Compute = {STORAGE[variant.compute][0]};",
+        heavy,
+        "  Base _base;",
+        "",
+        *call_signature(operands),
+        f"    const bool _counts = {' && '.join(counts) or 'true'};",
+        f"    return ::directional<{along}u>(_base, _counts, {', '.join(operands)});",
+        "  }",
+        "};",
+    ]
+
+
+def _source_types(variant: Variant) -> list[str]:
+    return [
+        f"Source<{STORAGE[dtype][0]}, Access::{_ACCESS[access]}>"
+        for dtype, access in zip(variant.storage, variant.access[:-1], strict=True)
+    ]
+
+
+def _types(variant: Variant) -> list[str]:
+    sinks = [
+        f"Sink<{STORAGE[dtype][0]}>" if wanted else "Absent"
+        for dtype, wanted in zip(variant.storage, variant.gradients, strict=True)
+    ]
+    result = STORAGE[variant.result][0]
+    element = "Absent"
+    if variant.kind == "elements":
+        element = f"Sink<{result}>"
+    elif variant.access[-1] != "none":
+        element = f"Source<{result}, Access::{_ACCESS[variant.access[-1]]}>"
+    return [
+        f"using Result = {result};",
+        f"using Sources = Tuple<{', '.join(_source_types(variant))}>;",
+        f"using Sinks = Tuple<{', '.join(sinks)}>;",
+        f"using Element = {element};",
+    ]
+
+
+def loss_argument(variant: Variant) -> str:
+    """The functor, constructed from the parameters of an entry point."""
+    parameters = f"{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
+    return f"Loss{{Base{parameters}}}" if isinstance(variant.loss, Directional) else f"Loss{parameters}"
+
+
+def _sources_argument(variant: Variant) -> str:
+    names = [x.name for x in variant.loss.operands]
+    return f"make_tuple({', '.join(f'{t}{{{n}_}}' for t, n in zip(_source_types(variant), names, strict=True))})"
+
+
+def _blocks_per_sm(variant: Variant) -> int:
+    """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
+    then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
+    most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
+    only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
+    what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
+    have an SM to themselves. What is differentiated twice takes more registers than any of these.
+    """
+    if isinstance(variant.loss, Directional):
+        return BLOCKS_PER_SM_OTHERS
+    widths = {ITEMSIZE[x] for x in variant.storage}
+    small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
+    simple = variant.layout == "flat" or variant.lanes * len(variant.storage) <= 8
+    if variant.loss.heavy:
+        simple = variant.layout == "flat" and variant.compute == "float32"
+    if variant.loss.heavy > 1:
+        simple &= "splat" not in variant.access[:-1]
+        if variant.layout != "flat" and variant.lanes * sum(variant.gradients) > 8:
+            return 1
+    return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
+
+
+def _rank(variant: Variant) -> int:
+    """The outer dimensions that a kernel has room for: with one there is no division to find them."""
+    return 1 if variant.layout == "matrix" else max_rank(len(variant.loss.operands))
+
+
+def _pointwise_entry(variant: Variant) -> str:
+    operands = variant.loss.operands
+    wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
+    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradients}}" if w else "Absent{}" for name, storage, w in wanted)
+    if variant.layout == "flat":
+        layout_type, layout_parameter = f"Flat<{variant.lanes}>", "int64 elements"
+        layout_local = ["  const Layout layout{elements};"]
+    else:
+        rank = _rank(variant)
+        layout_type = f"Rows<{variant.lanes}, {2 * len(operands) + 1}, {rank}>"
+        layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
+    unroll = f"<{UNROLL[variant.lanes]}>"
+    element, call = {
+        "value": ("Absent{}", f"reduce_value{unroll}(program, groups, memory, divisor, value)"),
+        "value_and_gradient": (
+            "Absent{}",
+            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, scale, value, expected, used)",
+        ),
+        "verify_gradient": (
+            "Absent{}",
+            f"verify_gradient{unroll}(program, groups, scale, grad_output, used, expected)",
+        ),
+        "elements": ("Element{values}", f"map_elements{unroll}(program, groups, scale)"),
+        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups, scale)"),
+    }[variant.kind]
+    fixed = ["int64 groups", layout_parameter]
+    lines = [
+        *_types(variant),
+        f"using Layout = {layout_type};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {_blocks_per_sm(variant)})',
+        f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
+        *layout_local,
+        *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
+        f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
+        f"      {loss_argument(variant)}, layout, {_sources_argument(variant)},",
+        f"      make_tuple({sinks}), {element}}};",
+        f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sum_entry(variant: Variant) -> str:
+    of_values = variant.kind in SUMS_OF_VALUES
+    slot = None if of_values else variant.gradients.index(True)
+    storage = "Result" if slot is None else STORAGE[variant.storage[slot]][0]
+    sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradients"
+    per_element = variant.access[-1] != "none"
+    rank = _rank(variant)
+    dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {rank}>"
+    fixed = [
+        "int64 outputs",
+        "int64 length",
+        "int64 slices",
+        "int64 slice_length",
+        f"const __grid_constant__ {dimensions} kept",
+        f"const __grid_constant__ {dimensions} reduced",
+    ]
+    term = "kValue" if slot is None else str(slot)
+    factors = "divisor, 1.0" if of_values else "1.0, scale"
+    mapping = f"<{str(variant.columns).lower()}>"
+    slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, partials)"
+    call = "combine_slices(program, deposit, outputs, slices, partials)" if "combine" in variant.kind else slices
+    lines = [
+        *_types(variant),
+        "",
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
+        f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
+        *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
+        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.lanes}> program{{",
+        f"      {loss_argument(variant)}, {_sources_argument(variant)},",
+        f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
+        f"  const Deposit<{storage}, Result> deposit{{",
+        f"      {sums}, {'nullptr' if per_element or of_values else 'grad_output'}, {factors}}};",
+        f"  {call};",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"

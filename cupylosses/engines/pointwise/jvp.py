@@ -1,0 +1,99 @@
+"""The derivative of a loss along a direction: a loss of its own, from which second derivatives come.
+
+For a loss L of operands x_i and a direction v_i for some of them it is, per element, the sum over i of v_i dL/dx_i. Its
+reduced value is what forward mode asks for, and its gradients are what backward through a gradient asks for. The engine
+takes it as it takes any loss: it knows nothing of second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from cupylosses import interop
+from cupylosses.definition.base import Operand
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.reference import elements as formula_elements
+
+
+@dataclass(frozen=True, eq=False)
+class Directional(Form):
+    """``base``, which is a loss or a form of one, differentiated along a direction for each operand that ``along`` has.
+
+    The directions are operands behind those of ``base``, in their order. An element that a mask or a weight of 0 leaves
+    out is 0 whatever its directions hold, but for the derivative with respect to the weight.
+    """
+
+    along: tuple[bool, ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """What distinguishes it from other forms of its loss, for the names of kernels."""
+        form = [self.base.suffix] if isinstance(self.base, Form) else []
+        return "_".join([*form, f"along{''.join(str(int(x)) for x in self.along)}"])
+
+
+def direction_name(operand: Operand) -> str:
+    """The name of an operand's direction: no operand of a user can have two underscores in a row."""
+    return f"{operand.name}__direction"
+
+
+@cache
+def directional(loss: Loss, along: tuple[bool, ...]) -> Directional:
+    """The derivative of a loss, or of a form of it, along directions; the same object for the same arguments.
+
+    ``along`` says for each operand whether it has a direction; the caller sees to it that these are floating.
+
+    Raises:
+        TypeError: ``loss`` is directional itself. Third derivatives are those of the reference formula.
+        ValueError: ``along`` has not one entry per operand, or none that is true.
+    """
+    if isinstance(loss, Directional):
+        raise TypeError(
+            f"{loss.name}: it is the derivative along a direction already; differentiate its reference formula"
+        )
+    if len(along) != len(loss.operands) or not any(along):
+        raise ValueError(f"{loss.name}: `along` must say for each of {len(loss.operands)} operands whether it moves")
+    moving = [x for x, moves in zip(loss.operands, along, strict=True) if moves]
+    directions = tuple(Operand(direction_name(x), f"The direction of `{x.name}`.") for x in moving)
+    own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
+    own |= {"operands": (*loss.operands, *directions), "kinks": Loss.kinks, "cases": ({},), "warn_broadcast": False}
+    # What a vector takes in registers is twice that of the loss, and more.
+    own |= {"heavy": min(loss.heavy + 1, 2), "reference": loss.reference and _reference(loss, along)}
+    form = loss if isinstance(loss, Form) else Form(**{x.name: getattr(loss, x.name) for x in fields(Loss)})
+    return Directional(**own, base=loss, numbers=form.numbers, weight=form.weight, mask=form.mask, along=tuple(along))
+
+
+def _reference(loss: Loss, along: tuple[bool, ...]) -> Callable[..., Any]:
+    """The formula of the derivative from that of the loss, by torch: NumPy has no derivatives."""
+    count = len(loss.operands)
+
+    def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
+        if interop.kind(arrays[0]) != "torch":
+            raise TypeError(f"{loss.name}: derivatives along a direction are taken of torch tensors")
+        import torch
+
+        followed = torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
+        with torch.enable_grad():
+            # Of the full shape: the derivative with respect to a broadcast operand would be the sum of those here.
+            full = torch.broadcast_tensors(*arrays)
+            given = [x if x.requires_grad else x.detach().requires_grad_(x.is_floating_point()) for x in full]
+            elements = formula_elements(loss, given[:count], values)
+            moving = [x for x, moves in zip(given[:count], along, strict=True) if moves]
+            slopes = torch.autograd.grad(elements.sum(), moving, create_graph=True, allow_unused=True)
+            named = dict(zip((x.name for x in loss.operands), full, strict=False))
+            weight = named.get("weight", values.get("weight")) if isinstance(loss, Form) and loss.weight else 1
+            counts = (torch.ones_like(elements) * weight).detach() != 0
+            if isinstance(loss, Form) and loss.mask:
+                counts &= named["mask"] != 0
+            total = torch.zeros_like(elements)
+            for slope, direction in zip(slopes, full[count:], strict=True):
+                if slope is not None:
+                    used = counts | (slope.detach() != 0) | direction.isfinite()
+                    total = total + slope * torch.where(used, direction, 0.0)
+        return total if followed else total.detach()
+
+    return reference

@@ -1,0 +1,250 @@
+"""Launch geometry: how a loss's index space is laid out, cut and spread over a GPU. Pure functions of integers.
+
+Nothing here knows a device, an array library or a loss; all of it is tested without a GPU. Three decisions are made:
+
+``layout``
+    which dimensions can be merged, which one is innermost, and how many neighbouring elements a lane takes at once;
+``groups`` and ``threads``
+    how the elements are cut, which fixes the order of additions (never from the device);
+``grid``
+    how many blocks run (the only thing that looks at the device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from cupylosses.definition.base import MAX_OPERANDS
+from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
+from cupylosses.jit.gpu import WARP
+
+#: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
+#: and with them the strides of all tensors, have 4 KiB before CUDA 12.1.
+MAX_RANK_OF_MANY = 15
+
+#: Threads of a block; blocks of an SM that a grid is cut for, and that kernels are compiled for which fit into the 80
+#: registers a thread that this leaves (``codegen.py`` says which). The others would spill, and get 128.
+MAX_THREADS = 256
+BLOCKS_PER_SM = 3
+BLOCKS_PER_SM_OTHERS = 2
+
+#: Vectors a lane has in flight, by lanes per vector.
+UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4}
+
+#: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
+#: the last block to add at once.
+MAX_GROUPS = 3 << 10
+
+#: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
+MIN_BLOCKS = 64
+
+#: Partial sums of a broadcast operand's gradient (doubles), and the slices that are worth having.
+MAX_PARTIALS = 1 << 19
+SLICE_TERMS = 128
+TARGET_WARPS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One tensor as the layout sees it: strides in elements, bytes per element, address modulo 16."""
+
+    strides: tuple[int, ...]
+    itemsize: int
+    misalignment: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A merged index space. ``sizes`` and each of ``strides`` run from the innermost dimension outwards."""
+
+    kind: str
+    lanes: int
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    access: tuple[str, ...]
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return prod(self.sizes)
+
+    @property
+    def vectors(self) -> int:
+        """The number of vectors; only a flat layout may end in a partial one."""
+        return -(-self.elements // self.lanes)
+
+    def words(self) -> list[int]:
+        """The kernel's ``Rows`` as 64-bit words, in the order of its fields."""
+        rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.lanes
+        inner = [s[0] for s in self.strides]
+        head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
+        rank = 1 if self.kind == "matrix" else max_rank(len(self.strides) // 2)
+        return head + dimension_words(self.sizes[1:], [s[1:] for s in self.strides], rank)
+
+
+def max_rank(operands: int) -> int:
+    """The outer dimensions that a kernel of so many operands has room for."""
+    return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
+
+
+def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
+    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow."""
+    sizes, strides = merge(shape, [x.strides for x in streams])
+    most = max_rank(len(streams) // 2)
+    if len(sizes) - 1 > most:
+        raise ValueError(
+            f"cupylosses: at most {most + 1} dimensions that cannot be merged, got {len(sizes)}; "
+            "make the tensors contiguous with `.contiguous()`."
+        )
+    flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
+    lanes = 1
+    if all(s[0] in (0, 1) for s in strides):
+        lanes = _widest(sizes, strides, streams, flat)
+    access = tuple(_access(s, lanes, flat) for s in strides)
+    kind = "flat" if flat else "matrix" if len(sizes) <= 2 else "rows"
+    return Layout(kind, lanes, sizes, strides, access)
+
+
+def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
+    # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
+    read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
+    items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
+    lanes = min(16 // min(items), 32 // max(items))
+    while lanes > 1:
+        fits = flat or sizes[0] % lanes == 0
+        for stream, stride in zip(streams, strides, strict=True):
+            if stride[0] == 1:
+                word = min(16, lanes * stream.itemsize)
+                fits = fits and stream.misalignment % word == 0 and all(s % lanes == 0 for s in stride[1:])
+        if fits:
+            break
+        lanes //= 2
+    return lanes
+
+
+def _access(strides: Sequence[int], lanes: int, flat: bool) -> str:
+    if strides[0] == 0 and (flat or lanes > 1):
+        return "splat"
+    return "reused" if 0 in strides else "stream"
+
+
+def groups(vectors: int, lanes: int) -> int:
+    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise.cuh``).
+
+    Depends on nothing else, by design: the sum has the same bits on every GPU.
+    """
+    return min(-(-vectors // (WARP * UNROLL[lanes])), MAX_GROUPS)
+
+
+def threads(groups: int) -> int:
+    """Threads of a block: fewer where there are few groups, for at least MIN_BLOCKS blocks.
+
+    Depends on the groups alone, because the last block's sum over the partials is cut by it.
+    """
+    count = MAX_THREADS
+    while count > 64 and groups * WARP < count * MIN_BLOCKS:
+        count //= 2
+    return count
+
+
+def grid(groups: int, threads: int, processors: int) -> int:
+    """Blocks for ``groups`` groups of one warp each on a GPU with this many SMs.
+
+    No more than run at once, and no more than it takes for the same number of rounds: full rounds finish together.
+    """
+    per_block = threads // WARP
+    most = processors * BLOCKS_PER_SM * (MAX_THREADS // threads) * per_block
+    rounds = -(-groups // most)
+    return max(1, -(-groups // (rounds * per_block)))
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """The sum over the dimensions that an operand was broadcast along; each list runs innermost first."""
+
+    columns: bool
+    outputs: int
+    length: int
+    slices: int
+    slice_length: int
+    kept: tuple[int, ...]
+    kept_strides: tuple[tuple[int, ...], ...]
+    reduced: tuple[int, ...]
+    reduced_strides: tuple[tuple[int, ...], ...]
+    lanes: int = 1
+    access: tuple[str, ...] = ()
+
+    @property
+    def warps(self) -> int:
+        """How many warps find something to do."""
+        return (-(-self.outputs // (WARP * self.lanes)) if self.columns else self.outputs) * self.slices
+
+
+def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
+    """Splits a non-empty shape into what a broadcast operand keeps and what is summed.
+
+    ``streams`` are the strides of what is read, ``result`` those of the gradient, 0 where it is summed over.
+    """
+    kept_dims = [d for d in range(len(shape)) if result[d] != 0 and shape[d] != 1]
+    summed = [d for d in range(len(shape)) if result[d] == 0 and shape[d] != 1]
+    everything = [*streams, result]
+    kept, kept_strides = merge([shape[d] for d in kept_dims], [[s[d] for d in kept_dims] for s in everything])
+    reduced, reduced_strides = merge([shape[d] for d in summed], [[s[d] for d in summed] for s in everything])
+    if not kept_dims:
+        kept_strides = tuple((0,) for _ in everything)
+    if not summed:
+        reduced_strides = tuple((0,) for _ in everything)
+    most = max_rank(len(streams) - 1)
+    if max(len(kept), len(reduced)) > most:
+        raise ValueError(
+            f"cupylosses: at most {most} dimensions that cannot be merged, got {max(len(kept), len(reduced))}; "
+            "make the tensors contiguous with `.contiguous()`."
+        )
+    outputs, length = prod(kept), prod(reduced)
+    # Lanes run along whichever of the two is nearer to unit stride in the streams that have both, which are the large
+    # ones; ties go to the longer one.
+    large = [i for i in range(len(streams)) if any(kept_strides[i]) and any(reduced_strides[i])]
+    near = [_nearest([strides[i] for i in large]) for strides in (kept_strides, reduced_strides)]
+    columns = outputs > 1 and (near[0] < near[1] or (near[0] == near[1] and outputs >= length))
+    warps = -(-outputs // WARP) if columns else outputs
+    terms = SLICE_TERMS if columns else SLICE_TERMS * WARP
+    slices = max(1, min(-(-length // terms), TARGET_WARPS // warps, MAX_PARTIALS // outputs))
+    slice_length = -(-length // slices)
+    return SumLayout(
+        columns,
+        outputs,
+        length,
+        -(-length // slice_length),
+        slice_length,
+        kept,
+        kept_strides,
+        reduced,
+        reduced_strides,
+    )
+
+
+def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> SumLayout:
+    """The same sums with as many neighbouring elements in a lane as sizes, strides and addresses allow.
+
+    Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added.
+    """
+    along = x.kept if x.columns else x.reduced
+    strides = list(zip(*((x.kept_strides, x.reduced_strides) if x.columns else (x.reduced_strides, x.kept_strides))))
+    everything = [*streams, result] if x.columns else list(streams)
+    inner = [strides[i][0][0] for i in range(len(everything))]
+    lanes = 1
+    if all(s in (0, 1) for s in inner):
+        others = [(*a[1:], *b) for a, b in strides[: len(everything)]]
+        lanes = _widest((along[0],), [(i, *o) for i, o in zip(inner, others, strict=True)], everything, False)
+    access = ["stream"] * len(streams)
+    if lanes > 1:
+        access = [_access((*a, *b), lanes, False) for a, b in strides[: len(streams)]]
+    length = x.slice_length if x.columns else -(-x.slice_length // lanes) * lanes
+    return replace(x, lanes=lanes, access=tuple(access), slice_length=length, slices=-(-x.length // length))
+
+
+def _nearest(strides: Sequence[Sequence[int]]) -> int:
+    """The smallest non-zero innermost stride of the streams."""
+    return min((abs(s[0]) for s in strides if s[0] != 0), default=1 << 62)

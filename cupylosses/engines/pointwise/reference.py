@@ -1,0 +1,90 @@
+"""The reference formulas, through the array API: the path of CPU arrays, and the third derivatives of any.
+
+Written for being right, not fast: a formula of a definition runs in the arithmetic type (float32; float64 for float64
+operands and NumPy arrays), sums run in float64, and the result is rounded once. Derivatives are those of the array
+library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cupylosses import checks, interop
+from cupylosses.definition.base import MASK, WEIGHT
+from cupylosses.engines.pointwise.call import Call
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.reduction import resolve
+from cupylosses.reference_math import detached
+
+
+def evaluate(call: Call, promoted: str) -> Any:
+    """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
+    loss, operands, parameters = call.loss, call.operands, call.parameters
+    xp = interop.namespace(operands[0])
+    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    resolved = resolve(loss, call.reduction, shape)
+    # NumPy's own functions of float32 are off by several units.
+    single = promoted != "float64" and interop.kind(operands[0]) != "numpy"
+    wide = [xp.astype(x, xp.float32 if single else xp.float64, copy=False) for x in operands]
+    result = elements(loss, wide, loss.bind(parameters, call.flags))
+    if resolved.dims != ():
+        axis = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
+        total = xp.sum(result, axis=axis, dtype=xp.float64) if shape else xp.astype(result, xp.float64)
+        divisor = _number(xp, total, resolved.divisor)
+        if resolved.weighted:
+            divisor = divisor * parameters[-1]
+        if call.normalizer is not None:
+            divisor = divisor * call.normalizer
+        elif resolved.counted:
+            divisor = divisor * _counted(xp, call, wide, shape, axis, resolved.weights)
+        result = divide(xp, total, divisor)
+    return xp.astype(result, getattr(xp, call.reduction.out_dtype or promoted), copy=False)
+
+
+def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
+    """The value per element, in the dtype of the operands; values of parameters and flags by name."""
+    if loss.reference is None:
+        raise checks.no_reference(loss)
+    xp = interop.namespace(operands[0])
+    found = loss.reference(xp, *operands, **values)
+    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    if tuple(getattr(found, "shape", ())) != shape:
+        raise checks.reduced_reference(loss, getattr(found, "shape", None), shape)
+    if interop.kind(found) == "torch" and found.requires_grad:
+        found = _with_nan_gradients(xp, found, operands)
+    return found
+
+
+def divide(xp: Any, total: Any, divisor: Any) -> Any:
+    """A sum over its divisor. Nothing over nothing is NaN, but its gradient is 0: 0 * inf must not arise."""
+    if isinstance(divisor, (int, float)):
+        divisor = _number(xp, total, divisor)
+    empty = divisor == 0
+    quotient = total / xp.where(empty, xp.ones_like(divisor), divisor)
+    return xp.where(empty, detached(total) / detached(divisor), quotient)
+
+
+def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axis: Sequence[int], weights: bool) -> Any:
+    """The weights, or elements, that the mask leaves, summed over the reduced dimensions."""
+    given = {o.name: x for o, x in zip(call.loss.operands, wide, strict=True) if o in (WEIGHT, MASK)}
+    counted = given["weight"] if weights else given["mask"]
+    if weights and "mask" in given:
+        counted = xp.where(given["mask"] != 0, counted, xp.zeros_like(counted))
+    counted = xp.astype(xp.broadcast_to(counted, tuple(shape)), xp.float64, copy=False)
+    return xp.sum(counted, axis=tuple(axis)) if shape else counted
+
+
+def _number(xp: Any, like: Any, value: float) -> Any:
+    return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
+
+
+def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:
+    """The same values; where one is NaN, so are its derivatives with respect to every operand.
+
+    The kernels have this rule. torch has none: its ``abs`` says 0, and a ``where`` forgets the operand not chosen.
+    """
+    bad = xp.isnan(elements)
+    zero = xp.zeros_like(elements)
+    squares = sum(xp.where(bad, x, zero) ** 2 for x in operands)
+    return xp.where(bad, squares * xp.where(bad, elements.detach(), zero), elements)

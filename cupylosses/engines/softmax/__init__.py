@@ -1,0 +1,1 @@
+"""The softmax engine: losses of rows of logits, against class indices or dense targets."""

@@ -1,0 +1,227 @@
+"""The checks of what losses of rows take besides, with their messages, in the manner of :mod:`cupylosses.checks`.
+
+``IndexError`` for labels that are no class, which only reading them finds.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from cupylosses import checks
+from cupylosses.checks import FLOATING, INTEGER
+from cupylosses.definition.base import Parameter
+from cupylosses.engines.softmax.call import RowCall
+from cupylosses.engines.softmax.definition import CHECKS, IGNORED, RowLoss
+
+_names: dict[Any, str] = {}
+
+
+def dtype_name(x: Any) -> str:
+    """The name of an array's dtype."""
+    found = _names.get(x.dtype)
+    if found is None:
+        found = str(x.dtype)
+        # Those of torch alone are kept: torch.compile cannot read a dictionary that has others for keys.
+        if found.startswith("torch."):
+            found = _names[x.dtype] = found.removeprefix("torch.")
+    return found
+
+
+def kind(loss: RowLoss, target: Any) -> str:
+    """What a target is. Where it may be indices or something else its dtype decides, never its shape."""
+    if len(loss.targets) == 1:
+        return loss.targets[0]
+    return str(loss.dense) if dtype_name(target) in FLOATING else "indices"
+
+
+def class_dimension(loss: RowLoss, value: Any, shape: Sequence[int]) -> int:
+    """The class dimension counted from 0; by default that of the loss."""
+    rank, name = len(shape), loss.operands[0].name
+    if rank == 0:
+        raise ValueError(
+            f"{loss.name}: `{name}` needs a class dimension, got no dimensions. Pass shape (1, C) or (C,)."
+        )
+    if value is None:
+        return 1 if rank > 1 else 0
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{loss.name}: `class_dim` must be an integer, got {value!r}.")
+    if not -rank <= int(value) < rank:
+        raise ValueError(
+            f"{loss.name}: `class_dim` must be within {-rank} to {rank - 1} for `{name}` of shape {tuple(shape)}, got "
+            f"{value}."
+        )
+    return int(value) % rank
+
+
+def scale(loss: RowLoss, name: str, value: Any) -> float:
+    """What multiplies or divides logits: finite and above 0."""
+    value = checks.parameter(loss, Parameter(name, 1.0, "", minimum=0.0, exclusive=True), value)
+    if value == inf:
+        raise ValueError(f"{loss.name}: `{name}` must be finite, got inf.")
+    return value
+
+
+def softcap(loss: RowLoss, value: Any) -> float:
+    """What logits are kept below; 0 for None."""
+    return 0.0 if value is None else scale(loss, "softcap", value)
+
+
+def ignore_index(loss: RowLoss, value: Any, given: str) -> int:
+    """The label that does not count. A target per class has none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{loss.name}: `ignore_index` must be an integer, got {value!r}.")
+    if not -(2**63) <= int(value) < 2**63:
+        raise ValueError(f"{loss.name}: `ignore_index` must fit into 64 bits, as labels do, got {value!r}.")
+    if given != "indices" and value != IGNORED:
+        raise ValueError(
+            f"{loss.name}: `ignore_index` needs class indices, got a floating target, which holds probabilities. Leave "
+            "rows out with `mask`."
+        )
+    return int(value)
+
+
+def without_probabilities(loss: RowLoss, given: str, parameters: Sequence[float], accuracy: bool) -> None:
+    """What only class indices have must not be asked for with a target per class."""
+    if given == "indices":
+        return
+    for spec, value in zip(loss.parameters, parameters, strict=True):
+        if spec.name in loss.only_of_indices and value != spec.default:
+            raise ValueError(
+                f"{loss.name}: `{spec.name}` needs class indices, got {value!r} and a floating target, which holds "
+                f"probabilities. Leave it at {spec.default!r}, or pass `target.argmax(class_dim)`."
+            )
+    if accuracy:
+        raise ValueError(
+            f"{loss.name}: `return_accuracy` needs class indices, got a floating target, which holds probabilities."
+        )
+
+
+def switch(loss: RowLoss, name: str, value: Any) -> bool:
+    """A bool."""
+    if value is not True and value is not False:
+        raise TypeError(f"{loss.name}: `{name}` must be True or False, got {value!r}.")
+    return value
+
+
+def check_of_targets(loss: RowLoss, value: Any) -> str:
+    """When a label that is no class raises."""
+    if value not in CHECKS:
+        expected = ", ".join(map(repr, CHECKS))
+        raise ValueError(f"{loss.name}: `check_targets` must be one of {expected}, got {value!r}.")
+    return value
+
+
+def dtypes(call: RowCall) -> None:
+    """Each array's dtype must be one that is read."""
+    loss = call.loss
+    for name, x in call.arrays.items():
+        given = dtype_name(x)
+        if name == "mask" and given != "bool":
+            raise TypeError(
+                f"{loss.name}: `mask` must be bool, True where a row counts, got {given}. Pass `mask != 0`."
+            )
+        labels = x is call.operands[1] and call.kind == "indices"
+        if labels and given not in INTEGER:
+            raise TypeError(
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(INTEGER)}, got {given}. Class indices "
+                "are integers: convert them with `.long()` or `.astype('int64')`."
+            )
+        if not labels and name != "mask" and given not in FLOATING:
+            swapped = name == loss.operands[0].name and dtype_name(call.operands[1]) in FLOATING
+            hint = (
+                f"Are `{name}` and `{loss.operands[1].name}` swapped?"
+                if swapped
+                else "Convert it with `.to(torch.float32)` or `.astype('float32')`."
+            )
+            raise TypeError(
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {given}. {hint}"
+            )
+
+
+def shapes(call: RowCall) -> None:
+    """The target must have the rows of the logits, class weights one number per class, and a mask broadcast."""
+    loss, rows, classes = call.loss, call.row_shape, call.classes
+    first, second = (x.name for x in loss.operands)
+    shape, given = (tuple(x.shape) for x in call.operands)
+    if call.kind == "indices" and given != rows:
+        raise ValueError(
+            f"{loss.name}: `{second}` must have the shape of `{first}` without its class dimension {call.class_dim}, "
+            f"{rows}, got `{first}` of shape {shape} and `{second}` of shape {given}. {_hint(call, shape, given)}"
+        )
+    if call.kind != "indices" and given != shape:
+        hint = "Expand or reshape one of them."
+        if given == rows and "indices" in loss.targets:
+            hint = "A floating target holds probabilities; convert class indices with `.long()` or `.astype('int64')`."
+        raise ValueError(f"{loss.name}: `{second}` must have the shape of `{first}`, {shape}, got {given}. {hint}")
+    if call.weight is not None and tuple(call.weight.shape) != (classes,):
+        raise ValueError(
+            f"{loss.name}: `{loss.weights}` must have one number per class, shape ({classes},) for `{first}` of shape "
+            f"{shape} and class dimension {call.class_dim}, got {tuple(call.weight.shape)}."
+        )
+    if call.mask is not None and not _broadcasts(tuple(call.mask.shape), rows):
+        raise ValueError(
+            f"{loss.name}: `mask` must broadcast to the shape of the rows, {rows}, got {tuple(call.mask.shape)}. It "
+            "has one element per row, and no class dimension."
+        )
+
+
+def _hint(call: RowCall, shape: tuple[int, ...], given: tuple[int, ...]) -> str:
+    if given == shape:
+        return (
+            f"Class indices have no class dimension; pass `{call.loss.operands[1].name}.argmax({call.class_dim})`"
+            + (", or convert probabilities with `.float()`." if call.loss.dense == "probabilities" else ".")
+        )
+    fits = [d for d in range(len(shape)) if shape[:d] + shape[d + 1 :] == given]
+    if fits:
+        d = -1 if len(shape) - 1 in fits else fits[0]
+        return f"If the classes are in dimension {d}, pass class_dim={d}."
+    if len(given) == len(shape) and given[: call.class_dim] + given[call.class_dim + 1 :] == call.row_shape:
+        return f"Drop its dimension of size {given[call.class_dim]} with `.squeeze({call.class_dim})`."
+    return "There is one label per row."
+
+
+def _broadcasts(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
+    return len(shape) <= len(rows) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(rows), strict=False))
+
+
+def without_gradients(call: RowCall) -> None:
+    """Class weights are constants for class indices, as in torch; for a target per class the formula has a gradient."""
+    if call.kind == "indices" and getattr(call.weight, "requires_grad", False):
+        name = call.loss.weights
+        raise ValueError(f"{call.loss.name}: `{name}` has no gradient, but requires one; pass `{name}.detach()`.")
+
+
+def arrays(call: RowCall) -> None:
+    """Every check of dtypes and shapes."""
+    dtypes(call)
+    shapes(call)
+    without_gradients(call)
+
+
+def bad_label(loss: RowLoss, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
+    """The error for a label that is no class, nor the ignored one; ``alike`` where all of these are the same."""
+    where = f"[{', '.join(map(str, position))}]" if position else ""
+    hint = f"; did you mean ignore_index={value}?" if alike else "."
+    allowed = f"a class index, 0 to {classes - 1}, or `ignore_index`"
+    if classes == 0:
+        allowed = "`ignore_index`, as there are no classes"
+    return IndexError(
+        f"{loss.name}: `{loss.operands[1].name}{where}` must be {allowed}, "
+        f"got {value} for {classes} class{'es' * (classes != 1)}{hint}"
+    )
+
+
+def used_up(loss: RowLoss) -> RuntimeError:
+    """The error for a second backward through a loss whose gradient was written over its logits."""
+    return RuntimeError(
+        f"{loss.name}: a second backward, but the first one wrote the gradient over `{loss.operands[0].name}`. "
+        "Leave out inplace_backward=True to go backward more than once."
+    )
+
+
+def promoted(call: RowCall) -> str:
+    """The dtype that the operands promote to: what a target per class holds counts, weights and masks do not."""
+    return checks.promote([dtype_name(x) for x in call.operands])

@@ -1,0 +1,280 @@
+"""From source to a kernel that can be launched: ``cupy.RawModule``, kept for the life of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cupylosses.interop import kept_locale
+from cupylosses.jit.glue import Compilable
+from cupylosses.jit.gpu import DECLARED_BYTES, SHARED_BYTES
+
+#: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
+OPTIONS = ("-std=c++17", "-fmad=false")
+
+_kernels: dict[Any, Any] = {}
+_locks: dict[str, Any] = {}
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled or loaded; the message says why and what to do."""
+
+
+def kernel(variant: Compilable) -> Any:
+    """The launchable kernel of a variant, compiled on first use.
+
+    Modules are never dropped, and each is made under its lock: two threads must not compile the same one, since the
+    loser's would be unloaded, which is an error while a CUDA graph is being captured. Others they may.
+    """
+    found = _kernels.get(variant)
+    if found is None:
+        with _lock(variant):
+            found = _kernels.get(variant)
+            if found is None:
+                found = _kernels[variant] = _compile(variant)
+    return found
+
+
+def _lock(variant: Compilable) -> Any:
+    """The lock of a source: CuPy keeps modules by their text, which has the title in it."""
+    return _locks.setdefault(variant.title, threading.RLock())
+
+
+def _compile(variant: Compilable) -> Any:
+    import cupy
+
+    text = variant.source()
+    with _explained(variant, text), kept_locale():
+        module = cupy.RawModule(code=text, options=OPTIONS)
+        module.compile()
+        return module.get_function(variant.entry)
+
+
+@contextmanager
+def _explained(variant: Compilable, text: str) -> Iterator[None]:
+    """What goes wrong in CuPy, as a `KernelError`."""
+    from cupy.cuda.compiler import CompileException
+
+    try:
+        yield
+    except CompileException as error:
+        raise KernelError(
+            f"{variant.loss.name}: the kernel `{variant.entry}` for {_dtypes(variant)} did not compile:\n{error}\n"
+            f"{_where_dumped(variant, text)}"
+        ) from error
+    except OSError as error:
+        raise KernelError(
+            f"{variant.loss.name}: CuPy could not write its kernel cache: {error}. Set CUPY_CACHE_DIR to a writable "
+            "directory, or CUPY_CACHE_IN_MEMORY=1 to compile in every process."
+        ) from error
+    except RuntimeError as error:
+        raise KernelError(f"{variant.loss.name}: {_explain(error)}") from error
+
+
+@contextmanager
+def without_gpu() -> Iterator[Callable[..., None]]:
+    """Within it, what it yields compiles a variant for an architecture ("90") into CuPy's cache on disk.
+
+    CuPy finds the name of the file, compiles and writes, as it does on such a GPU. Only two steps of it need one, which
+    are left out: it asks for the current device, to remember the options of each, and loads what it has written. That
+    is for the whole process, and therefore for processes without a GPU, which can do neither.
+    """
+    from cupy._core import core
+    from cupy.cuda import compiler, function
+
+    class Unloaded(function.Module):
+        def load(self, cubin: bytes) -> None:
+            pass
+
+    def fill(variant: Compilable, architecture: str) -> None:
+        text = variant.source()
+        with _explained(variant, text):
+            core.compile_with_cache(text, OPTIONS, arch=architecture, prepend_cupy_headers=False)
+
+    options = compiler._get_arch_for_options_for_nvrtc
+    compiler._get_arch_for_options_for_nvrtc = options.__wrapped__
+    compiler.function = SimpleNamespace(Module=Unloaded)
+    try:
+        yield fill
+    finally:
+        compiler._get_arch_for_options_for_nvrtc, compiler.function = options, function
+
+
+def _explain(error: RuntimeError) -> str:
+    """The remedy for what goes wrong between CuPy and the CUDA installation."""
+    text = str(error)
+    if "CUDA headers" in text or "CUDA root directory" in text:
+        return (
+            f"CuPy needs the CUDA headers to compile any kernel, and found none ({text}). Install them with "
+            '`pip install "cupy-cuda13x[ctk]"` (or cupy-cuda12x), or point CUDA_PATH at a toolkit.'
+        )
+    if "nvrtc" in text.lower() and "load" in text.lower():
+        return (
+            f"CuPy could not load the run-time compiler ({text}). Install the CuPy wheel of your CUDA version with its "
+            'libraries: `pip install "cupy-cuda13x[ctk]"` or `"cupy-cuda12x[ctk]"`; for CUDA 11 '
+            "`pip install cupy-cuda11x nvidia-cuda-nvrtc-cu11`."
+        )
+    if "no kernel image" in text.lower() or "CUDA_ERROR_NO_BINARY_FOR_GPU" in text:
+        return (
+            f"the compiled kernel does not fit this GPU ({text}). The run-time compiler is older than the GPU: install "
+            "the CuPy wheel of a newer CUDA version, or set CUPY_COMPILE_WITH_PTX=1."
+        )
+    if "capturing" in text:
+        return (
+            f"a kernel cannot be loaded while a CUDA graph is being captured ({text}). Before the capture, call the "
+            "loss and its backward once with these shapes and dtypes, or cupylosses.warmup."
+        )
+    return f"a kernel could not be loaded: {text}"
+
+
+def _dtypes(variant: Compilable) -> str:
+    names = [x.name for x in variant.loss.operands]
+    return ", ".join(f"`{n}` of {d}" for n, d in zip(names, variant.storage, strict=True))
+
+
+def dump(variant: Compilable, text: str | None = None) -> Path:
+    """Writes the expanded source of a variant to a file and returns its path.
+
+    The file is named after the variant and lies in CUPYLOSSES_DUMP_DIR, or in a new temporary directory of this process
+    that no other user can read or write. A file or a link of that name is replaced, never written through.
+    """
+    named = os.environ.get("CUPYLOSSES_DUMP_DIR")
+    directory = Path(named) if named else _dump_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{variant.title}.cu"
+    handle, written = tempfile.mkstemp(suffix=".cu", dir=directory)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(variant.source() if text is None else text)
+        os.replace(written, path)
+    except BaseException:
+        os.unlink(written)
+        raise
+    return path
+
+
+@cache
+def _dump_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="cupylosses-"))
+
+
+def _where_dumped(variant: Compilable, text: str) -> str:
+    """A sentence on where the source is; that it could not be written must not hide why it did not compile."""
+    try:
+        return f"The whole source is in {dump(variant, text)}."
+    except OSError as error:
+        return f"The whole source could not be written ({error}); set CUPYLOSSES_DUMP_DIR to a writable directory."
+
+
+class Launcher:
+    """A kernel with its grid and the arguments that never change, ready to be launched with those that do.
+
+    CUDA reads arguments during the launch, each where a table points to. Those that do lie in a buffer, one per thread
+    because the launch releases the GIL, or in memory of whoever launches. ``fixed`` stand last in the kernel's
+    signature: integers, floats, and structs as lists of 64-bit words. A block has ``shared`` bytes of memory beside
+    what the kernel declares.
+    """
+
+    def __init__(
+        self, variant: Compilable, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]], shared: int = 0
+    ) -> None:
+        launch, function = self.load(variant, shared)
+        self._launch = partial(launch, function, grid, 1, 1, block, 1, 1, shared)
+        #: The arguments that change, as :mod:`struct` has it; `pack` writes them into a buffer.
+        self.format = variant.argument_format()
+        self.pack = struct.Struct("=" + self.format).pack_into
+        words = [_words(x) for x in fixed]
+        self._fixed = (ctypes.c_uint64 * sum(map(len, words)))(*chain.from_iterable(words))
+        #: The addresses of the arguments that never change.
+        self.fixed = [ctypes.addressof(self._fixed) + 8 * sum(map(len, words[:i])) for i in range(len(words))]
+        self._local = threading.local()
+
+    @classmethod
+    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+        """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first, on the current
+        device; allowed so much shared memory.
+        """
+        from cupy_backends.cuda.api import driver
+
+        _ensure_context()
+        # CuPy loads a module for each device when it is first asked for it there.
+        with _lock(variant):
+            found = kernel(variant)
+            # Never less than before: launches that need as much as they asked for may come again.
+            if shared > max(SHARED_BYTES - DECLARED_BYTES, found.max_dynamic_shared_size_bytes):
+                found.max_dynamic_shared_size_bytes = shared
+            return driver.launchKernel, found.kernel.ptr
+
+    def _enter(self) -> None:
+        """Called in each thread before its first launch."""
+        _ensure_context()
+
+    def __call__(self, stream: int, *arguments: int | float) -> None:
+        """Launches on a raw stream of the device that was current when this was made; it must be current again."""
+        try:
+            buffer, table = self._local.memory
+        except AttributeError:
+            buffer, table = self._prepare()
+        self.pack(buffer, 0, *arguments)
+        self.launch(stream, table)
+
+    def launch(self, stream: int, table: int) -> None:
+        """The same with the arguments that the table at this address leads to."""
+        try:
+            self._local.entered  # noqa: B018
+        except AttributeError:
+            self._enter()
+            self._local.entered = True
+        self._launch(stream, table, 0)
+
+    def _prepare(self) -> tuple[Any, int]:
+        count = len(self.format)
+        buffer, (table,) = arguments(count, [(self, range(count))])
+        self._local.memory = buffer, table
+        return self._local.memory
+
+
+def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) -> tuple[Any, list[int]]:
+    """A buffer of ``count`` arguments, of which each launcher takes those at its positions; and the addresses of the
+    tables by which they do, which lie behind.
+    """
+    size = count + sum([len(positions) + len(launcher.fixed) for launcher, positions in launches])
+    buffer: Any = (ctypes.c_uint64 * size)()
+    start, end, tables = ctypes.addressof(buffer), count, []
+    for launcher, positions in launches:
+        tables.append(start + 8 * end)
+        table = [*[start + 8 * i for i in positions], *launcher.fixed]
+        buffer[end : end + len(table)] = table
+        end += len(table)
+    return buffer, tables
+
+
+def _words(x: int | float | Sequence[int]) -> list[int]:
+    """An argument as unsigned 64-bit words."""
+    if isinstance(x, (int, float)):
+        return [struct.unpack("=Q", struct.pack("=q" if isinstance(x, int) else "=d", x))[0]]
+    return [word & 0xFFFFFFFFFFFFFFFF for word in x]
+
+
+_contexts = threading.local()
+
+
+def _ensure_context() -> None:
+    """A thread that never called CUDA has no context, and the driver does not make one."""
+    from cupy.cuda import runtime
+
+    known = _contexts.__dict__.setdefault("devices", set())
+    device = runtime.getDevice()
+    if device not in known:
+        runtime.memGetInfo()
+        known.add(device)

@@ -1,0 +1,203 @@
+"""What reference formulas need beyond the array API, for NumPy, CuPy and torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cupylosses import interop
+
+
+def detached(x: Any) -> Any:
+    """``x`` without its derivative, where its library has derivatives."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def of_degree_one(mass: Any, derivative: Any) -> Any:
+    """A mass times the derivative with respect to it: a function that is homogeneous of degree one is the sum of these.
+
+    What the derivatives' own derivatives add up to is 0 (Euler), which only numbers that do not round find.
+    """
+    return mass * (derivative if getattr(derivative, "exact", False) else detached(derivative))
+
+
+def with_derivative_of(value: Any, surrogate: Any) -> Any:
+    """``value`` with the derivatives of ``surrogate``; both must be finite."""
+    return surrogate + detached(value - surrogate)
+
+
+def follows(*arrays: Any) -> bool:
+    """Whether derivatives may be taken of what is computed from these arrays."""
+    if interop.kind(arrays[0]) != "torch":
+        return False
+    import torch
+
+    from cupylosses.backends.torch import autograd
+
+    # A tensor that a transform has wrapped need not say so.
+    return autograd._transforms_active() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays))
+
+
+def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> Any:
+    """An element-wise function to first order at its operands: the value, and slopes by which it ``moves`` with them.
+
+    Where the value is not finite it is 0 and does not move; a slope that is not finite is 0.
+    """
+    value, slopes = _value_and_slopes(function, [detached(x) for x in operands], moves)
+    zero = xp.zeros_like(value)
+    defined = xp.isfinite(value)
+    plane = xp.where(defined, value, zero)
+    for x, slope in zip(operands, slopes, strict=False):
+        finite = xp.where(xp.isfinite(x), x, zero)
+        plane = plane + xp.where(defined & xp.isfinite(slope), slope, zero) * (finite - detached(finite))
+    return plane
+
+
+def _value_and_slopes(function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> tuple[Any, Sequence[Any]]:
+    """Both of operands outside of any graph, and outside themselves; without slopes unless the value ``moves``."""
+    if not moves:
+        return detached(function(*operands)), ()
+    import torch
+
+    from cupylosses.backends.torch import autograd
+
+    if autograd._transforms_active():  # which refuse requires_grad_
+        value, pull = torch.func.vjp(function, *operands)
+        return value, pull(torch.ones_like(value))
+    with torch.enable_grad():
+        leaves = [x.requires_grad_() for x in operands]
+        value = function(*leaves)
+    if not value.requires_grad:
+        return value, ()
+    slopes = torch.autograd.grad(value, leaves, torch.ones_like(value), allow_unused=True, materialize_grads=True)
+    return value.detach(), slopes
+
+
+def where_nan(xp: Any, condition: Any, x: Any) -> Any:
+    """NaN where the condition holds, and ``x`` elsewhere."""
+    return xp.where(condition, xp.full_like(x, math.nan), x)
+
+
+def softplus(xp: Any, x: Any) -> Any:
+    """log(1 + e^x), with a derivative that is exact in both tails and at 0."""
+    return xp.where(x > 0, x, xp.zeros_like(x)) + softplus_excess(xp, x)
+
+
+def softplus_excess(xp: Any, x: Any) -> Any:
+    """log(1 + e^-|x|), by which softplus exceeds max(x, 0). At 0 it has the derivative of the side below."""
+    return xp.log1p(xp.exp(xp.where(x > 0, -x, x)))
+
+
+#: The steps up from t to where the asymptotic series of log(t!) has all digits of float64, and its coefficients: of the
+#: odd powers of 1 / t.
+_STEPS = 10
+_SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+
+
+def log_factorial(xp: Any, t: Any) -> Any:
+    """log(t!) = log Gamma(1 + t) for small t >= 0, in float64 and rounded once.
+
+    Stirling's formula for t + 10 less that for 10, and the steps between. Every term goes to 0 with t, and keeps its
+    digits.
+    """
+    t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
+    growth = xp.log1p(t / _STEPS)
+    found = t * (math.log(_STEPS) - 1) + (t + (_STEPS + 0.5)) * growth
+    for power, coefficient in zip(range(1, 15, 2), _SERIES, strict=True):
+        found = found + coefficient / _STEPS**power * xp.expm1(-power * growth)
+    for k in range(1, _STEPS + 1):
+        found = found - xp.log1p(t / k)
+    return xp.astype(found, kind, copy=False)
+
+
+def stirling_remainder(xp: Any, t: Any) -> Any:
+    """log(t!) - (t log t - t + log(2 pi t) / 2) for t >= 1, in float64 and rounded once: the series at t + 10, and what
+    each step on the way adds.
+    """
+    t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
+    found = xp.zeros_like(t)
+    for coefficient in reversed(_SERIES):
+        found = found / (t + _STEPS) / (t + _STEPS) + coefficient
+    found = found / (t + _STEPS)
+    for k in range(_STEPS):
+        found = found + ((t + (k + 0.5)) * xp.log1p(1 / (t + k)) - 1)
+    return xp.astype(found, kind, copy=False)
+
+
+def log_ratio(xp: Any, a: Any, b: Any, difference: Any) -> Any:
+    """log(a / b) for a, b > 0 with the digits that log(a) - log(b) cancels; ``difference`` is a - b."""
+    near, tangent, tail = _near_ratio(xp, a, b, difference)
+    one = xp.ones_like(tangent)
+    ordinary = ~near & (a < 1e15 * b) & (b < 1e15 * a)
+    # Every branch sees ones in the elements of the others.
+    factor = xp.where(ordinary & (b < 2.0**-100), 2.0**100 * one, one)  # for subnormal numbers, whose inverse overflows
+    quotient = (factor * xp.where(ordinary, a, one)) / (factor * xp.where(ordinary, b, one))
+    far_a, far_b = (xp.where(near | ordinary, one, x) for x in (a, b))
+    far = xp.where(ordinary, xp.log(quotient), xp.log(far_a) - xp.log(far_b))
+    return xp.where(near, 2 * tangent * (1 + tangent * tangent * tail), far)
+
+
+def relative_entropy(xp: Any, a: Any, b: Any, difference: Any) -> Any:
+    """a log(a / b) - a + b for a, b > 0, also where a is near b; ``difference`` is a - b."""
+    near, tangent, tail = _near_ratio(xp, a, b, difference)
+    one = xp.ones_like(tangent)
+    far_a, far_b = xp.where(near, one, a), xp.where(near, one, b)
+    far = far_a * log_ratio(xp, far_a, far_b, far_a - far_b) - far_a + far_b
+    return xp.where(near, difference * tangent * (1 + tangent * (1 + tangent) * tail), far)
+
+
+def log_relative_entropy(xp: Any, log_a: Any, log_b: Any) -> Any:
+    """a log(a / b) - a + b by the logarithms of a and b, which may be -inf; never negative."""
+    a, b = xp.exp(log_a), xp.exp(log_b)
+    zero = xp.zeros_like(log_a + b)
+    ratio = xp.where(a == 0, zero, log_a) - xp.where(a == 0, zero, log_b)
+    near = xp.abs(ratio) < 0.5
+    small = xp.where(near, ratio, zero)
+    series = 1.0
+    for k in range(18, 2, -1):
+        series = 1 - series * small / k
+    far = xp.where(a == 0, zero, a) * xp.where(near, zero, ratio) - a + b
+    return xp.where(a == 0, b, xp.where(near, 0.5 * a * small * small * series, far))
+
+
+def _near_ratio(xp: Any, a: Any, b: Any, difference: Any) -> tuple[Any, Any, Any]:
+    """Whether a is near b; there (a - b) / (a + b), and the tail of the series of its artanh."""
+    near = xp.abs(difference) < 0.17 * a + 0.17 * b
+    zero = xp.zeros_like(difference)
+    tangent = xp.where(near, difference, zero) / xp.where(near, a + b, zero + 1)
+    tail = zero
+    for k in range(25, 1, -2):
+        tail = tail * tangent * tangent + 1 / k
+    return near, tangent, tail
+
+
+def itakura_saito(xp: Any, t: Any, x: Any) -> Any:
+    """t / x - log(t / x) - 1 for t, x > 0, also where t is near x."""
+    log = log_ratio(xp, t, x, t - x)
+    size = xp.abs(log)
+    zero, one = xp.zeros_like(log), xp.ones_like(log)
+    small, middle = xp.where(size < 0.5, log, zero), xp.where(size < 2, log, zero)
+    series = 1.0
+    for k in range(16, 2, -1):
+        series = 1 + series * small / k
+    far_t, far_x = xp.where(size < 2, one, t), xp.where(size < 2, one, x)
+    far = xp.where(size < 2, xp.exp(middle), far_t / far_x) - 1 - log
+    return xp.where(size < 0.5, 0.5 * small * small * series, far)
+
+
+def power(xp: Any, x: Any, exponent: float) -> Any:
+    """x^exponent, for x and exponent no less than 0. The derivative is 0 for an exponent of 0, and at x = 0."""
+    if exponent == 0:
+        return xp.ones_like(x)
+    positive = x > 0
+    return xp.where(positive, xp.where(positive, x, xp.ones_like(x)) ** exponent, x * 0)
+
+
+def weighted(xp: Any, weight: Any, x: Any) -> Any:
+    """weight * x, of which nothing is left where the weight is 0, whatever x is: infinities and NaN included.
+
+    The derivative with respect to a weight of 0 is x where that is finite.
+    """
+    unused = weight == 0
+    return weight * xp.where(unused & ~xp.isfinite(x), xp.zeros_like(x), x)
