@@ -22,18 +22,19 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tools import gate
+from tools.gate import Result
+from tools.gate_subsets import FAST, MATRIX, fast_compilers
+from tools.nvrtc import Nvrtc, find_libraries
 
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.testing import gate
-from cupylosses.testing.gate import Result
-from cupylosses.testing.gate_subsets import FAST, MATRIX, fast_compilers
-from cupylosses.testing.nvrtc import Nvrtc, find_libraries
 
 LOSSES: Mapping[str, Loss | RowLoss] = {**registry(), **row_registry()}
 

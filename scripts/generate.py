@@ -17,7 +17,10 @@ from textwrap import indent
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tools.mutants import MUTANTS, OUTSIDE
+from tools.variants import variants
 
 from cupylosses.definition import expressions
 from cupylosses.definition.base import REDUCTIONS, Definition
@@ -26,8 +29,6 @@ from cupylosses.engines.pointwise.codegen import Variant, glue
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.testing.mutants import MUTANTS, OUTSIDE
-from cupylosses.testing.variants import variants
 
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
@@ -320,7 +321,7 @@ def between(text: str, name: str, content: str) -> str:
 
 #: What `scripts/transforms.py` found, and where what it tries is defined.
 OUTCOMES = ROOT / "docs" / "transforms.csv"
-TRANSFORMS = ROOT / "cupylosses" / "testing" / "transforms.py"
+TRANSFORMS = ROOT / "tests" / "tools" / "transforms.py"
 
 
 def transforms() -> str:

@@ -28,12 +28,13 @@ from pathlib import Path
 from time import perf_counter
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from tools.representatives import representatives
 
 from cupylosses.engines.pointwise.codegen import KINDS
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.pointwise.modifiers import counting
-from cupylosses.testing.representatives import representatives
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -122,7 +123,7 @@ def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -
             options += ["--kernel-name", f"kernel_substring={name}"]
     if tool == "initcheck" and TRACKS_OTHERS in abilities:
         options += [TRACKS_OTHERS, "yes"]
-    return [str(sanitizer), *options, sys.executable, "-m", "cupylosses.testing.smoke", "--loss", *losses]
+    return [str(sanitizer), *options, sys.executable, "-m", "tools.smoke", "--loss", *losses]
 
 
 def kernels(losses: Sequence[str]) -> list[str]:

@@ -18,15 +18,15 @@ from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch
+from tools.row_subject import subject, suits
+from tools.transforms import TRANSFORMS
 
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host
-from cupylosses.testing.row_subject import subject, suits
-from cupylosses.testing.transforms import TRANSFORMS
 
 RECORD = ROOT / "docs" / "transforms.csv"
 

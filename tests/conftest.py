@@ -32,12 +32,12 @@ import pytest
 import torch
 from devices import GPU, HOST, KERNELS
 from hypothesis import HealthCheck, settings
+from tools.representatives import representatives
 
 import cupylosses
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.testing import host
-from cupylosses.testing.representatives import representatives
 
 #: Free memory that a test marked ``large`` may count on.
 LARGE_BYTES = 24 << 30
@@ -236,7 +236,7 @@ def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
     if GPU:
         yield importlib.import_module("cupy")
         return
-    from cupylosses.testing.host import stand_in
+    from tools import cupy_stand_in as stand_in
 
     with stand_in.cupy(seed=zlib.crc32(request.node.nodeid.encode()) % 4) as module:
         yield module

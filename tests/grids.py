@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import pytest
 from devices import KERNELS
+from tools.representatives import representatives
 
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import WIDEST
-from cupylosses.testing.representatives import representatives
 
 T = TypeVar("T")
 

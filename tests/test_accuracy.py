@@ -16,6 +16,11 @@ import pytest
 import torch
 from devices import KERNELS
 from mpmath import mp, mpf
+from tools import accuracy, exact, sweep
+from tools.accuracy import Sweep, measure
+from tools.exact import Figure, Jet, xp
+from tools.row_accuracy import CLASSES, RowSweep
+from tools.row_accuracy import measure as measure_rows
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -24,12 +29,8 @@ from cupylosses.definition.base import Kink, Operand
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.functional import function_of
-from cupylosses.testing import accuracy, exact, host, sweep
-from cupylosses.testing.accuracy import Sweep, measure
+from cupylosses.testing import host
 from cupylosses.testing.check import Check
-from cupylosses.testing.exact import Figure, Jet, xp
-from cupylosses.testing.row_accuracy import CLASSES, RowSweep
-from cupylosses.testing.row_accuracy import measure as measure_rows
 from cupylosses.testing.truth import truth
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"

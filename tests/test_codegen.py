@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tools.variants import variants as all_variants
 
 from cupylosses import checks, functional
 from cupylosses.definition import kernel_sources
@@ -22,7 +23,6 @@ from cupylosses.engines.pointwise.layout import UNROLL
 from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.jit.glue import STORAGE, skeleton
-from cupylosses.testing.variants import variants as all_variants
 
 pytestmark = pytest.mark.representatives
 

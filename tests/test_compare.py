@@ -22,6 +22,8 @@ import pytest
 import torch
 from gpu_stand_ins import PEAK, stand_ins
 from rich.console import Console
+from tools import cupy_stand_in as stand_in
+from tools.representatives import representatives
 
 import cupylosses.functional as F
 from cupylosses import checks
@@ -31,8 +33,6 @@ from cupylosses.engines.softmax.codegen import RowVariant
 from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host, row_check
 from cupylosses.testing.check import EDGES
-from cupylosses.testing.host import stand_in
-from cupylosses.testing.representatives import representatives
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 

@@ -18,17 +18,9 @@ from types import ModuleType
 import pytest
 from checkout import load_script
 from grids import short_or_full
-
-from cupylosses import checks
-from cupylosses.engines.pointwise.codegen import KINDS, Variant
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
-from cupylosses.interop import ITEMSIZE
-from cupylosses.testing import cache, gate, gate_subsets
-from cupylosses.testing import nvrtc as nvrtc_module
-from cupylosses.testing.gate_subsets import (
+from tools import cache, gate, gate_subsets
+from tools import nvrtc as nvrtc_module
+from tools.gate_subsets import (
     BROADEST,
     FAST,
     MATRIX,
@@ -39,10 +31,18 @@ from cupylosses.testing.gate_subsets import (
     structure,
     training,
 )
-from cupylosses.testing.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
-from cupylosses.testing.representatives import representatives
-from cupylosses.testing.row_variants import row_variants
-from cupylosses.testing.variants import complaints, flag_settings, variants, wide_accesses
+from tools.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
+from tools.representatives import representatives
+from tools.row_variants import row_variants
+from tools.variants import complaints, flag_settings, variants, wide_accesses
+
+from cupylosses import checks
+from cupylosses.engines.pointwise.codegen import KINDS, Variant
+from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
+from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
+from cupylosses.interop import ITEMSIZE
 
 # Elsewhere a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from tools.covering import contains
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition.base import REDUCTIONS
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES, Check, run
-from cupylosses.testing.covering import contains
 from cupylosses.testing.layouts import LAYOUTS
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from devices import WAIT
 from grids import CASES
+from tools.covering import OWN
 
 import cupylosses
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
-from cupylosses.testing.covering import OWN
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 

@@ -1,5 +1,5 @@
 """The path of CuPy arrays through element-wise losses, also without a GPU, where NumPy stands for CuPy
-(``cupylosses.testing.host.stand_in``). What only a GPU has, streams and graphs, is in ``test_cupy.py``.
+(``tools.cupy_stand_in``). What only a GPU has, streams and graphs, is in ``test_cupy.py``.
 """
 
 from __future__ import annotations

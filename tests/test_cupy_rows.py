@@ -1,6 +1,6 @@
 """Losses of rows of CuPy arrays: the bits of tensors, labels that are no class, memory, streams, graphs.
 
-Without a GPU NumPy stands for CuPy (``cupylosses.testing.host.stand_in``); streams and graphs only a GPU has.
+Without a GPU NumPy stands for CuPy (``tools.cupy_stand_in``); streams and graphs only a GPU has.
 """
 
 from __future__ import annotations

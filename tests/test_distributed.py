@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from devices import HOST
+from tools.representatives import representatives
 
 import cupylosses
-from cupylosses.testing.representatives import representatives
 
 SCRIPT = Path(__file__).parent / "distributed_training.py"
 

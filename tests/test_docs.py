@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 from devices import KERNELS
+from tools.nvrtc import CompileError, Nvrtc, find_library
+from tools.variants import variants
 
 import cupylosses
 from cupylosses.definition import base as definition_base
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.functional import function_of
-from cupylosses.testing.nvrtc import CompileError, Nvrtc, find_library
-from cupylosses.testing.variants import variants
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")
@@ -107,8 +107,8 @@ def test_kernels_of_the_new_loss_are_derived(checkout: Path) -> None:
     program = f"""
 from cupylosses.engines.pointwise.codegen import KINDS
 from cupylosses.engines.pointwise.definition import registry
-from cupylosses.testing.nvrtc import Nvrtc, find_library
-from cupylosses.testing.variants import variants
+from tools.nvrtc import Nvrtc, find_library
+from tools.variants import variants
 
 found = {{x.kind: x for x in variants(registry()["{NEW}"])}}
 assert set(found) == set(KINDS)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from tools.variants import variants
 
 import cupylosses
 import cupylosses.functional as F
@@ -26,7 +27,6 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import compiler
 from cupylosses.testing import eager
 from cupylosses.testing.check import by_position
-from cupylosses.testing.variants import variants
 
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 

@@ -1,6 +1,6 @@
 """The formula of every loss: value and gradients for all its parameters and flags, in every dtype that results have.
 
-It is compiled alone (``cupylosses.testing.formulas``), one unit per choice of flags, because kernels of a loss differ
+It is compiled alone (``tools.formulas``), one unit per choice of flags, because kernels of a loss differ
 in all but the formula. That the kernels evaluate it is seen in ``test_gradients.py``; here every mistake in an
 expression or a primitive has to show, which altered expressions prove below.
 """
@@ -17,12 +17,13 @@ import pytest
 from devices import GPU, KERNELS
 from expression_mutants import mutants
 from grids import CASES, LOSSES, thorough
+from tools import formulas
 
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import glue
-from cupylosses.testing import formulas, properties
+from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.truth import OVERFLOWING
 

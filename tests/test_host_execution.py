@@ -18,6 +18,7 @@ import torch
 from devices import GPU
 from grids import REPRESENTATIVES, short_or_full
 from numpy.typing import NDArray
+from tools import host_properties as host_properties
 
 import cupylosses
 import cupylosses.functional as F
@@ -25,7 +26,6 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host, properties, samples
 from cupylosses.testing.check import by_position, run
 from cupylosses.testing.host import build
-from cupylosses.testing.host import properties as host_properties
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.tolerance import same_bits
 

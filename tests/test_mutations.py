@@ -17,6 +17,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools import host_properties as host_properties
+from tools import row_term_properties as term_properties
+from tools.mutants import MUTANTS, OUTSIDE
+from tools.mutations import Mutant, StaleMutant, applied
+from tools.representatives import representatives
 
 import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
@@ -24,11 +29,6 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.jit.glue import skeleton
 from cupylosses.testing import host, properties, row_properties
-from cupylosses.testing import row_term_properties as term_properties
-from cupylosses.testing.host import properties as host_properties
-from cupylosses.testing.mutants import MUTANTS, OUTSIDE
-from cupylosses.testing.mutations import Mutant, StaleMutant, applied
-from cupylosses.testing.representatives import representatives
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"),

@@ -17,10 +17,10 @@ import pytest
 import torch
 from devices import KERNELS
 from grids import reference_and_kernels
+from tools import accuracy, exact, formulas
 
 import cupylosses.functional as F
 from cupylosses.reference_math import log_factorial, stirling_remainder
-from cupylosses.testing import accuracy, exact, formulas
 from cupylosses.testing.truth import runs_kernels
 
 #: Epsilons that a finite result other than 0 may be off.

@@ -20,6 +20,8 @@ import pytest
 import torch
 from devices import GPU, KERNELS
 from grids import in_turn, reference_and_kernels, short_or_full
+from tools.nvrtc import CompileError, Nvrtc, find_library
+from tools.variants import variants
 
 import cupylosses
 import cupylosses.functional as F
@@ -32,9 +34,7 @@ from cupylosses.nn import module_of
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES, function_for
 from cupylosses.testing.host.build import HostCompileError
-from cupylosses.testing.nvrtc import CompileError, Nvrtc, find_library
 from cupylosses.testing.tolerance import same_bits
-from cupylosses.testing.variants import variants
 
 Function = Callable[..., Any]
 

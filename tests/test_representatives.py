@@ -7,10 +7,10 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from tools.representatives import FORMULA, MEANING, representatives, traits
 
 from cupylosses.definition.base import Flag, Operand, Parameter
 from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.testing.representatives import FORMULA, MEANING, representatives, traits
 
 EVERY = tuple(registry().values())
 

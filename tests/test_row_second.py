@@ -12,6 +12,13 @@ import torch
 from devices import KERNELS
 from grids import identity, in_turn, short_or_full
 from test_rows import OPTIONS, build, cases
+from tools.row_term_properties import (
+    TERM_LAYOUTS,
+    TERM_LOSSES,
+    draw_terms,
+    terms_second_agree_with_truth,
+    terms_second_of_equal_logits,
+)
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -20,13 +27,6 @@ from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import row_properties
 from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
-from cupylosses.testing.row_term_properties import (
-    TERM_LAYOUTS,
-    TERM_LOSSES,
-    draw_terms,
-    terms_second_agree_with_truth,
-    terms_second_of_equal_logits,
-)
 from cupylosses.testing.row_truth import NAMES, exact_second, truth
 from cupylosses.testing.tolerance import compare, same_bits
 

@@ -14,14 +14,7 @@ import pytest
 import torch
 from devices import GPU, KERNELS
 from grids import identity, in_turn, short_or_full
-from torch import Tensor
-
-import cupylosses.functional
-from cupylosses.backends.torch import autograd
-from cupylosses.testing import host
-from cupylosses.testing.host.execution import HostDevice
-from cupylosses.testing.row_properties import PLACES, blocks, upstream
-from cupylosses.testing.row_term_properties import (
+from tools.row_term_properties import (
     TERM_CHIP,
     TERM_LAYOUTS,
     TERM_LOSSES,
@@ -36,6 +29,13 @@ from cupylosses.testing.row_term_properties import (
     terms_share_equal_logits,
     terms_write_one_gradient_in_one_pass_or_two,
 )
+from torch import Tensor
+
+import cupylosses.functional
+from cupylosses.backends.torch import autograd
+from cupylosses.testing import host
+from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.row_properties import PLACES, blocks, upstream
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels

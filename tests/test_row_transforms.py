@@ -13,15 +13,15 @@ import torch
 import torch._dynamo.testing
 from devices import GPU, HOST, KERNELS
 from grids import in_turn, short_or_full
+from tools.row_subject import RowSubject, suits
+from tools.transforms import TRANSFORMS, Transform, close
 from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses.backends.torch import autograd, softmax_ops
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.testing.row_subject import RowSubject, suits
 from cupylosses.testing.tolerance import same_bits
-from cupylosses.testing.transforms import TRANSFORMS, Transform, close
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
 

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from grids import short_or_full, thorough
+from tools.pairwise import covering_settings
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -21,7 +22,6 @@ from cupylosses.docstring import docstring
 from cupylosses.engines.softmax.call import RowResult
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing import host
-from cupylosses.testing.pairwise import covering_settings
 from cupylosses.testing.row_eager import eager
 from cupylosses.testing.row_truth import NAMES, exact_gradients, exact_row, truth
 from cupylosses.testing.tolerance import compare, same_bits

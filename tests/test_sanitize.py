@@ -15,14 +15,15 @@ from unittest import mock
 import pytest
 from checkout import ROOT, load_script
 from grids import REPRESENTATIVES, short_or_full
+from tools import smoke
+from tools.variants import variants
 
 from cupylosses.engines.pointwise.codegen import KINDS, Variant
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.jit import compiler
-from cupylosses.testing import host, smoke
+from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.host.launch import Launcher
-from cupylosses.testing.variants import variants
 
 NAMES = list(registry())
 
@@ -102,7 +103,7 @@ def test_command_watches_only_our_kernels(script: ModuleType, tool: str) -> None
     command = script.command(Path("/x/compute-sanitizer"), tool, NAMES[:2], script.TRACKS_OTHERS)
     assert command[:3] == ["/x/compute-sanitizer", "--tool", tool]
     program = command.index(sys.executable)
-    assert command[program:] == [sys.executable, "-m", "cupylosses.testing.smoke", "--loss", *NAMES[:2]]
+    assert command[program:] == [sys.executable, "-m", "tools.smoke", "--loss", *NAMES[:2]]
     filters = [y.partition("=")[2] for x, y in pairwise(command) if x == "--kernel-name"]
     assert all(x.endswith(tuple(f"_{kind}_" for kind in KINDS)) for x in filters)
     for loss in (registry()[x] for x in NAMES[:2]):

@@ -16,6 +16,8 @@ import pytest
 import torch
 from devices import GPU, KERNELS
 from grids import CASES, REPRESENTATIVES, in_turn, short_or_full
+from tools.formulas import Formula
+from tools.nvrtc import Nvrtc
 from torch import Tensor
 
 import cupylosses
@@ -31,8 +33,6 @@ from cupylosses.engines.pointwise.plan import Plan
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.jit import glue
 from cupylosses.testing import samples
-from cupylosses.testing.formulas import Formula
-from cupylosses.testing.nvrtc import Nvrtc
 
 inf, nan = math.inf, math.nan
 

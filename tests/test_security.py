@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from devices import HOST
+from tools import cache
+from tools.variants import variants
 
 import cupylosses
 from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.jit import compiler
-from cupylosses.testing import cache
 from cupylosses.testing.host import build, objects
-from cupylosses.testing.variants import variants
 
 needs_compiler = pytest.mark.skipif(not HOST, reason="needs a C++ compiler on Linux")
 

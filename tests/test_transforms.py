@@ -10,6 +10,8 @@ import pytest
 import torch
 from devices import HOST, KERNELS
 from grids import LOSSES, REPRESENTATIVES, in_turn, short_or_full
+from tools.row_subject import suits
+from tools.transforms import TRANSFORMS, Subject, Transform, close
 
 import cupylosses.functional as F
 from cupylosses.backends.torch import autograd, ops
@@ -19,8 +21,6 @@ from cupylosses.engines.pointwise.jvp import directional
 from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.engines.softmax.definition import row_registry
-from cupylosses.testing.row_subject import suits
-from cupylosses.testing.transforms import TRANSFORMS, Subject, Transform, close
 
 RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from devices import KERNELS
 from grids import in_turn
+from tools.nvrtc import find_library
 
 import cupylosses
 import cupylosses.functional as F
@@ -34,7 +35,6 @@ from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.host.launch import Launcher
-from cupylosses.testing.nvrtc import find_library
 from cupylosses.warmup import Warmup, _dtype, _functions, in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
@@ -564,7 +564,7 @@ def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
     with host.noting() as kernels:
         for loss in losses:
             loss(torch.rand(3), torch.rand(3))
-    assert len(kernels) == 2 and len(set((x.source() for x in kernels))) == 1
+    assert len(kernels) == 2 and len({x.source() for x in kernels}) == 1
     in_threads(compiler.Launcher.load, kernels, 2)
     assert slow_compiler["at once"] == 1
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from devices import KERNELS
 from grids import in_turn, reference_and_kernels
+from tools.representatives import representatives
 from torch import Tensor
 
 import cupylosses
@@ -24,7 +25,6 @@ from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import Check, perform, run
 from cupylosses.testing.properties import composed
-from cupylosses.testing.representatives import representatives
 from cupylosses.testing.tolerance import same_bits
 from cupylosses.testing.truth import runs_kernels
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tools.accuracy import BAR, Accuracy, Sweep, measure
+from tools.row_accuracy import RowSweep
+from tools.row_accuracy import measure as measure_rows
 
 from comparing import background, files, report
 from comparing.report import Column, number
@@ -20,9 +23,6 @@ from cupylosses import checks, functional
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host
-from cupylosses.testing.accuracy import BAR, Accuracy, Sweep, measure
-from cupylosses.testing.row_accuracy import RowSweep
-from cupylosses.testing.row_accuracy import measure as measure_rows
 
 #: A sweep of an element-wise loss, or of one of rows.
 AnySweep = Sweep | RowSweep

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from tools import covering
+from tools.representatives import representatives
+
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import RowLoss
-from cupylosses.testing import covering
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.layouts import LAYOUTS, Shape
-from cupylosses.testing.representatives import representatives
 
 Dtypes = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""The accuracy of losses of rows, in units in the last place, as :mod:`cupylosses.testing.accuracy` measures that of
+"""The accuracy of losses of rows, in units in the last place, as :mod:`tools.accuracy` measures that of
 element-wise losses.
 
 Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from cupylosses.engines.softmax.definition import RowLoss
-from cupylosses.testing.accuracy import BAR, Accuracy, Worst, errors
 from cupylosses.testing.check import run
-from cupylosses.testing.exact import Figure
 from cupylosses.testing.row_check import RowCheck
 from cupylosses.testing.row_truth import NAMES, exact_gradients, truth
 from cupylosses.testing.tolerance import Expected, arithmetic
+from tools.accuracy import BAR, Accuracy, Worst, errors
+from tools.exact import Figure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """The compile gate: every kernel compiles for every supported GPU, and none warns, spills, or moves narrow words.
 
 No GPU is needed. ``tests/test_compile.py`` runs the fast subset, ``scripts/compile_kernels.py`` any part of it; the
-subsets are those of :mod:`cupylosses.testing.gate_subsets`.
+subsets are those of :mod:`tools.gate_subsets`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import RowLoss
-from cupylosses.testing import cache, gate_subsets, nvrtc
-from cupylosses.testing.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
-from cupylosses.testing.representatives import representatives
-from cupylosses.testing.row_variants import AnyRowVariant, described, row_variants
-from cupylosses.testing.variants import complaints, variants
+from tools import cache, gate_subsets, nvrtc
+from tools.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
+from tools.representatives import representatives
+from tools.row_variants import AnyRowVariant, described, row_variants
+from tools.variants import complaints, variants
 
 #: Bytes of registers that kernels compiled by CUDA 11 may spill. Launch bounds are chosen for the compilers since; by
 #: 11.8, weighted binary cross entropy of three float16 operands spills 44.
@@ -98,7 +98,7 @@ def fast_jobs(
     compilers: Mapping[Nvrtc, Sequence[str]],
     whole: Collection[Loss | RowLoss] | None = None,
 ) -> list[Job]:
-    """The fast subset, as :func:`cupylosses.testing.gate_subsets.fast`."""
+    """The fast subset, as :func:`tools.gate_subsets.fast`."""
     return [Job(*x) for x in gate_subsets.fast(losses, compilers, whole)]
 
 

@@ -1,6 +1,6 @@
 """Every kernel of a loss, launched where it is likeliest to reach beside its operands, for tools that watch memory.
 
-    python -m cupylosses.testing.smoke --loss mse_loss
+    python -m tools.smoke --loss mse_loss
 
 Nothing is compared: the tool around it (``scripts/sanitize.py``) sees what is wrong. It needs torch and CuPy, and is
 small, since such tools slow kernels down by orders of magnitude.

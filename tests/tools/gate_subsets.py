@@ -14,10 +14,10 @@ from typing import TypeVar
 from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax.definition import RowLoss
-from cupylosses.testing.nvrtc import Nvrtc, find_libraries
-from cupylosses.testing.representatives import representatives
-from cupylosses.testing.row_variants import AnyRowVariant, row_variants
-from cupylosses.testing.variants import flag_settings, variants
+from tools.nvrtc import Nvrtc, find_libraries
+from tools.representatives import representatives
+from tools.row_variants import AnyRowVariant, row_variants
+from tools.variants import flag_settings, variants
 
 Kernel = TypeVar("Kernel", bound=Variant | AnyRowVariant)
 

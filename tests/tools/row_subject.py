@@ -1,4 +1,4 @@
-"""Losses of rows as what `cupylosses.testing.transforms` tries: functions of their floating operands, whose labels are
+"""Losses of rows as what `tools.transforms` tries: functions of their floating operands, whose labels are
 always the same.
 """
 
@@ -13,7 +13,7 @@ from cupylosses import functional
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.row_eager import eager
-from cupylosses.testing.transforms import Subject, Transform
+from tools.transforms import Subject, Transform
 
 #: What is not tried: a Module takes labels too, which a subject has itself.
 OF_POINTWISE = ("copies of a Module",)

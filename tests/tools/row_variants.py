@@ -1,4 +1,4 @@
-"""Kernels of losses of rows for the compile gate, found by asking plans for them, as :mod:`cupylosses.testing.variants`
+"""Kernels of losses of rows for the compile gate, found by asking plans for them, as :mod:`tools.variants`
 rehearses calls.
 """
 

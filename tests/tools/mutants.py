@@ -9,7 +9,7 @@ What no test on the CPU can tell from the right program is not in the list:
 - ``__ldg`` where ``__ldcg`` is needed: the host has no cache that could be stale.
 """
 
-from cupylosses.testing.mutations import Mutant
+from tools.mutations import Mutant
 
 POINTWISE = "kernels/pointwise.cuh"
 BROADCAST = "kernels/sum_over.cuh"
@@ -22,8 +22,10 @@ ROW_VIEW = "kernels/row_view.cuh"
 RESIDENT_ROWS = "kernels/resident_rows.cuh"
 ROW_GATHER = "kernels/row_gather.cuh"
 ROW_TERMS = "kernels/row_terms.cuh"
-LAUNCH = "cupylosses/launch.py"
-ENGINE = "cupylosses/engine.py"
+LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
+STRIDES = "cupylosses/engines/strides.py"
+PLAN = "cupylosses/engines/pointwise/plan.py"
+DEVICE = "cupylosses/engines/device.py"
 
 BARRIER = r"__syncthreads\(\);"
 
@@ -34,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("row not carried", LAYOUT, "advance", r"\+\+cursor\.row;", "", ("truth, strided",)),
     Mutant(
         "last slice lost",
-        LAUNCH,
+        LAYOUT_RULES,
         "sum_in_vectors",
         r"-\(-x\.length // length\)",
         "x.length // length",
@@ -60,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "broadcast axis swapped",
-        LAUNCH,
+        STRIDES,
         "broadcast_strides",
         r"return \(0,\) \* lead \+ (.*)",
         r"return \1 + (0,) * lead",
@@ -68,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "vectors at any address",
-        LAUNCH,
+        LAYOUT_RULES,
         "_widest",
         r"stream\.misalignment % word == 0",
         "True",
@@ -111,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("truth",),
     ),
     Mutant("NaN rule dropped", POINTWISE, "evaluate", r"y\.value != y\.value \? y\.value :", "", ("NaN",)),
-    Mutant("gradient of a mean not divided", ENGINE, "Divisor", "1.0 / number", "1.0", ("truth",)),
+    Mutant("gradient of a mean not divided", DEVICE, "Divisor", "1.0 / number", "1.0", ("truth",)),
     Mutant(
         "grad_output of each element ignored",
         BROADCAST,
@@ -260,7 +262,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room for the notes of all warps but one",
-        ENGINE,
+        PLAN,
         "Part",
         r"self\.warps = .*",
         r"\g<0> - 1",

@@ -12,8 +12,8 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.engines.record import Placeholder, Rehearsal, placeholder
-from cupylosses.testing.nvrtc import Resources
-from cupylosses.testing.row_variants import AnyRowVariant, spills_allowed
+from tools.nvrtc import Resources
+from tools.row_variants import AnyRowVariant, spills_allowed
 
 #: One of each kind of layout needs this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096

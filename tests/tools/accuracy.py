@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.testing import exact, tolerance
+from cupylosses.testing import tolerance
 from cupylosses.testing.check import bind, run
-from cupylosses.testing.exact import Figure
-from cupylosses.testing.sweep import points
 from cupylosses.testing.tolerance import arithmetic, conditioned_unit, dtype_name, ulp
+from tools import exact
+from tools.exact import Figure
+from tools.sweep import points
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

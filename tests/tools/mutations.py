@@ -18,11 +18,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from cupylosses.engines.pointwise import codegen as pointwise_codegen
+import cupylosses
+from cupylosses.definition import kernel_sources
+from cupylosses.jit import glue
 from cupylosses.jit.glue import skeleton
+
+PACKAGE = Path(cupylosses.__file__).parent
 
 
 class StaleMutant(Exception):
@@ -53,11 +56,7 @@ class Mutant:
     def path(self) -> Path:
         """The file that is changed."""
         directory, _, name = self.file.partition("/")
-        return (
-            pointwise_codegen.kernel_directory() / name
-            if directory == "kernels"
-            else Path(pointwise_codegen.__file__).parent / name
-        )
+        return (kernel_sources.kernel_directory() if directory == "kernels" else PACKAGE) / name
 
     def text(self) -> str:
         """The changed text.
@@ -116,7 +115,7 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as temporary:
         kernels = Path(shutil.copytree(path.parent, Path(temporary) / "kernels"))
         (kernels / path.name).write_text(text, encoding="utf-8")
-        with mock.patch.object(pointwise_codegen, "kernel_directory", lambda: kernels):
+        with mock.patch.object(glue, "kernel_directory", lambda: kernels):
             skeleton.cache_clear()
             try:
                 yield
@@ -124,26 +123,15 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
                 skeleton.cache_clear()
 
 
-def _dispatch_as_before(before: Any, now: Any, names: dict[str, Any]) -> None:
-    """Gives a function that dispatches on a class those of before: the text has made its own anew, which nobody has an
-    object of, and what other modules added is not in it.
-    """
-    for kind, function in getattr(before, "registry", {}).items():
-        if kind is not object:
-            now.register(kind, now.registry.get(names.get(kind.__name__), function))
-
-
 @contextmanager
 def _changed_module(path: Path, text: str) -> Iterator[None]:
     """Executes the text in the module that is there, and exchanges functions that other modules imported by name.
     Classes that they imported or inherited from stay as they were."""
-    module = importlib.import_module(f"cupylosses.{path.stem}")
+    module = importlib.import_module(".".join(["cupylosses", *path.relative_to(PACKAGE).with_suffix("").parts]))
     before = {name: x for name, x in vars(module).items() if inspect.isfunction(x)}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(vars(module)))
         exec(compile(text, str(path), "exec"), vars(module))
-        for name, function in before.items():
-            _dispatch_as_before(function, vars(module)[name], vars(module))
         for other in [x for name, x in sys.modules.items() if name.startswith("cupylosses.") and x is not module]:
             changed = {n: vars(module)[n] for n, x in vars(other).items() if x is not None and before.get(n) is x}
             stack.enter_context(mock.patch.dict(vars(other), changed))
