@@ -17,6 +17,7 @@ from cupylosses import checks, interop
 from cupylosses.definition.base import Definition, remember
 from cupylosses.definition.signature import compiled
 from cupylosses.docstring import docstring
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.call import Call, Parts
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.pointwise.reduction import Reduction
@@ -63,7 +64,7 @@ def checked(
     if normalizer is not None:
         normalizer = checks.normalizer(loss, normalizer, reduction)
     if dim is not None:
-        dim = checks.dimensions(loss, dim, reduction)
+        dim = pointwise_checks.dimensions(loss, dim, reduction)
     if out_dtype is not None:
         out_dtype = checks.out_dtype(loss, out_dtype)
     how = Reduction(reduction, dim, out_dtype, normalizer is not None)
@@ -104,8 +105,8 @@ def _per_row(loss: Loss, name: str, x: Any, before: tuple[Any, ...]) -> Any:
     owner = next((k for k in kinds if k != "dlpack"), None)
     arrays = [interop.adopt(y, owner) if k == "dlpack" else y for y, k in zip(arrays, kinds, strict=True)]
     shapes = [tuple(y.shape) for y in arrays[1:]]
-    common = checks.broadcast(loss, [*shapes, *[()] * (len(loss.operands) - len(shapes))])
-    return checks.per_row(loss, name, arrays[0], shapes[0], common)
+    common = pointwise_checks.broadcast(loss, [*shapes, *[()] * (len(loss.operands) - len(shapes))])
+    return pointwise_checks.per_row(loss, name, arrays[0], shapes[0], common)
 
 
 def evaluate(call: Parts) -> Any:

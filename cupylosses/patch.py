@@ -126,7 +126,7 @@ def patch_torch() -> Report:
     global _reports
     import torch
 
-    from cupylosses import interop
+    from cupylosses import functional, interop
     from cupylosses.backends.torch import patch as torch_patch
 
     if torch.cuda.is_available():
@@ -134,7 +134,7 @@ def patch_torch() -> Report:
     report = Report()
     with _lock:
         if not _reports:
-            _replaced.update(torch_patch.replacements())
+            _replaced.update(torch_patch.replacements(functional, lambda: _reports))
             for name, (_, ours) in _replaced.items():
                 setattr(torch.nn.functional, name, ours)
         _reports += (report,)

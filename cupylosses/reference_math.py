@@ -33,10 +33,10 @@ def follows(*arrays: Any) -> bool:
         return False
     import torch
 
-    from cupylosses.backends.torch import autograd
+    from cupylosses import torch_compat
 
     # A tensor that a transform has wrapped need not say so.
-    return autograd._transforms_active() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays))
+    return torch_compat.transforms_active() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays))
 
 
 def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> Any:
@@ -60,9 +60,9 @@ def _value_and_slopes(function: Callable[..., Any], operands: Sequence[Any], mov
         return detached(function(*operands)), ()
     import torch
 
-    from cupylosses.backends.torch import autograd
+    from cupylosses import torch_compat
 
-    if autograd._transforms_active():  # which refuse requires_grad_
+    if torch_compat.transforms_active():  # which refuse requires_grad_
         value, pull = torch.func.vjp(function, *operands)
         return value, pull(torch.ones_like(value))
     with torch.enable_grad():

@@ -9,8 +9,7 @@ from typing import Any
 from cupylosses import checks, interop
 from cupylosses.definition.base import Definition
 from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.definition import Form, registry
 from cupylosses.engines.softmax.call import RowCall, RowResult
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.functional import backend, common_library, evaluate, evaluate_rows

@@ -17,6 +17,7 @@ from typing import Any
 
 from cupylosses import checks, functional, interop
 from cupylosses.definition.base import Definition
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.record import Rehearsal, placeholder
@@ -210,7 +211,7 @@ def _operands(
     """The operands of a call, and what its other arrays are."""
     names = [_dtype(x) for x in _each(dtypes, not isinstance(dtypes, tuple), len(needed))]
     sizes = _each(shapes, _is_single(shapes), len(needed))
-    full = checks.broadcast(loss, sizes)
+    full = pointwise_checks.broadcast(loss, sizes)
     arrays = {x.name: (names[0], full) for x in loss.operands} | {
         "weight": (names[0], full),
         "mask": ("bool", full),
@@ -269,7 +270,7 @@ def _promoted(call: Call | RowCall, autocast: bool) -> str:
         result = softmax_checks.promoted(call)
     else:
         names = [x.dtype for x in call.operands]
-        checks.dtypes(call.loss, names)
+        pointwise_checks.dtypes(call.loss, names)
         result = checks.promote(names, [x.ndim for x in call.operands])
     return "float32" if autocast and result != "float64" else result
 
@@ -308,7 +309,7 @@ class _Place:
 def _gpu(device: Any) -> _Place:
     """The GPU that is meant, where kernels are loaded."""
     autograd = sys.modules.get("cupylosses.backends.torch.autograd")
-    host = autograd and autograd._host
+    host = autograd and autograd.host
     if host is not None and str(device or "cpu") == "cpu":
         return _Place("cpu", lambda: host.chip, lambda: nullcontext(host.launcher.load))
     kind, _, number = str(f"cuda:{device}" if isinstance(device, int) else device or "cuda").partition(":")

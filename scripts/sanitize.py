@@ -33,8 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from tools.representatives import representatives
 
 from cupylosses.engines.pointwise.codegen import KINDS
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.pointwise.modifiers import counting
+from cupylosses.engines.pointwise.definition import counting, registry
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 

@@ -944,7 +944,7 @@ def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.M
         launched.append((stream, *host_parts.arguments_of(launcher, table)))
 
     monkeypatch.setattr(compiler.Launcher, "launch", launch)
-    monkeypatch.setattr(autograd, "_empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(autograd, "empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
 
     def reduce(*_: Any) -> torch.Tensor:
         value = device.empty((), (), "float32")

@@ -18,9 +18,8 @@ from cupylosses.engines import device as engine_device
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise import plan as pointwise_plan
 from cupylosses.engines.pointwise.codegen import KINDS, SUMS, Variant, generated
-from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.engines.pointwise.layout import UNROLL
-from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.jit.glue import STORAGE, skeleton
 

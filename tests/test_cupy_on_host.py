@@ -82,14 +82,14 @@ def test_nothing_to_sum(cupy: Any) -> None:
 @pytest.mark.parametrize("way", ["per element", "reduced"])
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_memory_of_a_capture_is_kept(cupy: Any, layout: str, way: str) -> None:
-    from cupylosses.backends import cupy as cupy_backend
+    from cupylosses.backends import cupy_device
 
     given, wanted = draw(layout, way)
     arrays = {n: array(cupy, x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     expected = cupylosses.value_and_grad(LOSS.name, **arrays, argnums=wanted)
     cupy.cuda.get_current_stream().capturing = True
     value, gradients = cupylosses.value_and_grad(LOSS.name, **arrays, argnums=wanted)
-    kept = {x.memory.ctypes.data for x in cupy_backend._devices[0]._captured}
+    kept = {x.memory.ctypes.data for x in cupy_device.devices[0]._captured}
     assert kept > {x.data.ptr for x in (value, *gradients)}
     for a, b in zip((value, *gradients), (expected[0], *expected[1]), strict=True):
         assert same_bits(tensor(a), tensor(b))

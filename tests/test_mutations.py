@@ -25,8 +25,7 @@ from tools.representatives import representatives
 
 import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.jit.glue import skeleton
 from cupylosses.testing import host, properties, row_properties
 

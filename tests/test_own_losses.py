@@ -28,8 +28,7 @@ import cupylosses.functional as F
 from cupylosses import ExpressionError, Flag, Kink, Operand, Parameter, checks, define_loss
 from cupylosses.definition.base import MAX_OWN_OPERANDS, RESERVED
 from cupylosses.definition.expressions import cuda
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.nn import module_of
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES, function_for

@@ -21,13 +21,12 @@ from torch import Tensor
 import cupylosses.functional
 from cupylosses.backends.torch import autograd
 from cupylosses.testing import host
-from cupylosses.testing.host.execution import HostDevice
+from cupylosses.testing.host.execution import SMALL, HostDevice
 from cupylosses.testing.row_properties import (
     BAD_LABELS,
     BAD_ROWS,
     LAYOUTS,
     PLACES,
-    SMALL,
     SOFTMAX_LAYOUTS,
     Drawn,
     agrees_with_truth,
@@ -63,7 +62,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
     """What LAYOUTS and SIZES are for, also on a GPU that has more."""
     if GPU:
         F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
-        device = autograd._devices[torch.cuda.current_device()]
+        device = autograd.devices[torch.cuda.current_device()]
         monkeypatch.setattr(device, "chip", dataclasses.replace(SMALL, clusters=device.chip.clusters))
         fresh_plans()
 
@@ -166,7 +165,7 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
 )
 def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
     """With all the shared memory that a GPU has."""
-    device = autograd._devices[torch.cuda.current_device()]
+    device = autograd.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
     fresh_plans()
     agrees_with_truth(draw(shape, 1, dtype, KERNELS))

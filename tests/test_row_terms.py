@@ -60,7 +60,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
     if GPU:
         x = torch.zeros(1, 2, device=KERNELS)
         cupylosses.functional.cross_entropy(x, x)
-    device = autograd._devices[torch.cuda.current_device() if GPU else -1]
+    device = autograd.devices[torch.cuda.current_device() if GPU else -1]
     monkeypatch.setattr(device, "chip", dataclasses.replace(TERM_CHIP, clusters=device.chip.clusters))
     fresh_plans()
     with term_chip():
@@ -262,7 +262,7 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradients(
 )  # fmt: skip
 def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
     """With all the shared memory that a GPU has."""
-    device = autograd._devices[torch.cuda.current_device()]
+    device = autograd.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
     fresh_plans()
     for row_loss in FEW:

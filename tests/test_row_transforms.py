@@ -345,7 +345,7 @@ def test_operators_keep_their_promises(
     """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
     name, options = call
     if where == "formula":
-        monkeypatch.setattr(autograd, "_host", None)
+        monkeypatch.setattr(autograd, "host", None)
     function, tensors, others = called(name, options, torch.float32)
     if where == "formula":
         tensors, others = [x.cpu() for x in tensors], {k: x.cpu() for k, x in others.items()}

@@ -26,9 +26,8 @@ from cupylosses.definition.base import MASK, WEIGHT, Operand
 from cupylosses.engines.device import Tensor as Described
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Form, Loss, form, registry
 from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.engines.pointwise.modifiers import Form, form
 from cupylosses.engines.pointwise.plan import Plan
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.jit import glue

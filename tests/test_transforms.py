@@ -16,9 +16,8 @@ from tools.transforms import TRANSFORMS, Subject, Transform, close
 import cupylosses.functional as F
 from cupylosses.backends.torch import autograd, ops
 from cupylosses.definition.base import named
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.pointwise.definition import Loss, form, registry
 from cupylosses.engines.pointwise.jvp import directional
-from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.engines.softmax.definition import row_registry
 
@@ -194,7 +193,7 @@ def test_transforms_inside_of_a_graph(take: str) -> None:
 def test_operators_keep_their_promises(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
     if where == "formula":
-        monkeypatch.setattr(autograd, "_host", None)
+        monkeypatch.setattr(autograd, "host", None)
     device = "cpu" if where == "formula" else KERNELS
     loss = form(registry()["huber_loss"], frozenset(), "array", True)
     text = ops.encode(loss, Reduction(kind, None, "float32"), ())

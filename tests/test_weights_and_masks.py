@@ -20,8 +20,7 @@ import cupylosses
 import cupylosses.functional as F
 from cupylosses.definition.base import REDUCTIONS, Operand
 from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.definition import Loss, form, registry
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import Check, perform, run
 from cupylosses.testing.properties import composed

@@ -2,126 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from cupylosses import checks, interop
-from cupylosses.definition.base import WEIGHT, Definition
+from cupylosses import checks
+from cupylosses.backends import cupy_softmax
+from cupylosses.backends.cupy_device import CupyDevice, cupy, current_device, dtype_of
+from cupylosses.definition.base import WEIGHT
 from cupylosses.engines import device as engine_device
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import plan as pointwise_plan
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.call import Call, split
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.softmax.dense_plan import Pair
-from cupylosses.jit import gpu
-
-cupy = interop.cupy()
 
 _MAX_PLANS = 4096
 
-
-class CupyDevice(engine_device.Device):
-    """One CUDA device through CuPy: its memory pool, its current stream."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index, *gpu.gpu(index))
-        self._captured: list[Any] = []
-
-    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        kind = dtype_of(dtype)
-        size = interop.ITEMSIZE[dtype]
-        memory = cupy.empty(max(1, _extent(shape, strides)), dtype=kind)
-        return cupy.ndarray(tuple(shape), kind, memory.data, tuple(s * size for s in strides))
-
-    def full(self, count: int, value: float) -> Any:
-        return cupy.full(count, value, dtype=cupy.float64)
-
-    def one(self, dtype: str) -> Any:
-        """A grad_output of 1."""
-        return cupy.ones((), dtype=dtype_of(dtype))
-
-    def double(self, normalizer: Any) -> Any:
-        x = normalizer if isinstance(normalizer, cupy.ndarray) else cupy.asarray(normalizer)
-        return x.astype(cupy.float64).reshape(())
-
-    def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
-        found = self.empty(array.shape, strides, array.dtype.name)
-        bits = f"uint{8 * array.itemsize}"  # one kernel of CuPy's for all dtypes of this size, bfloat16 included
-        found.view(bits)[...] = array.view(bits)
-        return found
-
-    def visible(self, words: int) -> tuple[Any, int]:
-        memory = cupy.cuda.alloc_pinned_memory(8 * words)
-        ctypes.memset(memory.ptr, 0, 8 * words)
-        return memory, memory.ptr
-
-    def address(self, array: Any) -> int:
-        return array.data.ptr
-
-    def strides(self, array: Any) -> tuple[int, ...]:
-        return tuple([s // array.itemsize for s in array.strides])
-
-    def stream(self) -> int:
-        return cupy.cuda.get_current_stream().ptr
-
-    def capturing(self) -> bool:
-        return cupy.cuda.get_current_stream().is_capturing()
-
-    def synchronize(self) -> None:
-        cupy.cuda.get_current_stream().synchronize()
-
-    def expectation(self, slot: int) -> int:
-        """None: grad_output is always 1 here, and a promise that is not verified must not read what others write."""
-        return 0
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Within it, memory is taken for good: CuPy's pool would hand out again what a graph that is being captured
-        goes on writing to, what CuPy's own functions need for a moment included. (torch's graphs own what is allocated
-        during their capture.)
-        """
-        allocate = cupy.cuda.get_allocator()
-
-        def kept(size: int) -> Any:
-            memory = allocate(size)
-            self._captured.append(memory)
-            return memory
-
-        with cupy.cuda.using_allocator(kept):
-            yield
-
-
-def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-
-
-def dtype_of(name: str) -> Any:
-    """CuPy's dtype of a name."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return cupy.dtype(ml_dtypes.bfloat16)
-    return cupy.dtype(name)
-
-
-_devices: dict[int, CupyDevice] = {}
 _plans: dict[Any, pointwise_plan.Plan] = {}
-
-
-@contextmanager
-def _current(loss: Definition, arrays: Mapping[str, Any]) -> Iterator[CupyDevice]:
-    """The device of all these arrays, made current."""
-    first, *others = [x.device.id for x in arrays.values()]
-    if any([x != first for x in others]):
-        checks.devices(loss, [f"cuda:{x}" for x in (first, *others)], list(arrays))
-    with cupy.cuda.Device(first):
-        device = _devices.get(first)
-        if device is None:
-            device = _devices[first] = CupyDevice(first)
-        with device.keeping() if device.capturing() else nullcontext():
-            yield device
 
 
 def evaluate(call: Call) -> Any:
@@ -132,7 +29,7 @@ def evaluate(call: Call) -> Any:
 def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool = True) -> tuple[Any, list[Any]]:
     """The loss of CuPy arrays and, in the same pass, the gradients that are wanted (of its sum, if not one number)."""
     loss, operands = call.loss, call.operands
-    with _current(loss, dict(zip([x.name for x in loss.operands], operands, strict=True))) as device:
+    with current_device(loss, dict(zip([x.name for x in loss.operands], operands, strict=True))) as device:
         plan = _plan(call, device)
         if plan.warning and warn:
             checks.warn(plan.warning)
@@ -212,7 +109,7 @@ def _plan(call: Call, device: CupyDevice) -> pointwise_plan.Plan:
     plan = _plans.get(key)
     if plan is None:
         names = [x.dtype.name for x in operands]
-        checks.dtypes(loss, names)
+        pointwise_checks.dtypes(loss, names)
         tensors = tuple(
             engine_device.Tensor(n, x.shape, device.strides(x), x.data.ptr % 16)
             for n, x in zip(names, operands, strict=True)
@@ -232,8 +129,5 @@ def evaluate_rows(call: RowCall) -> Any:
 
 def rows_and_gradients(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Pair]:
     """The same and, in the same pass, the gradients of the operands that are wanted (of its sum, if not one number)."""
-    with _current(call.loss, call.arrays) as device:
+    with current_device(call.loss, call.arrays) as device:
         return cupy_softmax.value_and_gradients(call, wanted, device)
-
-
-from cupylosses.backends import cupy_softmax  # noqa: E402  (which needs what is above)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-from cupylosses.backends.cupy import CupyDevice, cupy, dtype_of
+from cupylosses.backends.cupy_device import CupyDevice, cupy, dtype_of
 from cupylosses.engines.device import Divisor
 from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.engines.softmax import checks as softmax_checks

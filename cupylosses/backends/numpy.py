@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 
 from cupylosses import checks
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.softmax import checks as softmax_checks
@@ -18,8 +19,8 @@ def evaluate(call: Call) -> Any:
     """The loss of NumPy arrays."""
     loss, operands, normalizer = call.loss, call.operands, call.normalizer
     names = [x.dtype.name for x in operands]
-    checks.dtypes(loss, names)
-    warning = checks.broadcast_warning(loss, [x.shape for x in operands])
+    pointwise_checks.dtypes(loss, names)
+    warning = pointwise_checks.broadcast_warning(loss, [x.shape for x in operands])
     if warning:
         checks.warn(warning)
     if normalizer is not None and type(normalizer) is not float:

@@ -16,6 +16,7 @@ from typing import Any
 from cupylosses import checks, interop, options
 from cupylosses.definition.base import WEIGHT
 from cupylosses.engines import device as engine_device
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import plan as pointwise_plan
 from cupylosses.engines.pointwise.call import Call, split
 from cupylosses.engines.softmax import checks as softmax_checks
@@ -128,7 +129,7 @@ class Rehearsal:
         """
         tensors = call.operands
         names = [x.dtype for x in tensors]
-        checks.dtypes(call.loss, names)
+        pointwise_checks.dtypes(call.loss, names)
         promoted = promoted or checks.promote(names, [x.ndim for x in tensors])
         device = self._device
         plan = pointwise_plan.Plan(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cupylosses import checks, functional
 from cupylosses.definition.base import MASK
 from cupylosses.engines.pointwise.codegen import title
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.definition import Form, Loss, registry
 from cupylosses.engines.pointwise.reduction import Reduction, Resolved, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape

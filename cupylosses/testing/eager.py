@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from array_api_compat import array_namespace
 
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.definition import Form, Loss
 from cupylosses.engines.pointwise.reduction import Reduction, resolve
 
 if TYPE_CHECKING:

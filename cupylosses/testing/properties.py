@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cupylosses import options
 from cupylosses.definition.base import REDUCTIONS
 from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.testing import eager, samples
 from cupylosses.testing.check import Check, Result, biases, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS

@@ -20,7 +20,8 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import Chip
 from cupylosses.testing import eager, row_eager, row_truth
 from cupylosses.testing.check import GRAD_OUTPUTS, drawn_upstream
-from cupylosses.testing.row_properties import LAYOUTS, SMALL
+from cupylosses.testing.host.execution import SMALL
+from cupylosses.testing.row_properties import LAYOUTS
 from cupylosses.testing.truth import Truth
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import cupylosses.functional as F
 from cupylosses import options
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import row_registry
-from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_truth import truth
 from cupylosses.testing.tolerance import compare, same_bits
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INF, NAN = float("inf"), float("nan")
-
-#: A GPU of which a block gets little shared memory, so that rows need not be long to be long, and not all threads,
-#: since on the host they take turns; a cluster has more than 32 warps still.
-SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 
 
 class Layout(NamedTuple):

@@ -18,7 +18,7 @@ from benchmarking import workloads
 from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS, QUACK, QUACK_OP, RIVALS
 from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Workload
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.definition import Form
 from cupylosses.testing.eager import Call, formula
 
 OK = "ok"

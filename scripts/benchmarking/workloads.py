@@ -24,8 +24,7 @@ from benchmarking.figures import (
 )
 from cupylosses import functional
 from cupylosses.checks import FLOATING
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.pointwise.modifiers import MASK, form
+from cupylosses.engines.pointwise.definition import MASK, Loss, form, registry
 from cupylosses.testing import samples
 from cupylosses.testing.check import bind
 from cupylosses.testing.eager import Call, twin

@@ -17,11 +17,10 @@ import numpy
 from cupylosses import functional, interop
 from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.testing.host import settings
-from cupylosses.testing.host.execution import PROCESSORS
+from cupylosses.testing.host.execution import PROCESSORS, SMALL
 from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.memory import NAN_BYTE
-from cupylosses.testing.row_properties import SMALL
 
 
 class Array(numpy.ndarray):
@@ -156,7 +155,7 @@ def cupy(**chosen: Any) -> Iterator[Any]:
         with mock.patch.object(interop, "cupy", lambda: module):
             functional.backend("cupy")
     from cupylosses.backends import cupy as cupy_backend
-    from cupylosses.backends import cupy_softmax
+    from cupylosses.backends import cupy_device, cupy_softmax
 
     def of_numpy(x: Any) -> Any:
         return array_api_compat.numpy if isinstance(x, Array) else namespace(x)
@@ -170,8 +169,9 @@ def cupy(**chosen: Any) -> Iterator[Any]:
             mock.patch.dict(interop.known_kinds, {Array: "cupy"}),
             mock.patch.object(cupy_backend, "cupy", module),
             mock.patch.object(cupy_softmax, "cupy", module),
-            mock.patch.object(cupy_backend.CupyDevice, "launcher", Launcher),
-            mock.patch.dict(cupy_backend._devices, clear=True),
+            mock.patch.object(cupy_device, "cupy", module),
+            mock.patch.object(cupy_device.CupyDevice, "launcher", Launcher),
+            mock.patch.dict(cupy_device.devices, clear=True),
             mock.patch.dict(cupy_backend._plans, clear=True),
             numpy.errstate(divide="ignore", invalid="ignore", over="ignore"),
         ):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy
 from mpmath import mp, mpf
 
-from cupylosses import checks
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.definition import Loss
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def evaluate(
         NotImplementedError: the reference calls a function that :data:`xp` lacks.
     """
     if loss.reference is None:
-        raise checks.no_reference(loss)
+        raise pointwise_checks.no_reference(loss)
     # NumPy looks at the flags of the processor also where it only calls Python.
     with mp.workdps(digits), _underflow(mpf(smallest)), numpy.errstate(all="ignore"):
         numbers = {x.name: Jet(mpf(values[x.name])) for x in loss.parameters}

@@ -24,9 +24,8 @@ from torch.autograd import Function
 from cupylosses.definition.base import MASK
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.engines.pointwise.modifiers import form
 from cupylosses.jit import compiler, glue
 from cupylosses.jit.glue import FUNCTOR, STORAGE, nested
 from cupylosses.testing.host import run_source

@@ -18,8 +18,7 @@ from typing import Any
 
 from cupylosses import checks, value_and_grad
 from cupylosses.engines.pointwise.codegen import KINDS
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.pointwise.modifiers import Form, form
+from cupylosses.engines.pointwise.definition import Form, Loss, form, registry
 from cupylosses.jit import compiler
 from cupylosses.testing import check as checking
 from cupylosses.testing.check import Check

@@ -8,8 +8,7 @@ from itertools import product
 from cupylosses import checks, interop
 from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import form
+from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.engines.pointwise.reduction import Reduction
 from cupylosses.engines.record import Placeholder, Rehearsal, placeholder
 from tools.nvrtc import Resources

@@ -6,8 +6,7 @@ which torch differentiates itself; what torch has wrapped or traces goes through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -17,6 +16,7 @@ from torch.autograd import Function, forward_ad
 
 from cupylosses import checks, interop, options
 from cupylosses.engines import device as engine_device
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import plan as pointwise_plan
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.call import Call, Parts, split
@@ -28,59 +28,37 @@ from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.strides import result_strides
 from cupylosses.jit import gpu
+from cupylosses.torch_compat import (
+    current_device,
+    current_stream,
+    differentiating,
+    dispatch_mode_count,
+    empty_strided,
+    is_autocast_cpu_enabled,
+    is_capturing,
+    is_compiling,
+    is_scripted,
+    tensor_guard,
+    transforms_active,
+)
 
-_NAMES = {
+DTYPE_NAMES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
     torch.bool: "bool", torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16", torch.int32: "int32",
     torch.int64: "int64",
 }  # fmt: skip
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _MAX_PLANS, _MAX_RECENT = 4096, 4
 _CPU = -1  # Tensor.get_device() of a CPU tensor
 
-_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-#: True while torch.jit.trace records.
-is_scripted: Callable[[], bool] = torch._C._is_tracing
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 _address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
-_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 if hasattr(getattr(torch, "compiler", None), "assume_constant_result"):  # 2.1
     # Dynamo cannot trace a walk up the frames: it calls this while it traces, so that a compiled call warns once.
     torch.compiler.assume_constant_result(checks.warn)
-
-if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
-
-    def _is_autocast_cpu_enabled() -> bool:
-        return torch.is_autocast_enabled("cpu")
-else:
-    _is_autocast_cpu_enabled = torch.is_autocast_cpu_enabled
-
-
-def _dispatched_empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-
-
-#: Makes a tensor on the current GPU. What code that Inductor generates calls for it, where torch has that, passes the
-#: dispatcher by and takes half the time.
-_empty_strided: Any = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _dispatched_empty_strided
-)
-
-
-def _increment_version(x: torch.Tensor) -> None:
-    x.as_strided((0,), (1,)).zero_()
-
-
-#: Tells autograd that a kernel has written to a tensor without gradient, as torch's own operations do. A tensor shares
-#: the count of its versions with those that it was detached from.
-increment_version: Any = getattr(torch.autograd.graph, "increment_version", _increment_version)  # 2.1
 
 
 class TorchDevice(engine_device.Device):
@@ -93,7 +71,7 @@ class TorchDevice(engine_device.Device):
         super().__init__(index, *gpu.gpu(index))
         self.device = torch.device("cuda", index)
         self.is_one_of_several = torch.cuda.device_count() > 1
-        self.stream = partial(_current_stream, index)
+        self.stream = partial(current_stream, index)
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self.index).synchronize()
@@ -104,7 +82,7 @@ class TorchDevice(engine_device.Device):
         return _double(normalizer, self.device)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
-        return _empty_strided(shape, strides, _DTYPES[dtype])
+        return empty_strided(shape, strides, DTYPES[dtype])
 
     def full(self, count: int, value: float) -> torch.Tensor:
         return torch.full((count,), value, dtype=torch.float64, device=self.device)
@@ -135,36 +113,36 @@ class TorchDevice(engine_device.Device):
 
     address = staticmethod(torch.Tensor.data_ptr)
     strides = staticmethod(torch.Tensor.stride)
-    capturing = staticmethod(_is_capturing)
+    capturing = staticmethod(is_capturing)
 
 
 #: A loss about to be computed, as the engine takes it: plan, device, addresses of the operands, parameters, divisor,
 #: and which operands require grad.
 _Launch = tuple[pointwise_plan.Plan, TorchDevice, list[int], tuple[float, ...], engine_device.Divisor, tuple[bool, ...]]
 
-_devices: dict[int, TorchDevice] = {}
+devices: dict[int, TorchDevice] = {}
 
 #: What a plan is for beside the operands.
 _How = tuple[Loss, Reduction, tuple[int, ...]]
 #: Plans, their devices, and, by which operands are differentiated and the like, what tells operands of this plan.
-_plans: dict[Any, tuple[pointwise_plan.Plan, TorchDevice, dict[Any, Callable[..., bool] | None]]] = {}
+plans: dict[Any, tuple[pointwise_plan.Plan, TorchDevice, dict[Any, Callable[..., bool] | None]]] = {}
 #: Those of the last calls whose operands have aligned addresses.
 _recent: dict[_How, tuple[tuple[Callable[..., bool], pointwise_plan.Plan, TorchDevice, tuple[bool, ...]], ...]] = {}
 
 #: What runs the kernels of CPU tensors; None, for the reference formulas, but under `cupylosses.testing.host`.
-_host: TorchDevice | None = None
+host: TorchDevice | None = None
 
 
 def use_host(device: TorchDevice | None) -> TorchDevice | None:
     """Runs CPU tensors through the engine on ``device``, with no plans yet, or by the formulas again; what it was."""
-    global _host
-    before, _host = _host, device
-    _plans.clear()
+    global host
+    before, host = host, device
+    plans.clear()
     _recent.clear()
     softmax_arguments.plans.clear()
-    _devices.pop(_CPU, None)
+    devices.pop(_CPU, None)
     if device is not None:
-        _devices[_CPU] = device
+        devices[_CPU] = device
     return before
 
 
@@ -172,7 +150,7 @@ def is_tracing() -> bool:
     """True while torch.compile or torch.jit.trace records a call. Both compare one recording with the next, so nothing
     that was kept from an earlier call may be used.
     """
-    return _is_compiling() or is_scripted()
+    return is_compiling() or is_scripted()
 
 
 def _is_transformed() -> bool:
@@ -180,10 +158,10 @@ def _is_transformed() -> bool:
     behind its back is missing from the graph, which then returns uninitialised memory.
     """
     return (
-        _is_compiling()
-        or _transforms_active()
+        is_compiling()
+        or transforms_active()
         or forward_ad._current_level >= 0
-        or _dispatch_modes() > 0
+        or dispatch_mode_count() > 0
         or is_scripted()
     )
 
@@ -201,7 +179,7 @@ def evaluate(call: Parts, warn: bool = True, plain: bool = False) -> torch.Tenso
     plan, device, pointers, wanted = found
     if plan.warning and warn:
         checks.warn(plan.warning)
-    if device.is_one_of_several and _current_device() != device.index:
+    if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(call, False, plain)
     differentiable = True in wanted
@@ -228,7 +206,7 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -
     if found is None:
         return _reference_gradients(call, grad_output, wanted)
     plan, device, pointers, _ = found
-    if device.is_one_of_several and _current_device() != device.index:
+    if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, wanted)
     divisor = plan.divisor
@@ -266,18 +244,18 @@ def _find(
     how: _How, operands: tuple[torch.Tensor, ...]
 ) -> tuple[pointwise_plan.Plan, TorchDevice, list[int], tuple[bool, ...]] | None:
     """The same of operands that are unlike those of the last calls."""
-    if _host is None and not operands[0].is_cuda:
+    if host is None and not operands[0].is_cuda:
         return None
     pointers: list[int] = []
-    key: list[Any] = [*how, _is_autocast_enabled(), _host and _is_autocast_cpu_enabled()]
+    key: list[Any] = [*how, _is_autocast_enabled(), host and is_autocast_cpu_enabled()]
     for x in operands:
-        if type(x) not in _PLAIN or x.layout is not _STRIDED or x.is_neg():
+        if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_neg():
             return None
         # Asked for, as the tensor is on the launch device: through a DLPack capsule it takes ten times as long.
         address = x.data_ptr()
         pointers.append(address)
         key += (x.dtype, x.shape, x.stride(), x.device, address & 15)
-    found = _plans.get(tuple(key))
+    found = plans.get(tuple(key))
     if found is None:
         if not all([_has_kernels(x) for x in operands]):
             return None
@@ -289,28 +267,16 @@ def _find(
     wanted = tuple([grad and x.requires_grad for x in operands])
     kind = wanted, torch.is_inference_mode_enabled(), *[(type(x), x.is_inference()) for x in operands]
     if kind not in known:
-        known[kind] = _alike(operands)
+        known[kind] = tensor_guard(operands)
     are_alike, recent = known[kind], _recent.get(how, ())
     if are_alike and not any([p & 15 for p in pointers]) and all([x[0] is not are_alike for x in recent]):
         _recent[how] = ((are_alike, plan, device, wanted), *recent[: _MAX_RECENT - 1])
     return plan, device, pointers, wanted
 
 
-def _alike(operands: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """What tells in one call whether others are of the same types, dtypes, shapes and strides, on the same device, and
-    require grad where these do, under the same autocast: torch's guard of a graph that it has compiled.
-    """
-    try:
-        sizes, strides = [list(x.shape) for x in operands], [list(x.stride()) for x in operands]
-        guards = torch._C._dynamo.guards.TensorGuards(*operands, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        return guards.check
-    except (AttributeError, TypeError, SystemError):  # another torch
-        return None
-
-
 def _has_kernels(x: torch.Tensor) -> bool:
     """Whether kernels read memory of this device and dtype."""
-    return (x.is_cuda or (_host is not None and x.is_cpu)) and x.dtype in _NAMES
+    return (x.is_cuda or (host is not None and x.is_cpu)) and x.dtype in DTYPE_NAMES
 
 
 def _evaluate_apart(call: Call, warn: bool) -> torch.Tensor:
@@ -356,7 +322,7 @@ def divided(call: Call, resolved: Resolved, shape: tuple[int, ...], result: str)
     total, divisor, factor = split(call, resolved, shape)
     below = on_device(call, call.normalizer) if divisor is None else evaluate(divisor)
     return pointwise_reference.divide(torch, evaluate(total, warn=False), (below * factor).expand(resolved.shape)).to(
-        _DTYPES[result]
+        DTYPES[result]
     )
 
 
@@ -377,19 +343,19 @@ def _make_plan(
     loss, reduction, flags = how
     names, compute = dtypes(loss, operands)
     index = common_device(loss, operands)
-    device = _devices.get(index)
+    device = devices.get(index)
     if device is None:
-        device = _devices[index] = TorchDevice(index)
+        device = devices[index] = TorchDevice(index)
     tensors = tuple(
         engine_device.Tensor(name, tuple(x.shape), x.stride(), p % 16)
         for name, x, p in zip(names, operands, pointers, strict=True)
     )
     plan = pointwise_plan.Plan(loss, flags, reduction, tensors, compute, device.processors, device.launcher)
-    if len(_plans) >= _MAX_PLANS:
-        _plans.clear()
+    if len(plans) >= _MAX_PLANS:
+        plans.clear()
         _recent.clear()
-    _plans[key] = plan, device, {}
-    return _plans[key]
+    plans[key] = plan, device, {}
+    return plans[key]
 
 
 def common_device(loss: Loss, operands: Sequence[torch.Tensor]) -> int:
@@ -400,18 +366,18 @@ def common_device(loss: Loss, operands: Sequence[torch.Tensor]) -> int:
 
 def dtypes(loss: Loss, operands: Sequence[torch.Tensor]) -> tuple[list[str], str]:
     """The dtype of each operand and of the result: torch's promotion, and float32 for halves under autocast."""
-    names = [_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch.")) for x in operands]
-    checks.dtypes(loss, names)
+    names = [DTYPE_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch.")) for x in operands]
+    pointwise_checks.dtypes(loss, names)
     result = checks.promote(names, [x.dim() for x in operands])
     # Autocast runs these losses in float32: operands are read in their own dtype, which is its cast without the copy.
-    return names, "float32" if _autocast(operands[0]) and result != "float64" else result
+    return names, "float32" if has_autocast(operands[0]) and result != "float64" else result
 
 
-def _autocast(x: torch.Tensor) -> bool:
+def has_autocast(x: torch.Tensor) -> bool:
     """Whether autocast is on for the tensor's device."""
     if x.is_cuda:
         return torch.is_autocast_enabled()
-    return x.device.type == "cpu" and _is_autocast_cpu_enabled()
+    return x.device.type == "cpu" and is_autocast_cpu_enabled()
 
 
 def check(call: Call, warn: bool) -> str:
@@ -422,7 +388,7 @@ def check(call: Call, warn: bool) -> str:
             raise checks.not_dense(loss, operand.name, x.layout)
     common_device(loss, operands)
     _, promoted = dtypes(loss, operands)
-    warning = checks.broadcast_warning(loss, [tuple(x.shape) for x in operands])
+    warning = pointwise_checks.broadcast_warning(loss, [tuple(x.shape) for x in operands])
     if warning and warn:
         checks.warn(warning)
     return call.reduction.out_dtype or promoted
@@ -430,12 +396,12 @@ def check(call: Call, warn: bool) -> str:
 
 def result_dtype(call: Call) -> torch.dtype:
     """The dtype of the result."""
-    return _DTYPES[call.reduction.out_dtype or dtypes(call.loss, call.operands)[1]]
+    return DTYPES[call.reduction.out_dtype or dtypes(call.loss, call.operands)[1]]
 
 
 def runs_kernels(x: torch.Tensor) -> bool:
     """Whether kernels run for such a tensor, which a transform may have wrapped."""
-    return _has_kernels(x) and (type(x) in _PLAIN or type(x).__name__ == "FakeTensor")
+    return _has_kernels(x) and (type(x) in PLAIN or type(x).__name__ == "FakeTensor")
 
 
 def evaluate_reference(call: Call, warn: bool) -> torch.Tensor:
@@ -464,24 +430,12 @@ def _as_stored_by_kernels(call: Call, result: torch.Tensor) -> torch.Tensor:
 
 def _reference_gradients(call: Call, grad_output: torch.Tensor, wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:
     """The gradients of the formula."""
-    with _differentiating():
+    with differentiating():
         operands = [x.detach().requires_grad_(w) for x, w in zip(call.operands, wanted, strict=True)]
         value = evaluate_reference(call._replace(operands=tuple(operands)), warn=False)
         inputs = [x for x, w in zip(operands, wanted, strict=True) if w]
         found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), materialize_grads=True))
     return [next(found) if w else None for w in wanted]
-
-
-@contextmanager
-def _differentiating() -> Iterator[None]:
-    """Autograd, also where the dispatcher has called an operator below it."""
-    keys = torch._C.DispatchKey
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.AutogradCPU, keys.AutogradCUDA, keys.AutogradOther, keys.ADInplaceOrView):
-        excluded = excluded.remove(key)
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
-        yield
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -510,7 +464,7 @@ def check_rows(call: RowCall) -> str:
     common_row_device(call)
     softmax_checks.arrays(call)
     promoted = softmax_checks.promoted(call)
-    return "float32" if _autocast(call.operands[0]) and promoted != "float64" else promoted
+    return "float32" if has_autocast(call.operands[0]) and promoted != "float64" else promoted
 
 
 def evaluate_rows_by_formula(call: RowCall, readable: bool = True) -> Any:
@@ -546,7 +500,7 @@ def _promised(ctx: Any, grad_output: torch.Tensor) -> Any:
             check.complete
             and pointers == check.pointers
             and [*map(_strides, operands)] == check.strides
-            and not (device.is_one_of_several and _current_device() != device.index)
+            and not (device.is_one_of_several and current_device() != device.index)
             and (upstream := _address_of(grad_output)) is not None
             and check.run(upstream, pointers)
         ):
@@ -569,7 +523,7 @@ def _computed(
     plan, device, pointers, parameters, divisor, wanted = ctx.launch
     if torch.is_grad_enabled():  # create_graph=True
         return transforms.gradients(_call(plan, parameters, divisor, operands), plan.result, grad_output, wanted)
-    if device.is_one_of_several and _current_device() != device.index:
+    if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return _computed(ctx, operands, grad_output, promise)
     grad_output = grad_output.resolve_neg()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import options
+from cupylosses import options, torch_compat
 from cupylosses.backends.torch import autograd, softmax_transforms
 from cupylosses.backends.torch import softmax as torch_softmax
 from cupylosses.engines.device import Divisor
@@ -115,7 +115,7 @@ class _Reduced(Function):
             return None, *torch_softmax.by_formula(call, grad_output, wanted)
         if torch.is_grad_enabled():  # create_graph=True
             return None, *softmax_transforms.gradients(call, grad_output, wanted)
-        if device.is_one_of_several and autograd._current_device() != device.index:
+        if device.is_one_of_several and torch_compat.current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Reduced.backward(ctx, grad_output)
         promise = ctx.__dict__.pop("promise", None) if plan is ctx.launch[0] else None
@@ -141,7 +141,7 @@ class _Values(Function):
             return None, *torch_softmax.by_formula(call, grad_output, wanted)
         if torch.is_grad_enabled():  # create_graph=True
             return None, *softmax_transforms.gradients(call, grad_output, wanted)
-        if device.is_one_of_several and autograd._current_device() != device.index:
+        if device.is_one_of_several and torch_compat.current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)
         upstream = torch_softmax.laid_out(grad_output, plan.shape, plan.result_strides)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cupylosses import torch_compat
+
 library = torch.library.Library("cupylosses", "DEF")
 # Sums are in the order of memory: with other strides than in eager mode a result would have other bits.
 EXACT = [getattr(torch.Tag, x) for x in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, x)]
@@ -39,7 +41,7 @@ def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
     These use a vmap older than torch.func's, for which an operator needs a kernel of its own where it takes or returns
     lists. ``rule(info, in_dims, *arguments)`` is the `vmap` of the operator's Function, on the operator's arguments.
     """
-    is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
+    is_batched = torch_compat.is_legacy_batched
     if is_batched is None:
         return
 

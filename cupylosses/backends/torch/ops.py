@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from cupylosses import checks
 from cupylosses.backends.torch import autograd
 from cupylosses.backends.torch.operators import EXACT, laid_out, library
 from cupylosses.definition.base import named
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.definition import Form, Loss, form
 from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.engines.pointwise.modifiers import Form, form
 from cupylosses.engines.pointwise.reduction import Reduction, resolve
 from cupylosses.engines.strides import dense_strides, result_strides
 
@@ -110,7 +109,7 @@ def _tensors(call: Call, *others: torch.Tensor) -> list[torch.Tensor | None]:
 
 def _result_layout(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of the value."""
-    shape = checks.broadcast(call.loss, [tuple(x.shape) for x in call.operands])
+    shape = pointwise_checks.broadcast(call.loss, [tuple(x.shape) for x in call.operands])
     resolved = resolve(call.loss, call.reduction, shape)
     if resolved.dims == ():
         return shape, result_strides(shape, [(tuple(x.shape), x.stride()) for x in call.operands])

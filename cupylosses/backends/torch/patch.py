@@ -15,12 +15,11 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
-from cupylosses import checks, functional, interop, patch
+from cupylosses import checks, interop, torch_compat
 from cupylosses.backends.torch import autograd
 from cupylosses.definition.base import WEIGHT, Definition
 from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.definition import Form, Loss, registry
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
 
@@ -39,38 +38,39 @@ AUTOCAST = "torch refuses it under autocast"
 #: What torch refuses under autocast, which it only does on a GPU: it cannot be found out by asking.
 _REFUSED_UNDER_AUTOCAST = (torch.nn.functional.binary_cross_entropy,)
 
-_is_compiling = autograd._is_compiling
-_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
-_dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_tracing: Callable[[], Any] = torch._C._get_tracing_state
 
-
-def replacements() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """By name, torch's functions as they are now, and what takes their place."""
+def replacements(
+    functions: Any, reports: Callable[[], Sequence[Any]]
+) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """By name, torch's functions as they are now, and what takes their place: ``functions`` of the same names, of which
+    the calls are added to the ``reports`` that are open. With none open they are torch's.
+    """
     found = {}
     for loss in (*registry().values(), *row_registry().values()):
         if loss.torch:
             theirs = getattr(torch.nn.functional, loss.torch)
-            found[loss.torch] = theirs, _replacement(loss, theirs)
+            found[loss.torch] = theirs, _replacement(loss, theirs, functions, reports)
     return found
 
 
-def _replacement(loss: Definition, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _replacement(
+    loss: Definition, theirs: Callable[..., Any], functions: Any, reports: Callable[[], Sequence[Any]]
+) -> Callable[..., Any]:
     known = tuple(inspect.signature(theirs).parameters)
-    prepare, name, first = getattr(functional, loss.name).prepare, theirs.__name__, loss.operands[0].name
-    plain = autograd._PLAIN
+    prepare, name, first = getattr(functions, loss.name).prepare, theirs.__name__, loss.operands[0].name
+    plain = autograd.PLAIN
     obstacle: Any = _obstacle
-    evaluate: Callable[[Any], Any] = functional.evaluate
+    evaluate: Callable[[Any], Any] = functions.evaluate
     if isinstance(loss, RowLoss):
-        prepare, obstacle, evaluate = _of_tensors(prepare), _row_obstacle, functional.evaluate_rows
+        prepare, obstacle, evaluate = _of_tensors(prepare), _row_obstacle, functions.evaluate_rows
 
     @wraps(theirs)
     def function(*arguments: Any, **named: Any) -> Any:
-        if _is_compiling():
+        if torch_compat.is_compiling():
             # Inductor fuses torch's functions with what is around them; ours is one operator by itself.
             return theirs(*arguments, **named)
-        reports = patch._reports
-        if not reports:
+        opened = reports()
+        if not opened:
             return theirs(*arguments, **named)
         given = (*arguments, *named.values()) if named else arguments
         overridden = has_torch_function(given)
@@ -78,7 +78,7 @@ def _replacement(loss: Definition, theirs: Callable[..., Any]) -> Callable[..., 
         call = None
         if overridden and not _only_a_default_device(given):
             reason: str | None = OVERRIDDEN
-        elif type(x) in plain and x.is_cpu and autograd._host is None:
+        elif type(x) in plain and x.is_cpu and autograd.host is None:
             reason = CPU
         elif len(arguments) > len(known) or not named.keys() <= set(known):
             reason = ARGUMENTS
@@ -90,7 +90,7 @@ def _replacement(loss: Definition, theirs: Callable[..., Any]) -> Callable[..., 
             else:
                 reason = obstacle(loss, theirs, call)
         dtype = getattr(x, "dtype", None)
-        for report in reports:
+        for report in opened:
             report.add(name, dtype, reason)
         if call is not None and reason is None:
             return evaluate(call)
@@ -116,9 +116,9 @@ def _of_tensors(prepare: Callable[..., RowCall]) -> Callable[..., RowCall]:
 
 def _only_a_default_device(given: Sequence[Any]) -> bool:
     """Whether there are plain tensors and no mode but that of ``torch.set_default_device``, which losses ignore."""
-    modes = [torch._C._get_function_stack_at(i) for i in range(_mode_count())]
+    modes = [torch_compat.function_mode_at(i) for i in range(torch_compat.function_mode_count())]
     tensors = [type(x) for x in given if isinstance(x, torch.Tensor)]
-    return bool(modes) and all(isinstance(x, DeviceContext) for x in modes) and set(tensors) <= set(autograd._PLAIN)
+    return bool(modes) and all(isinstance(x, DeviceContext) for x in modes) and set(tensors) <= set(autograd.PLAIN)
 
 
 def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
@@ -137,10 +137,10 @@ def _obstacle(loss: Loss, theirs: Callable[..., Any], call: Call) -> str | None:
         return SHAPES
     if call.reduction.kind == "batchmean" and not shape:
         return ARGUMENTS
-    dtypes = [autograd._NAMES[x.dtype] for x in operands]
+    dtypes = [autograd.DTYPE_NAMES[x.dtype] for x in operands]
     if dtypes[0] not in checks.FLOATING:
         return DTYPE
-    if autograd._autocast(operands[0]):
+    if autograd.has_autocast(operands[0]):
         if theirs in _REFUSED_UNDER_AUTOCAST:
             return AUTOCAST
         return None if all(x in checks.FLOATING for x in dtypes) else DTYPE
@@ -164,8 +164,8 @@ def _row_obstacle(loss: RowLoss, theirs: Callable[..., Any], call: RowCall) -> s
     weight = call.weight
     if weight is not None and (weight.requires_grad or tuple(weight.shape) != (call.classes,)):
         return ARGUMENTS
-    dtypes = [autograd._NAMES[x.dtype] for x in arrays]
-    if autograd._autocast(first):
+    dtypes = [autograd.DTYPE_NAMES[x.dtype] for x in arrays]
+    if autograd.has_autocast(first):
         dtypes = ["float32" if x in checks.FLOATING and x != "float64" else x for x in dtypes]
     changed = tuple(s.name for s, x in zip(loss.parameters, call.parameters, strict=True) if x != s.default)
     kind, names, reduction = call.kind, tuple(call.arrays), call.reduction
@@ -177,11 +177,11 @@ def _row_obstacle(loss: RowLoss, theirs: Callable[..., Any], call: RowCall) -> s
 
 def _unserved(arrays: Sequence[Any]) -> str | None:
     """Why no kernel serves a call of these arrays now, whatever loss it is of."""
-    if autograd._transforms_active() or forward_ad._current_level >= 0:
+    if torch_compat.transforms_active() or forward_ad._current_level >= 0:
         return TRANSFORMED
-    if _tracing() is not None or _dispatch_mode_count():
+    if torch_compat.tracing_state() is not None or torch_compat.dispatch_mode_count():
         return TRACED
-    plain, names, strided, host = autograd._PLAIN, autograd._NAMES, torch.strided, autograd._host is not None
+    plain, names, strided, host = autograd.PLAIN, autograd.DTYPE_NAMES, torch.strided, autograd.host is not None
     device = getattr(arrays[0], "device", None)
     for x in arrays:
         if type(x) not in plain:
@@ -250,9 +250,9 @@ def _torch_takes(
     theirs: Callable[..., Any], names: tuple[str, ...], dtypes: tuple[str, ...], numbers: tuple[str, ...]
 ) -> bool:
     """Whether torch takes operands of these dtypes, which are not one, and has a result of the dtype that ours has."""
-    given: dict[str, Any] = {n: _ones(1, 1, dtype=autograd._DTYPES[x]) for n, x in zip(names, dtypes, strict=True)}
+    given: dict[str, Any] = {n: _ones(1, 1, dtype=autograd.DTYPES[x]) for n, x in zip(names, dtypes, strict=True)}
     found = _asked(theirs, **given, **dict.fromkeys(numbers, 1.0))
-    return found is not None and found.dtype is autograd._DTYPES[checks.promote(dtypes)]
+    return found is not None and found.dtype is autograd.DTYPES[checks.promote(dtypes)]
 
 
 @cache
@@ -269,9 +269,9 @@ def _torch_takes_rows(
     rows = (1,) * (rank - 1)
     logits = (*rows[:1], 2, *rows[1:])
     shapes = (logits, rows if kind == "indices" else logits, (2,))
-    given = {n: _ones(*s, dtype=autograd._DTYPES[x]) for n, x, s in zip(names, dtypes, shapes, strict=False)}
+    given = {n: _ones(*s, dtype=autograd.DTYPES[x]) for n, x, s in zip(names, dtypes, shapes, strict=False)}
     found = _asked(theirs, **given, **dict.fromkeys(changed, 1.0), reduction=reduction)
-    return found is not None and found.dtype is autograd._DTYPES[checks.promote(dtypes[:2])]
+    return found is not None and found.dtype is autograd.DTYPES[checks.promote(dtypes[:2])]
 
 
 def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -282,7 +282,7 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def _asked(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> torch.Tensor | None:
     """What torch's function returns; None if it refuses."""
     # A mode would get torch's function by its name, under which ours stands, and the question would be counted.
-    without_modes = torch._C.DisableTorchFunction()
+    without_modes = torch_compat.without_torch_function()
     with without_modes, torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

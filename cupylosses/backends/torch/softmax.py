@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from cupylosses import torch_compat
 from cupylosses.backends.torch import autograd
 from cupylosses.backends.torch.autograd import TorchDevice
 from cupylosses.engines.softmax import arguments as softmax_arguments
@@ -29,12 +30,12 @@ def find(
     they do only where they write something of the size of the operands.
     """
     first, second = call.operands
-    host = autograd._host
+    host = autograd.host
     if host is None and not first.is_cuda:
         return None
     key: list[Any] = [*softmax_arguments.own_key(call), torch.is_autocast_enabled(), writes or call.loss.softmax]
-    key.append(host and autograd._is_autocast_cpu_enabled())
-    plain, strided = autograd._PLAIN, torch.strided
+    key.append(host and torch_compat.is_autocast_cpu_enabled())
+    plain, strided = autograd.PLAIN, torch.strided
     for x in (first, second, call.weight, call.mask, *directions):
         if x is None:
             key.append(None)
@@ -64,16 +65,16 @@ def _device_of(call: RowCall) -> TorchDevice:
     softmax_checks.arrays(call)
     autograd.common_row_device(call)
     index = call.operands[0].get_device()
-    found = autograd._devices.get(index)
+    found = autograd.devices.get(index)
     if found is None:
-        found = autograd._devices[index] = TorchDevice(index)
+        found = autograd.devices[index] = TorchDevice(index)
     return found
 
 
 def _promoted(call: RowCall) -> str:
     """The dtype that the operands promote to, or that autocast has."""
     found = softmax_checks.promoted(call)
-    return "float32" if autograd._autocast(call.operands[0]) and found != "float64" else found
+    return "float32" if autograd.has_autocast(call.operands[0]) and found != "float64" else found
 
 
 def laid_out(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from cupylosses import options
+from cupylosses import options, torch_compat
 from cupylosses.backends.torch import autograd, dense_autograd, softmax_transforms, transforms
 from cupylosses.backends.torch import softmax as torch_softmax
 from cupylosses.engines.device import Divisor
@@ -43,7 +43,7 @@ def evaluate(call: RowCall, slopes: int = 0) -> Any:
         return evaluate(torch_softmax.with_classes_together(call, device), slopes)
     if plan.rows == 0 or plan.classes == 0:
         return autograd.evaluate_rows_by_formula(call)
-    if device.is_one_of_several and autograd._current_device() != device.index:
+    if device.is_one_of_several and torch_compat.current_device() != device.index:
         with torch.cuda.device(device.index):
             return evaluate(call, slopes)
     if call.kind == "indices":
@@ -93,7 +93,7 @@ def gradients(
     plan, device = found
     if plan is None:
         return gradients(torch_softmax.with_classes_together(call, device), grad_output, slopes, wanted)
-    if device.is_one_of_several and autograd._current_device() != device.index:
+    if device.is_one_of_several and torch_compat.current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, slopes, wanted)
     if slopes is None:
@@ -124,7 +124,7 @@ def second(
     plan, device = found
     if plan is None:
         return second(torch_softmax.with_classes_together(call, device), grad_output, directions, wanted)
-    if device.is_one_of_several and autograd._current_device() != device.index:
+    if device.is_one_of_several and torch_compat.current_device() != device.index:
         with torch.cuda.device(device.index):
             return second(call, grad_output, directions, wanted)
     upstream = torch_softmax.laid_out(grad_output, plan.shape, plan.result_strides)
@@ -179,7 +179,7 @@ class _Reduced(Function):
             return None, None, *torch_softmax.by_formula(call, grad_output, (True, False))
         if torch.is_grad_enabled():  # create_graph=True
             return None, None, *softmax_transforms.gradients(call, grad_output, (True, False))
-        if device.is_one_of_several and autograd._current_device() != device.index:
+        if device.is_one_of_several and torch_compat.current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Reduced.backward(ctx, grad_output)
         grad_output = grad_output.resolve_neg()
@@ -213,7 +213,7 @@ class _Values(Function):
             return None, None, *torch_softmax.by_formula(call, grad_output, (True, False))
         if torch.is_grad_enabled():  # create_graph=True
             return None, None, *softmax_transforms.gradients(call, grad_output, (True, False))
-        if device.is_one_of_several and autograd._current_device() != device.index:
+        if device.is_one_of_several and torch_compat.current_device() != device.index:
             with torch.cuda.device(device.index):
                 return _Values.backward(ctx, grad_output)
         slopes = ctx.__dict__.pop("slopes") if call.inplace else ctx.slopes
@@ -239,7 +239,7 @@ def _applied(
     )
     if over:
         # Other nodes of the graph may have saved the logits, as tanh saves its result: their backward raises now.
-        autograd.increment_version(gradient)
+        torch_compat.increment_version(gradient)
     return gradient
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from cupylosses import torch_compat
 from cupylosses.backends.torch import autograd, softmax_autograd
 from cupylosses.backends.torch import softmax as torch_softmax
 from cupylosses.backends.torch.operators import EXACT, laid_out, library
@@ -135,7 +136,7 @@ def _gradients(
 def _gradients_of_formula(
     call: RowCall, grad_output: torch.Tensor, wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    with autograd._differentiating():
+    with torch_compat.differentiating():
         first, second = (x.detach().requires_grad_(w) for x, w in zip(call.operands, wanted, strict=True))
         return torch_softmax.by_formula(
             call._replace(operands=(first, second)), grad_output, wanted, create_graph=False
@@ -172,7 +173,7 @@ def _second_of_formula(
     wanted: tuple[bool, bool],
 ) -> tuple[torch.Tensor, tuple[Any, Any]]:
     moving = [v is not None for v in directions]
-    with autograd._differentiating():
+    with torch_compat.differentiating():
         upstream = grad_output.detach().requires_grad_()
         first, second = (
             x.detach().requires_grad_(m or w) for x, m, w in zip(call.operands, moving, wanted, strict=True)
@@ -184,7 +185,7 @@ def _second_of_formula(
         along, *changed = torch.autograd.grad(outputs, inputs, given, materialize_grads=True)
     rest = iter(changed)
     of_first, of_second = (next(rest) if w else None for w in wanted)
-    return along.to(autograd._DTYPES[str(call.out_dtype)]), (of_first, of_second)
+    return along.to(autograd.DTYPES[str(call.out_dtype)]), (of_first, of_second)
 
 
 def _uncaptured(call: RowCall) -> RowCall:
@@ -226,7 +227,7 @@ library.impl("row_second", _second, "CompositeExplicitAutograd")
 def _fake_values(loss: str, *arguments: Any) -> list[torch.Tensor]:
     call = call_of(loss, *arguments)
     rows, compute = call.row_shape, compute_dtype(call)
-    results = [(rows if call.reduction == "none" else (), autograd._DTYPES[str(call.out_dtype)])]
+    results = [(rows if call.reduction == "none" else (), autograd.DTYPES[str(call.out_dtype)])]
     results += [(slopes_shape(call), compute)] if decode(loss)[1] else []
     results += [(rows, compute)] if call.lse else []
     results += [((), torch.float32)] if call.accuracy else []
@@ -253,5 +254,5 @@ def _fake_second(
     *arguments: Any,
 ) -> list[torch.Tensor]:
     call = call_of(*arguments)
-    along = call.operands[0].new_empty(call.row_shape, dtype=autograd._DTYPES[str(call.out_dtype)])
+    along = call.operands[0].new_empty(call.row_shape, dtype=autograd.DTYPES[str(call.out_dtype)])
     return [along, *_fake_gradients(grad_output, None, wanted, *arguments)]

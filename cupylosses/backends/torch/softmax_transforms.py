@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import interop
+from cupylosses import interop, torch_compat
 from cupylosses.backends.torch import autograd, operators, softmax_ops, transforms
 from cupylosses.engines.pointwise.reference import divide
 from cupylosses.engines.softmax import reference as softmax_reference
@@ -29,8 +29,8 @@ _OF_TRACED, _OF_VALUES, _OF_GRADIENTS, _OF_SECOND = 7, 4, 8, 8
 
 def evaluate(call: RowCall) -> Any:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
-    tracing = autograd._is_compiling()
-    if not tracing and autograd.is_scripted():
+    tracing = torch_compat.is_compiling()
+    if not tracing and torch_compat.is_scripted():
         call = _placed(call)
         array, number = (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
         text, tensors = softmax_ops.encode(call, call.out_dtype or ""), (call.weight, call.mask, *call.operands)
@@ -146,7 +146,7 @@ def _apart(call: RowCall, result: str) -> Any:
     value, *more = _Values.apply(text, softmax_ops.numbers(call), call.weight, call.mask, *call.operands)
     if call.reduction != "none":
         value = divide(torch, value.sum(), _divisor(call))
-    value = value.to(autograd._DTYPES[result])
+    value = value.to(autograd.DTYPES[result])
     if not (call.lse or call.accuracy):
         return value
     return RowResult(value, more[-1] if call.lse else None, _accuracy(call) if call.accuracy else None)
@@ -224,7 +224,7 @@ class _Values(Function):
         found = _Gradients.apply(ones, slopes, moving, True, text, numbers, *tensors)
         counts = softmax_reference.rows_of(interop.namespace(first), call).sound
         # Off in here, also for the outer one of two transforms.
-        with forward_ad._set_fwd_grad_enabled(autograd._transforms_active()):
+        with forward_ad._set_fwd_grad_enabled(torch_compat.transforms_active()):
             terms = [(g * v).sum(call.class_dim, dtype=torch.float64) for g, v in zip(found, given, strict=True)]
             return torch.where(counts, sum(terms[1:], terms[0]), 0.0), *(None,) * others
 
@@ -344,7 +344,7 @@ class _Second(Function):
         if all(x is None for x in cotangents):
             return None, None, None, *nothing, None, None
         moving = tuple([v is not None for v in directions])
-        needed = transforms._needed(ctx, ctx.saved_tensors)
+        needed = transforms.needed_inputs(ctx, ctx.saved_tensors)
         if not (needed[0] or needed[-2] or needed[-1]):
             # All is linear in the directions: this is how Hessian-vector products are taken backwards twice.
             again = _all_of(of_changed, ctx.wanted)

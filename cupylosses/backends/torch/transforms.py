@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import checks
+from cupylosses import torch_compat
 from cupylosses.backends.torch import autograd, operators, ops
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.call import Call, split
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.jvp import Directional, directional
@@ -40,13 +41,13 @@ def is_fake(call: Call | RowCall) -> bool:
 
 def is_traced() -> bool:
     """Whether a compiler traces a transform, in which it takes the derivatives of torch's own operators only."""
-    return autograd._is_compiling() and (autograd._transforms_active() or forward_ad._current_level >= 0)
+    return torch_compat.is_compiling() and (torch_compat.transforms_active() or forward_ad._current_level >= 0)
 
 
 def evaluate(call: Call, warn: bool) -> torch.Tensor:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
-    tracing = autograd._is_compiling()
-    if not tracing and autograd.is_scripted():
+    tracing = torch_compat.is_compiling()
+    if not tracing and torch_compat.is_scripted():
         array, number = _normalizer(call)
         array = None if array is None else autograd.on_device(call, array)
         text = ops.encode(call.loss, call.reduction, call.flags)
@@ -57,7 +58,7 @@ def evaluate(call: Call, warn: bool) -> torch.Tensor:
         return autograd.evaluate_reference(call, warn)
     result = autograd.check(call, warn)
     loss, operands, reduction, parameters, flags, _ = call
-    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, reduction, shape)
     array, number = _normalizer(call)
     if array is not None:
@@ -134,7 +135,7 @@ class _Spec(NamedTuple):
     def plain(self, operands: Sequence[torch.Tensor]) -> _Plain:
         """The same call as a sum over dimensions that are named, and what it is divided by."""
         loss, reduction, flags = ops.decode(self.text)
-        shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+        shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
         resolved = resolve(loss, reduction, shape)
         divisor = resolved.divisor * (1.0 if self.divisor is None else self.divisor)
         if resolved.weighted:
@@ -268,7 +269,7 @@ class _Gradients(Function):
             return None, *nothing, *(None,) * len(operands)
         plain = spec.plain(operands)
         if isinstance(plain.loss, Directional):
-            needed = _needed(ctx, (grad_output, spec.normalizer, *operands))
+            needed = needed_inputs(ctx, (grad_output, spec.normalizer, *operands))
             by_operands = needed[2 : 2 + len(plain.loss.along)]
             if not needed[0] and not any(by_operands):
                 return None, *nothing, *_by_directions(grad_output, plain, operands, directions, wanted)
@@ -331,7 +332,7 @@ def _saved(ctx: Any) -> tuple[_Spec, Any]:
     return _Spec(text, parameters, normalizer, divisor), tensors
 
 
-def _needed(ctx: Any, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
+def needed_inputs(ctx: Any, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
     """Of which tensors that a node was made from this backward pass wants a gradient. ``needs_input_grad`` says only of
     which one could be wanted.
     """
@@ -343,7 +344,7 @@ def _will_run(node: Any) -> bool:
     if node is None:
         return False
     try:
-        return torch._C._will_engine_execute_node(node)
+        return torch_compat.will_engine_execute_node(node)
     except RuntimeError:  # a leaf whose gradient was asked for
         return True
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from cupylosses import checks
 from cupylosses.definition.base import MASK, WEIGHT
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import counting
+from cupylosses.engines.pointwise import checks as pointwise_checks
+from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.reduction import Reduction, Resolved
 
 
@@ -48,6 +47,6 @@ def split(call: Call, resolved: Resolved, shape: tuple[int, ...]) -> tuple[Call,
     operands = zip(call.loss.operands, call.operands, strict=True)
     chosen = [x[(None,) * (rank - x.ndim)] for o, x in operands if (o is WEIGHT and resolved.weights) or o is MASK]
     loss = counting(resolved.weights, resolved.masked)
-    sizes = checks.broadcast(loss, [tuple(x.shape) for x in chosen])
+    sizes = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in chosen])
     factor = prod([shape[d] for d in dims if sizes[d] == 1]) * (call.parameters[-1] if resolved.weighted else 1.0)
     return total, Call(loss, tuple(chosen), total.reduction, (), ()), factor

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition.expressions import cuda, in_double
-from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.definition import Form, Loss
 from cupylosses.engines.pointwise.jvp import Directional
 from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
-from cupylosses.engines.pointwise.modifiers import Form
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import glue
 from cupylosses.jit.glue import (

@@ -14,8 +14,7 @@ from typing import Any
 
 from cupylosses import interop
 from cupylosses.definition.base import Operand
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise.definition import Form, Loss
 from cupylosses.engines.pointwise.reference import elements as formula_elements
 
 

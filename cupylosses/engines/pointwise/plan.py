@@ -17,10 +17,10 @@ from typing import Any
 from cupylosses import checks, interop
 from cupylosses.definition.base import MASK, WEIGHT
 from cupylosses.engines.device import EXPECTATIONS, Device, Divisor, Tensor
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.pointwise.codegen import KINDS, Variant, title
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import counting
+from cupylosses.engines.pointwise.definition import Loss, counting
 from cupylosses.engines.pointwise.reduction import Reduction, resolve
 from cupylosses.engines.strides import broadcast_strides, dense_strides, dimension_words, result_strides
 from cupylosses.jit import compiler, gpu
@@ -154,8 +154,8 @@ class Plan:
         self.processors = processors
         #: What makes a launcher; another than the compiler's own where kernels run elsewhere than on a GPU.
         self.launcher = launcher or compiler.Launcher
-        self.shape = checks.broadcast(loss, shapes)
-        self.warning = checks.broadcast_warning(loss, shapes)
+        self.shape = pointwise_checks.broadcast(loss, shapes)
+        self.warning = pointwise_checks.broadcast_warning(loss, shapes)
         self.elements = prod(self.shape)
         self.resolved = resolve(loss, reduction, self.shape)
         #: Whether the divisor depends on more than shapes.

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from cupylosses import checks
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.modifiers import Form
+from cupylosses.engines.pointwise import checks as pointwise_checks
+from cupylosses.engines.pointwise.definition import Form, Loss
 
 
 class Reduction(NamedTuple):
@@ -70,7 +69,7 @@ def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
     if kind == "none":
         kind, dims = "mean", (len(shape) - 1,) if shape else None
     else:
-        dims = None if how.dim is None else checks.reduced_dimensions(loss, how.dim, shape)
+        dims = None if how.dim is None else pointwise_checks.reduced_dimensions(loss, how.dim, shape)
     if dims is not None and len(dims) == len(shape):
         dims = None
     kept = () if dims is None else tuple(n for d, n in enumerate(shape) if d not in dims)

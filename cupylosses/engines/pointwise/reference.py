@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cupylosses import checks, interop
+from cupylosses import interop
 from cupylosses.definition.base import MASK, WEIGHT
+from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.reduction import resolve
@@ -22,7 +23,7 @@ def evaluate(call: Call, promoted: str) -> Any:
     """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
     loss, operands, parameters = call.loss, call.operands, call.parameters
     xp = interop.namespace(operands[0])
-    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, call.reduction, shape)
     # NumPy's own functions of float32 are off by several units.
     single = promoted != "float64" and interop.kind(operands[0]) != "numpy"
@@ -45,12 +46,12 @@ def evaluate(call: Call, promoted: str) -> Any:
 def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
     """The value per element, in the dtype of the operands; values of parameters and flags by name."""
     if loss.reference is None:
-        raise checks.no_reference(loss)
+        raise pointwise_checks.no_reference(loss)
     xp = interop.namespace(operands[0])
     found = loss.reference(xp, *operands, **values)
-    shape = checks.broadcast(loss, [tuple(x.shape) for x in operands])
+    shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
     if tuple(getattr(found, "shape", ())) != shape:
-        raise checks.reduced_reference(loss, getattr(found, "shape", None), shape)
+        raise pointwise_checks.reduced_reference(loss, getattr(found, "shape", None), shape)
     if interop.kind(found) == "torch" and found.requires_grad:
         found = _with_nan_gradients(xp, found, operands)
     return found

@@ -51,11 +51,11 @@ def noting(gpu: bool = False) -> Iterator[dict[Variant, None]]:
 
 @contextmanager
 def _no_plans() -> Iterator[None]:
-    autograd.use_host(autograd._host)
+    autograd.use_host(autograd.host)
     try:
         yield
     finally:
-        autograd.use_host(autograd._host)
+        autograd.use_host(autograd.host)
 
 
 def build_ahead(kernels: Collection[Variant], advance: Callable[[], object] = lambda: None) -> None:

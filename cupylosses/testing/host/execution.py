@@ -10,11 +10,15 @@ import torch
 
 from cupylosses.backends.torch import autograd
 from cupylosses.engines.device import TICKET, Device
+from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.memory import NAN_BYTE
-from cupylosses.testing.row_properties import SMALL
+
+#: A GPU of which a block gets little shared memory, so that rows need not be long to be long, and not all threads,
+#: since on the host they take turns; a cluster has more than 32 warps still.
+SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 
 #: Few, so that small losses too are spread over several rounds of blocks.
 PROCESSORS = 2
@@ -33,7 +37,7 @@ class HostDevice(autograd.TorchDevice):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Filled with NaN, so that what a kernel forgets to write is seen."""
         assert type(shape) is type(strides) is tuple, "what allocates on a GPU takes no other sequences"
-        array = torch.empty_strided(shape, strides, dtype=autograd._DTYPES[dtype], device=self.device)
+        array = torch.empty_strided(shape, strides, dtype=autograd.DTYPES[dtype], device=self.device)
         return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
@@ -59,7 +63,7 @@ class HostDevice(autograd.TorchDevice):
 
 def active() -> bool:
     """Whether CPU tensors take the kernels now."""
-    return autograd._host is not None
+    return autograd.host is not None
 
 
 def switch_on() -> None:

@@ -1,0 +1,116 @@
+"""One CUDA device through CuPy: its memory pool, its current stream."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from cupylosses import checks, interop
+from cupylosses.definition.base import Definition
+from cupylosses.engines import device as engine_device
+from cupylosses.jit import gpu
+
+cupy = interop.cupy()
+
+
+class CupyDevice(engine_device.Device):
+    """One CUDA device through CuPy: its memory pool, its current stream."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, *gpu.gpu(index))
+        self._captured: list[Any] = []
+
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        kind = dtype_of(dtype)
+        size = interop.ITEMSIZE[dtype]
+        memory = cupy.empty(max(1, _extent(shape, strides)), dtype=kind)
+        return cupy.ndarray(tuple(shape), kind, memory.data, tuple(s * size for s in strides))
+
+    def full(self, count: int, value: float) -> Any:
+        return cupy.full(count, value, dtype=cupy.float64)
+
+    def one(self, dtype: str) -> Any:
+        """A grad_output of 1."""
+        return cupy.ones((), dtype=dtype_of(dtype))
+
+    def double(self, normalizer: Any) -> Any:
+        x = normalizer if isinstance(normalizer, cupy.ndarray) else cupy.asarray(normalizer)
+        return x.astype(cupy.float64).reshape(())
+
+    def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
+        found = self.empty(array.shape, strides, array.dtype.name)
+        bits = f"uint{8 * array.itemsize}"  # one kernel of CuPy's for all dtypes of this size, bfloat16 included
+        found.view(bits)[...] = array.view(bits)
+        return found
+
+    def visible(self, words: int) -> tuple[Any, int]:
+        memory = cupy.cuda.alloc_pinned_memory(8 * words)
+        ctypes.memset(memory.ptr, 0, 8 * words)
+        return memory, memory.ptr
+
+    def address(self, array: Any) -> int:
+        return array.data.ptr
+
+    def strides(self, array: Any) -> tuple[int, ...]:
+        return tuple([s // array.itemsize for s in array.strides])
+
+    def stream(self) -> int:
+        return cupy.cuda.get_current_stream().ptr
+
+    def capturing(self) -> bool:
+        return cupy.cuda.get_current_stream().is_capturing()
+
+    def synchronize(self) -> None:
+        cupy.cuda.get_current_stream().synchronize()
+
+    def expectation(self, slot: int) -> int:
+        """None: grad_output is always 1 here, and a promise that is not verified must not read what others write."""
+        return 0
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Within it, memory is taken for good: CuPy's pool would hand out again what a graph that is being captured
+        goes on writing to, what CuPy's own functions need for a moment included. (torch's graphs own what is allocated
+        during their capture.)
+        """
+        allocate = cupy.cuda.get_allocator()
+
+        def kept(size: int) -> Any:
+            memory = allocate(size)
+            self._captured.append(memory)
+            return memory
+
+        with cupy.cuda.using_allocator(kept):
+            yield
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def dtype_of(name: str) -> Any:
+    """CuPy's dtype of a name."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return cupy.dtype(ml_dtypes.bfloat16)
+    return cupy.dtype(name)
+
+
+devices: dict[int, CupyDevice] = {}
+
+
+@contextmanager
+def current_device(loss: Definition, arrays: Mapping[str, Any]) -> Iterator[CupyDevice]:
+    """The device of all these arrays, made current."""
+    first, *others = [x.device.id for x in arrays.values()]
+    if any([x != first for x in others]):
+        checks.devices(loss, [f"cuda:{x}" for x in (first, *others)], list(arrays))
+    with cupy.cuda.Device(first):
+        device = devices.get(first)
+        if device is None:
+            device = devices[first] = CupyDevice(first)
+        with device.keeping() if device.capturing() else nullcontext():
+            yield device

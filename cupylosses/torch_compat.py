@@ -1,0 +1,82 @@
+"""Private symbols of torch, each once, with what stands in their place in versions that lack them.
+
+Imported where torch is. The reference formulas need to know of transforms too, so this lies below the backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+#: True where torch.func has wrapped tensors.
+transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+function_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
+#: The graph that torch.jit.trace records into, or None.
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+#: True while torch.jit.trace records.
+is_scripted: Callable[[], bool] = torch._C._is_tracing
+is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+will_engine_execute_node: Callable[[Any], bool] = torch._C._will_engine_execute_node
+without_torch_function: Any = torch._C.DisableTorchFunction
+#: True of a tensor that autograd's own vmap has wrapped, which is older than torch.func's; None where it is gone.
+is_legacy_batched: Callable[[Any], bool] | None = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
+
+
+if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
+
+    def is_autocast_cpu_enabled() -> bool:
+        return torch.is_autocast_enabled("cpu")
+else:
+    is_autocast_cpu_enabled = torch.is_autocast_cpu_enabled
+
+
+def _dispatched_empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+#: Makes a tensor on the current GPU. What code that Inductor generates calls for it, where torch has that, passes the
+#: dispatcher by and takes half the time.
+empty_strided: Any = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _dispatched_empty_strided
+)
+
+
+def _increment_version(x: torch.Tensor) -> None:
+    x.as_strided((0,), (1,)).zero_()
+
+
+#: Tells autograd that a kernel has written to a tensor without gradient, as torch's own operations do. A tensor shares
+#: the count of its versions with those that it was detached from.
+increment_version: Any = getattr(torch.autograd.graph, "increment_version", _increment_version)  # 2.1
+
+
+def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """One check of whether other tensors have these types, dtypes, shapes, strides, device and requires_grad, under the
+    same autocast: torch's guard of a graph that it has compiled. None in a torch that lacks it.
+    """
+    try:
+        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return guards.check
+    except (AttributeError, TypeError, SystemError):
+        return None
+
+
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Autograd, also where the dispatcher has called an operator below it."""
+    keys = torch._C.DispatchKey
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradCPU, keys.AutogradCUDA, keys.AutogradOther, keys.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
