@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -14,18 +15,24 @@ from cupylosses import checks, functional
 from cupylosses.definition import kernel_sources
 from cupylosses.definition.base import MAX_OPERANDS, Operand, Parameter
 from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.engines import device as engine_device
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise import plan as pointwise_plan
-from cupylosses.engines.pointwise.codegen import KINDS, SUMS, Variant, generated
+from cupylosses.engines.pointwise.codegen import KINDS, Variant, generated
 from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.engines.pointwise.layout import UNROLL
 from cupylosses.engines.pointwise.reduction import Reduction
-from cupylosses.jit.glue import STORAGE, skeleton
+from cupylosses.engines.softmax import codegen as softmax_codegen
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.sources import expand
+from cupylosses.testing import host
 
 pytestmark = pytest.mark.representatives
 
-NARROW = "constexpr bool kNarrow = true;"
+NARROW = "#define NARROW true\n"
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @cache
@@ -49,7 +56,7 @@ def test_source_is_deterministic(loss: Loss) -> None:
         assert again == variant and hash(again) == hash(variant)
         assert generated(again) == generated(variant)
     first = variants(loss)[0].source()
-    skeleton.cache_clear()
+    expand.cache_clear()
     assert variants(loss)[0].source() == first
 
 
@@ -82,16 +89,45 @@ def test_entry_point_has_a_readable_unmangled_name(loss: Loss, kind: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     variant = one_of_kind(loss, kind)
-    labels = re.findall(r'^#line 1 "(.*)"$', variant.source(), re.MULTILINE)
-    files = pointwise_codegen.SUMMING if kind in SUMS else pointwise_codegen.POINTWISE
-    expected = [f"kernels/{name}" for name in files]
-    expected += [f"<{variant.title}>"]
-    expected += [
-        f"{loss.name}.{x}"
-        for x in (*loss.constants, *loss.let, "value", *(f"derivatives.{x}" for x in loss.derivatives))
+    labels = re.findall(r'^#line 1 "((?!kernels/).*)"$', variant.source(), re.MULTILINE)
+    expected = [
+        f"<{variant.title}>",
+        *(f"{loss.name}.{x}" for x in (*loss.constants, *loss.let, "value")),
+        *(f"{loss.name}.derivatives.{x}" for x in loss.derivatives),
+        f"<{variant.title}>.entries",
     ]
-    expected += [f"<{variant.title}>.entries"]
     assert labels == expected
+
+
+@pytest.mark.parametrize(
+    "files", [pointwise_codegen.SUMMING, softmax_codegen.SECOND_FILES], ids=["pointwise", "softmax"]
+)
+def test_every_line_of_the_kernels_is_where_its_label_says(files: tuple[str, ...]) -> None:
+    """And every line of code of every file that is needed occurs once."""
+    left: dict[str, list[str]] = {}
+    lines = iter(expand(files).splitlines())
+    for line in lines:
+        if match := re.fullmatch(r'#line (\d+) "kernels/(.*)"', line):
+            number, name = int(match[1]), match[2]
+            left.setdefault(name, (kernel_directory() / name).read_text(encoding="utf-8").splitlines())
+            continue
+        assert left[name][number - 1] == line
+        left[name][number - 1], number = "", number + 1
+    rest = {x for text in left.values() for x in text if x}
+    assert all(x == "#pragma once" or x.startswith("#include") for x in rest), rest
+    assert all(any(x.startswith(f"kernels/{name}") for x in [f"kernels/{y}" for y in left]) for name in files)
+
+
+@pytest.mark.skipif(host.find_compiler() is None, reason="no C++ compiler")
+def test_every_kernel_file_includes_what_it_needs() -> None:
+    """Editors parse each by itself, with the flags of compile_flags.txt."""
+    flags = (ROOT / "compile_flags.txt").read_text(encoding="utf-8").split()
+    text = "".join(f'#include "{x.relative_to(kernel_directory())}"\n' for x in kernel_directory().rglob("*.cuh"))
+    assert len(text.splitlines()) > 30
+    for path in sorted(kernel_directory().rglob("*.cuh")):
+        command = [str(host.find_compiler()), *flags, "-w", "-fsyntax-only", str(path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_labels_point_at_the_expression(loss: Loss) -> None:
@@ -104,22 +140,15 @@ def test_labels_point_at_the_expression(loss: Loss) -> None:
         assert expression in lines[where + 1]
 
 
-def test_skeleton_is_the_kernel_files(loss: Loss) -> None:
-    text = one_of_kind(loss, "broadcast_gradient").source()
-    for name in pointwise_codegen.SUMMING:
-        assert (pointwise_codegen.kernel_directory() / name).read_text(encoding="utf-8") in text
-
-
 def test_no_header_is_included(loss: Loss) -> None:
     """A machine without CUDA headers, or with another version's, compiles the same."""
     for variant in {x.kind: x for x in variants(loss)}.values():
         assert "#include" not in variant.source()
 
 
-def test_skeleton_knows_no_loss() -> None:
-    text = "".join(
-        (pointwise_codegen.kernel_directory() / name).read_text(encoding="utf-8") for name in pointwise_codegen.SUMMING
-    )
+def test_engines_know_no_loss() -> None:
+    files = [x for x in kernel_directory().rglob("*.cuh") if x.parent.name != "primitives"]
+    text = "".join(x.read_text(encoding="utf-8") for x in files)
     assert [name for name in functional.__all__ if name in text] == []
 
 
@@ -167,7 +196,7 @@ def test_every_vector_width_has_an_unroll() -> None:
 
 def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
     """The glue is generic in the number of operands; four of a loss's own, a weight and a mask are the most."""
-    dual = (pointwise_codegen.kernel_directory() / "dual.cuh").read_text(encoding="utf-8")
+    dual = (kernel_directory() / "core" / "dual.cuh").read_text(encoding="utf-8")
     assert f"kMaxOperands = {2 * MAX_OPERANDS};" in dual
     loss = Loss(
         name="four",
@@ -198,13 +227,13 @@ def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
 
 
 def test_kernels_are_found_in_a_checkout() -> None:
-    assert (pointwise_codegen.kernel_directory() / "README.md").is_file()
+    assert (kernel_directory() / "README.md").is_file()
 
 
 def test_kernels_are_found_inside_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "cupylosses" / "kernels"
-    installed.mkdir(parents=True)
-    (installed / "pointwise.cuh").write_text("")
+    (installed / "pointwise").mkdir(parents=True)
+    (installed / "pointwise" / "pointwise.cuh").write_text("")
     monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "cupylosses" / "definition" / "kernel_sources.py"))
     assert kernel_sources.kernel_directory() == installed
 

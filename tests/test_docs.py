@@ -150,13 +150,13 @@ def test_domains_and_the_limit_of_operands_are_those_of_the_code() -> None:
 
 def test_every_source_file_is_in_the_architecture() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    files = [*(ROOT / "cupylosses").glob("*.py"), *(ROOT / "kernels").glob("*.cuh")]
+    files = [*(ROOT / "cupylosses").rglob("*.py"), *(ROOT / "kernels").rglob("*.cuh")]
     assert [x.name for x in files if f"`{x.name}`" not in text and x.name != "__init__.py"] == []
 
 
 def test_every_kernel_file_is_in_the_contract_of_the_kernels() -> None:
     rows = re.findall(r"(?m)^\| (.*?) \|", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
-    assert [x.name for x in (ROOT / "kernels").glob("*.cuh") if f"`{x.name}`" not in rows] == []
+    assert [x.name for x in (ROOT / "kernels").rglob("*.cuh") if f"`{x.name}`" not in rows] == []
 
 
 def test_every_loss_is_in_the_differences() -> None:

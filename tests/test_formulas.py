@@ -22,7 +22,7 @@ from tools import formulas
 import cupylosses.functional as F
 from cupylosses.checks import FLOATING
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.jit import glue
+from cupylosses.jit import sources
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.truth import OVERFLOWING
@@ -139,12 +139,12 @@ def test_wrong_expression_is_caught(wrong: Loss) -> None:
     ],
 )
 def test_wrong_primitive_is_caught(name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    skeleton = glue.skeleton
+    expand = sources.expand
 
     def altered(files: tuple[str, ...]) -> str:
-        source, count = re.subn(text, instead, skeleton(files))
+        source, count = re.subn(text, instead, expand(files))
         assert count, f"no text matches {text}"
         return source
 
-    monkeypatch.setattr(glue, "skeleton", altered)
+    monkeypatch.setattr(sources, "expand", altered)
     assert caught(getattr(F, name).loss, ("float32", "bfloat16"))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupylosses.definition.base import MAX_OPERANDS
-from cupylosses.engines.pointwise import codegen as pointwise_codegen
+from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.engines.pointwise import layout as pointwise_layout
 from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge
 from cupylosses.jit import gpu
@@ -151,7 +151,7 @@ def test_merge_puts_the_unit_stride_innermost() -> None:
 
 
 class Rows:
-    """``kernels/layout.cuh``'s Rows, read from the words that the kernel receives."""
+    """``kernels/core/layout.cuh``'s Rows, read from the words that the kernel receives."""
 
     def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
         fields = iter(words)
@@ -289,12 +289,12 @@ LANES = st.sampled_from(sorted(pointwise_layout.UNROLL))
 
 def constant(file: str, name: str) -> int:
     """A constant of the kernels."""
-    text = (pointwise_codegen.kernel_directory() / file).read_text(encoding="utf-8")
+    text = (kernel_directory() / file).read_text(encoding="utf-8")
     return int(re.search(rf"constexpr int {name} = (\d+);", text).group(1))
 
 
 def swept(vectors: int, lanes: int, processors: int) -> Counter[int]:
-    """The vectors that ``sweep`` of ``kernels/pointwise.cuh`` visits, played through."""
+    """The vectors that ``sweep`` of ``kernels/pointwise/pointwise.cuh`` visits, played through."""
     groups = pointwise_layout.groups(vectors, lanes)
     threads = pointwise_layout.threads(groups)
     warps = pointwise_layout.grid(groups, threads, processors) * (threads // gpu.WARP)
@@ -328,8 +328,8 @@ def test_no_group_is_empty(vectors: int, lanes: int) -> None:
 @pytest.mark.parametrize("lanes", pointwise_layout.UNROLL)
 def test_lanes_add_short_runs(lanes: int) -> None:
     """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum rests on it."""
-    assert constant("pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[lanes] * lanes) == 0
-    assert constant("pointwise.cuh", "kMaxRun") <= 64
+    assert constant("pointwise/pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[lanes] * lanes) == 0
+    assert constant("pointwise/pointwise.cuh", "kMaxRun") <= 64
 
 
 @given(st.integers(1, pointwise_layout.MAX_GROUPS))
@@ -356,9 +356,9 @@ def test_grid_is_neither_empty_nor_idle(groups: int, processors: int) -> None:
 
 
 def test_python_and_kernels_agree_on_their_limits() -> None:
-    assert constant("layout.cuh", "kMaxRank") == MAX_RANK
-    assert constant("layout.cuh", "kWarp") == gpu.WARP
-    assert constant("dual.cuh", "kMaxOperands") == 2 * MAX_OPERANDS
+    assert constant("core/layout.cuh", "kMaxRank") == MAX_RANK
+    assert constant("core/layout.cuh", "kWarp") == gpu.WARP
+    assert constant("core/dual.cuh", "kMaxOperands") == 2 * MAX_OPERANDS
 
 
 # ----------------------------------------------------------------------------------------------------------------------

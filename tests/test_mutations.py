@@ -26,7 +26,7 @@ from tools.representatives import representatives
 import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.definition import Loss, form
-from cupylosses.jit.glue import skeleton
+from cupylosses.jit.sources import expand
 from cupylosses.testing import host, properties, row_properties
 
 pytestmark = [
@@ -269,11 +269,11 @@ def test_mutants_are_undone() -> None:
         modules = {n: dict(vars(x)) for n, x in sys.modules.items() if n.startswith("cupylosses.")}
         return {n: {k: id(v) for k, v in x.items()} for n, x in modules.items()}
 
-    text, before = skeleton(pointwise_codegen.SUMMING), names()
+    text, before = expand(pointwise_codegen.SUMMING), names()
     for mutant in MUTANTS:
         with applied(mutant):
             pass
-    assert skeleton(pointwise_codegen.SUMMING) == text
+    assert expand(pointwise_codegen.SUMMING) == text
     assert names() == before
 
 
@@ -282,7 +282,7 @@ def test_mutants_are_undone() -> None:
     [("arrive_last", "no such text", 0), ("arrive_last", r"__syncthreads\(\);", 2), ("no_such_function", ".", 0)],
 )
 def test_stale_mutant_is_an_error(function: str, pattern: str, times: int) -> None:
-    mutant = Mutant("a name", "kernels/reduce.cuh", function, pattern, "", ())
+    mutant = Mutant("a name", "kernels/core/reduce.cuh", function, pattern, "", ())
     with pytest.raises(StaleMutant, match=rf"a name: `{function}` of kernels/reduce\.cuh matches {times} times, "):
         mutant.text()
 

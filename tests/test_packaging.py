@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cupylosses.definition.kernel_sources import PRIMITIVES
+from cupylosses.definition.kernel_sources import PRIMITIVES, kernel_directory
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "cupylosses", "kernels")
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_has_every_module_kernel_and_type_once(wheel: Path) -> None:
     names = [x for x in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in x]
     modules = {str(x.relative_to(ROOT)) for x in (ROOT / "cupylosses").rglob("*.py")}
-    kernels = {f"cupylosses/kernels/{x.name}" for x in (ROOT / "kernels").glob("*.cuh")}
+    kernels = {f"cupylosses/{x.relative_to(ROOT)}" for x in (ROOT / "kernels").rglob("*.cuh")}
     host = {str(x.relative_to(ROOT)) for x in (ROOT / "cupylosses").rglob("*.[ch]pp")}
     typed = {"cupylosses/py.typed", "cupylosses/functional.pyi", "cupylosses/nn.pyi"}
     assert sorted(names) == sorted(modules | kernels | host | typed)
@@ -49,9 +49,9 @@ import sys
 import numpy
 import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen
-from cupylosses.jit import glue
+from cupylosses.jit import sources
 value = F.mse_loss(numpy.array([3.0]), numpy.array([1.0]))
-print(value, glue.kernel_directory(), len(glue.skeleton(codegen.SUMMING)))
+print(value, sources.kernel_directory(), len(sources.expand(codegen.SUMMING)))
 assert "torch" not in sys.modules and "cupy" not in sys.modules
 """
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
@@ -64,9 +64,7 @@ assert "torch" not in sys.modules and "cupy" not in sys.modules
 
 
 def test_checkout_finds_its_own_kernels() -> None:
-    from cupylosses.engines.pointwise import codegen as pointwise_codegen
-
-    assert (pointwise_codegen.kernel_directory() / "pointwise.cuh").is_file()
+    assert (kernel_directory() / "pointwise" / "pointwise.cuh").is_file()
 
 
 def test_constraints_pin_what_setup_cfg_allows() -> None:

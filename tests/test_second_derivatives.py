@@ -30,7 +30,7 @@ from cupylosses.engines.pointwise.definition import Form, Loss, form, registry
 from cupylosses.engines.pointwise.jvp import Directional, directional
 from cupylosses.engines.pointwise.plan import Plan
 from cupylosses.engines.pointwise.reduction import Reduction
-from cupylosses.jit import glue
+from cupylosses.jit import sources
 from cupylosses.testing import samples
 
 inf, nan = math.inf, math.nan
@@ -468,14 +468,14 @@ def test_number_in_place_of_an_operand(role: str) -> None:
 def test_a_wrong_second_derivative_is_noticed(
     name: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skeleton = glue.skeleton
+    expand = sources.expand
 
     def altered(files: tuple[str, ...]) -> str:
-        source = skeleton(files)
+        source = expand(files)
         assert text in source
         return source.replace(text, instead)
 
-    monkeypatch.setattr(glue, "skeleton", altered)
+    monkeypatch.setattr(sources, "expand", altered)
     found = worst_errors(setting(LOSSES[name], "float32"))
     assert found["value"] <= FEW["float32"] < found["input"]
 
@@ -500,5 +500,5 @@ def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
         plan = Plan(loss, flags, Reduction("sum"), operands, dtype, 100)
         wanted = tuple(x.name != "mask" for x in loss.operands)
         text = plan.part.variant("value_and_gradient", wanted).source()
-        assert "kNarrow = false" in text
+        assert "#define NARROW false" in text
         assert nvrtc.compile(text, "sm_90").resources.warnings == ()

@@ -323,7 +323,7 @@ class Definition:
 MAX_OWN_OPERANDS = 4
 
 #: Operands of a loss with a weight and a mask. A derivative along directions has as many directions on top at most; the
-#: kernels keep one tangent for each (``kernels/dual.cuh``).
+#: kernels keep one tangent for each (``kernels/core/dual.cuh``).
 MAX_OPERANDS = 6
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cupylosses.jit.gpu import Chip
 
-#: Slots of the table of expected grad_outputs (``kernels/expectation.cuh``). Losses that share one cost speed only.
+#: Slots of the table of expected grad_outputs (``kernels/core/expectation.cuh``). Losses that share one cost speed.
 EXPECTATIONS = 4096
 
 #: Doubles in front of the partial sums: the ticket of the last block.

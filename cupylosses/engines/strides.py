@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-#: Outer dimensions that ``kernels/layout.cuh`` has room for, after merging.
+#: Outer dimensions that ``kernels/core/layout.cuh`` has room for, after merging.
 MAX_RANK = 24
 
 

@@ -1,18 +1,11 @@
-"""Source text that kernels of every engine share: dtype spellings, functors, `#line` directives, kernel files."""
+"""Source text that kernels of every engine share: dtype spellings, functors, `#line` directives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Protocol
 
 from cupylosses.definition.base import Definition, Flag
-from cupylosses.definition.kernel_sources import PRIMITIVES, kernel_directory
-
-#: The files of ``kernels/`` that the functor of a loss needs, in the order of their needs.
-FUNCTOR = ("ptx.cuh", "types.cuh", "tuple.cuh", "scalars.cuh", "dual.cuh", *PRIMITIVES)
-#: What stands behind the primitives where second derivatives are computed.
-NESTED = "nested.cuh"
 
 #: How a dtype is spelled in CUDA, and its short name in entry points.
 STORAGE = {
@@ -57,18 +50,6 @@ def counted_divisor(counted: bool, scaled: bool = True) -> list[str]:
     if scaled:
         lines.append("  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;")
     return lines
-
-
-@cache
-def skeleton(files: tuple[str, ...]) -> str:
-    directory = kernel_directory()
-    return "".join(f'#line 1 "kernels/{name}"\n{(directory / name).read_text(encoding="utf-8")}' for name in files)
-
-
-def nested(files: tuple[str, ...]) -> tuple[str, ...]:
-    """These files, and what second derivatives take besides."""
-    behind = files.index(PRIMITIVES[-1]) + 1
-    return (*files[:behind], NESTED, *files[behind:])
 
 
 def call_signature(operands: Sequence[str]) -> list[str]:

@@ -51,7 +51,7 @@ TABLE: dict[str, Tolerance] = {
 SUMMED_BY_TORCH = 8.0
 
 
-#: The unit of the arithmetic at 1 where results have 16 bits ("kNarrow" in ``kernels/scalars.cuh``).
+#: The unit of the arithmetic at 1 where results have 16 bits ("kNarrow" in ``kernels/core/scalars.cuh``).
 NARROW = 2.0**-16
 
 #: The smallest normal numbers that may be lost by flushing: one, times the largest upstream gradient of a test.

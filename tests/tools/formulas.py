@@ -26,8 +26,9 @@ from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.jit import compiler, glue
-from cupylosses.jit.glue import FUNCTOR, STORAGE, nested
+from cupylosses.jit import compiler, sources
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.sources import FUNCTOR, nested
 from cupylosses.testing.host import run_source
 from cupylosses.testing.tolerance import dtype_name
 
@@ -85,7 +86,7 @@ class Unit:
 
     def source(self) -> str:
         """The whole translation unit."""
-        return _source(self, glue.skeleton)
+        return _source(self, sources.expand)
 
     def argument_format(self) -> str:
         """The arguments as a :mod:`struct` format: addresses, dtype, number of points, and the loss's parameters."""
@@ -104,15 +105,15 @@ class Unit:
 
 
 @cache
-def _source(unit: Unit, skeleton: Callable[[tuple[str, ...]], str]) -> str:
+def _source(unit: Unit, expand: Callable[[tuple[str, ...]], str]) -> str:
     files = nested(FUNCTOR) if isinstance(unit.loss, Directional) else FUNCTOR
     narrow = unit.dtypes == NARROW and not isinstance(unit.loss, Directional)
     arithmetic = {x: "float64" if x == "float64" else "float32" for x in unit.dtypes}
     names = [x.split()[-1].lstrip("*") for x in unit.pointers]
     parameters = [f"{x.name}_" for x in unit.loss.parameters]
     declared = [*unit.pointers, "int64 dtype", "int64 count", *(f"double {x}" for x in parameters)]
-    lines = [f"constexpr bool kNarrow = {str(narrow).lower()};"]
-    lines += [f'{skeleton(files)}#line 1 "<{unit.title}>"']
+    lines = [f"#define NARROW {str(narrow).lower()}"]
+    lines += [f'{expand(files)}#line 1 "<{unit.title}>"']
     for compute in dict.fromkeys(arithmetic.values()):
         lines += [f"namespace in_{compute} {{", *_evaluation(unit, compute), "}"]
     lines += [

@@ -11,17 +11,17 @@ What no test on the CPU can tell from the right program is not in the list:
 
 from tools.mutations import Mutant
 
-POINTWISE = "kernels/pointwise.cuh"
-BROADCAST = "kernels/sum_over.cuh"
-REDUCE = "kernels/reduce.cuh"
-LAYOUT = "kernels/layout.cuh"
-EXPECTATION = "kernels/expectation.cuh"
-ROWS = "kernels/rows.cuh"
-ROW_UNITS = "kernels/row_units.cuh"
-ROW_VIEW = "kernels/row_view.cuh"
-RESIDENT_ROWS = "kernels/resident_rows.cuh"
-ROW_GATHER = "kernels/row_gather.cuh"
-ROW_TERMS = "kernels/row_terms.cuh"
+POINTWISE = "kernels/pointwise/pointwise.cuh"
+BROADCAST = "kernels/pointwise/sum_over.cuh"
+REDUCE = "kernels/core/reduce.cuh"
+LAYOUT = "kernels/core/layout.cuh"
+EXPECTATION = "kernels/core/expectation.cuh"
+ROWS = "kernels/softmax/rows.cuh"
+ROW_UNITS = "kernels/softmax/row_units.cuh"
+ROW_VIEW = "kernels/softmax/row_view.cuh"
+RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
+ROW_GATHER = "kernels/softmax/row_gather.cuh"
+ROW_TERMS = "kernels/softmax/row_terms.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "halves in the wrong order",
-        "kernels/types.cuh",
+        "kernels/core/types.cuh",
         "narrow_in_pairs",
         r"x\[i\](.*?)x\[i \+ 1\]",
         r"x[i + 1]\1x[i]",
@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Weights and masks
     Mutant(
         "weight of 0 multiplied, not selected",
-        "kernels/math.cuh",
+        "kernels/primitives/math.cuh",
         "weighted",
         r"y\.value = unused \? T\(0\) :",
         "y.value =",
@@ -196,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sum not moved to a new largest logit",
-        "kernels/softmax.cuh",
+        "kernels/softmax/softmax.cuh",
         "relate",
         r"part\.sums\.rest \*= factor;",
         "",
@@ -224,7 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "direction looked for where the logit lies",
-        "kernels/row_second.cuh",
+        "kernels/softmax/row_second.cuh",
         "logits",
         r"offset\[kDirections\]",
         "offset[kLogits]",
@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("gradient without the penalty's", ROW_TERMS, "through", r" - slope\)", ")", ("terms, everything",)),
     Mutant(
         "targets of the row before",
-        "kernels/resident_terms.cuh",
+        "kernels/softmax/resident_terms.cuh",
         "refill",
         r"stage_pack\(at\.t,",
         r"if (v == 0) \g<0>",

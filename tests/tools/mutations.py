@@ -22,8 +22,8 @@ from unittest import mock
 
 import cupylosses
 from cupylosses.definition import kernel_sources
-from cupylosses.jit import glue
-from cupylosses.jit.glue import skeleton
+from cupylosses.jit import sources
+from cupylosses.jit.sources import expand
 
 PACKAGE = Path(cupylosses.__file__).parent
 
@@ -113,14 +113,15 @@ def applied(mutant: Mutant) -> Iterator[None]:
 @contextmanager
 def _changed_kernel(path: Path, text: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as temporary:
-        kernels = Path(shutil.copytree(path.parent, Path(temporary) / "kernels"))
-        (kernels / path.name).write_text(text, encoding="utf-8")
-        with mock.patch.object(glue, "kernel_directory", lambda: kernels):
-            skeleton.cache_clear()
+        original = kernel_sources.kernel_directory()
+        kernels = Path(shutil.copytree(original, Path(temporary) / "kernels"))
+        (kernels / path.relative_to(original)).write_text(text, encoding="utf-8")
+        with mock.patch.object(sources, "kernel_directory", lambda: kernels):
+            expand.cache_clear()
             try:
                 yield
             finally:
-                skeleton.cache_clear()
+                expand.cache_clear()
 
 
 @contextmanager

@@ -16,20 +16,19 @@ from cupylosses.engines.pointwise.definition import Form, Loss
 from cupylosses.engines.pointwise.jvp import Directional
 from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit import glue
+from cupylosses.jit import sources
 from cupylosses.jit.glue import (
-    FUNCTOR,
     STORAGE,
     call_signature,
     choice_constant,
     counted_divisor,
-    nested,
     written_at,
 )
+from cupylosses.jit.sources import FUNCTOR, nested
 
 #: The files that the entry points of pointwise losses need.
-POINTWISE = (*FUNCTOR, "reduce.cuh", "layout.cuh", "expectation.cuh", "pointwise.cuh")
-SUMMING = (*POINTWISE, "sum_over.cuh")
+POINTWISE = (*FUNCTOR, "pointwise/pointwise.cuh")
+SUMMING = (*FUNCTOR, "pointwise/sum_over.cuh")
 
 #: The entry points. The first three belong to a reduced loss, the next two to `reduction="none"`.
 KINDS = {
@@ -136,7 +135,7 @@ def _source(variant: Variant) -> str:
     files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
     if isinstance(variant.loss, Directional):
         files = nested(files)
-    return f'{_precision(variant)}{glue.skeleton(files)}#line 1 "<{variant.title}>"\n{generated(variant)}'
+    return f'{_precision(variant)}{sources.expand(files)}#line 1 "<{variant.title}>"\n{generated(variant)}'
 
 
 def _precision(variant: Variant) -> str:
@@ -146,7 +145,7 @@ def _precision(variant: Variant) -> str:
     floats = [x for x in (*variant.storage, variant.result) if x in FLOATING]
     narrow = all(ITEMSIZE[x] == 2 for x in floats) and variant.compute == "float32"
     narrow = narrow and not isinstance(variant.loss, Directional)
-    return f"constexpr bool kNarrow = {str(narrow).lower()};\n"
+    return f"#define NARROW {str(narrow).lower()}\n"
 
 
 def generated(variant: Variant) -> str:

@@ -131,7 +131,7 @@ def _access(strides: Sequence[int], lanes: int, flat: bool) -> str:
 
 
 def groups(vectors: int, lanes: int) -> int:
-    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise.cuh``).
+    """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise/pointwise.cuh``).
 
     Depends on nothing else, by design: the sum has the same bits on every GPU.
     """

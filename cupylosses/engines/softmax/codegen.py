@@ -1,4 +1,4 @@
-"""From the definition of a loss of rows to CUDA source: the glue of the row engine (``kernels/rows.cuh``), as
+"""From the definition of a loss of rows to CUDA source: the glue of the row engine (``kernels/softmax/rows.cuh``), as
 ``codegen.py`` is that of the pointwise one.
 """
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
-from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
@@ -21,27 +20,23 @@ from cupylosses.engines.softmax.layout import (
     block_blocks,
 )
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit import glue
-from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, nested, written_at
+from cupylosses.jit import sources
+from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
 from cupylosses.jit.gpu import MAX_THREADS
+from cupylosses.jit.sources import FUNCTOR, nested
 
 #: The files of ``kernels/`` in the order of their needs.
 FILES = (
-    *pointwise_codegen.POINTWISE[: pointwise_codegen.POINTWISE.index("pointwise.cuh") + 1],
-    "row_ptx.cuh",
-    "row_units.cuh",
-    "row_view.cuh",
-    "softmax.cuh",
-    "rows.cuh",
-    "resident_rows.cuh",
-    "streamed_rows.cuh",
-    "row_count.cuh",
-    "columns.cuh",
-    "short_rows.cuh",
-    "row_gather.cuh",
+    *FUNCTOR,
+    "softmax/resident_rows.cuh",
+    "softmax/streamed_rows.cuh",
+    "softmax/row_count.cuh",
+    "softmax/columns.cuh",
+    "softmax/short_rows.cuh",
+    "softmax/row_gather.cuh",
 )
 #: Those of second derivatives.
-SECOND_FILES = (*nested(FILES), "row_second.cuh")
+SECOND_FILES = (*nested(FILES), "softmax/row_second.cuh")
 
 #: Entry points: what each computes. The keys are the kinds of :class:`RowVariant`.
 ROW_KINDS = {
@@ -165,11 +160,11 @@ def packed(arguments: Sequence[str]) -> str:
 def precision(storage: Sequence[str], compute: str) -> str:
     """What the arithmetic must keep: only 16 bits where nothing that is read or written has more."""
     narrow = all(ITEMSIZE[x] == 2 for x in storage) and compute == "float32"
-    return f"constexpr bool kNarrow = {str(narrow).lower()};\n"
+    return f"#define NARROW {str(narrow).lower()}\n"
 
 
 def _source(variant: RowVariant) -> str:
-    files = glue.skeleton(SECOND_FILES if variant.kind == "second" else FILES)
+    files = sources.expand(SECOND_FILES if variant.kind == "second" else FILES)
     own = f"{_functor(variant)}\n{_entry(variant)}"
     return f'{precision((variant.input, variant.result), variant.compute)}{files}#line 1 "<{variant.title}>"\n{own}'
 

@@ -1,4 +1,4 @@
-"""From the definition of a loss of rows to CUDA source, for a target per class (``kernels/row_terms.cuh``)."""
+"""From the definition of a loss of rows to CUDA source, for a target per class (``kernels/softmax/row_terms.cuh``)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.engines.softmax.layout import LONG_TERM_VECTORS, THREADS
-from cupylosses.jit import glue
-from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, nested, written_at
+from cupylosses.jit import sources
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.gpu import MAX_THREADS
+from cupylosses.jit.sources import nested
 
-_FILES = (*softmax_codegen.FILES, "row_terms.cuh", "resident_terms.cuh", "long_terms.cuh", "term_columns.cuh")
+_FILES = (
+    *softmax_codegen.FILES,
+    "softmax/resident_terms.cuh",
+    "softmax/long_terms.cuh",
+    "softmax/term_columns.cuh",
+)
 
 #: Those of second derivatives.
-_SECOND_FILES = (*nested(_FILES), "row_second.cuh", "term_second.cuh")
+_SECOND_FILES = (*nested(_FILES), "softmax/term_second.cuh")
 
 #: Entry points: what each computes. The keys are the kinds of :class:`TermVariant`.
 TERM_KINDS = {
@@ -123,7 +129,7 @@ def _source(variant: TermVariant) -> str:
     precision = softmax_codegen.precision(storage, variant.compute)
     body = f"{_functors(variant)}\n{_entry(variant)}"
     files = _SECOND_FILES if variant.kind == "second" else _FILES
-    return f'{precision}{glue.skeleton(files)}#line 1 "<{variant.title}>"\n{body}'
+    return f'{precision}{sources.expand(files)}#line 1 "<{variant.title}>"\n{body}'
 
 
 def _functors(variant: TermVariant) -> str:

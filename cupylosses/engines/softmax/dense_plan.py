@@ -1,4 +1,4 @@
-"""Plans of the row engine for a target per class, and their execution (``kernels/row_terms.cuh``)."""
+"""Plans of the row engine for a target per class, and their execution (``kernels/softmax/row_terms.cuh``)."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def _groups(units: int) -> int:
 def _words(
     rows: int, classes: int, class_strides: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[int]:
-    """``RowSpace`` of ``kernels/rows.cuh``."""
+    """``RowSpace`` of ``kernels/softmax/rows.cuh``."""
     return [rows, classes, *class_strides, *dimension_words(sizes, strides, MAX_RANK if len(sizes) > 1 else 1)]
 
 

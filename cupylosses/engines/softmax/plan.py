@@ -32,7 +32,7 @@ class RowTensor:
 
 
 class Status(ctypes.Structure):
-    """``RowStatus`` of ``kernels/rows.cuh``."""
+    """``RowStatus`` of ``kernels/softmax/rows.cuh``."""
 
     _fields_ = (
         ("code", ctypes.c_uint),
@@ -112,7 +112,7 @@ class RowPlan:
         self.without_gaps = input.strides == self.gradient_strides and input.misalignment == 0
         self._dtypes = (input.dtype, target.dtype, weight.dtype if weight else "", mask.dtype if mask else "")
         self._smoothed, self._capped = smoothed, capped
-        #: As ``kOnce`` of ``kernels/rows.cuh``.
+        #: As ``kOnce`` of ``kernels/softmax/rows.cuh``.
         self._once = capped and not smoothed
         masks = broadcast_strides(mask.shape, mask.strides, self.shape) if mask else (0,) * len(self.shape)
         size = ITEMSIZE[input.dtype]

@@ -1,5 +1,5 @@
 // What CUDA gives to every kernel without a header, for the host's compiler: keywords, vector types, intrinsics, and
-// the counterparts of kernels/ptx.cuh and row_ptx.cuh. Included in front of the unchanged source of a kernel
+// the counterparts of kernels/core/ptx.cuh and row_ptx.cuh. Included in front of the unchanged source of a kernel
 // (compile.py), so that what runs on the CPU is what NVRTC compiles.
 //
 // No header of the standard library: it would take longer to read than the kernel to compile.
@@ -20,7 +20,11 @@
 // The launcher says it to the runtime, which keeps the blocks of a cluster together.
 #define CLUSTER_OF(blocks)
 // One object per block: the runtime swaps the contents of all of them when it goes from one block to another.
+#ifdef PARSE_ONLY  // an editor, which reads `extern __shared__` as it stands (compile_flags.txt)
+#define __shared__
+#else
 #define __shared__ static
+#endif
 // compile.py writes this for `extern __shared__`, which no macro can tell from the other, and defines the array.
 #define __dynamic_shared__ __attribute__((visibility("hidden")))
 
@@ -353,7 +357,7 @@ inline double max(double x, double y) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The counterpart of kernels/ptx.cuh
+// The counterpart of kernels/core/ptx.cuh
 
 // On the bits, because the processor may have been told to flush.
 inline float half_bits_to_float(unsigned short bits) {
@@ -391,7 +395,7 @@ HOST_ACCESS unsigned increment_and_synchronize(unsigned* counter, unsigned limit
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The counterpart of kernels/row_ptx.cuh
+// The counterpart of kernels/softmax/row_ptx.cuh
 
 inline float exp2_or_zero(float x) {
   return exp2f(x);

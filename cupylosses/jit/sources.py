@@ -1,0 +1,52 @@
+"""Kernel sources: the files of ``kernels/`` as one text, with their includes expanded."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from cupylosses.definition.kernel_sources import kernel_directory
+
+_INCLUDE = re.compile(r'#include "([^"]+)"')
+
+#: The primitives of which expressions are composed, on numbers that functors need.
+FUNCTOR = ("core/types.cuh", "core/tuple.cuh", "primitives/primitives.cuh")
+
+_NESTED = "core/nested.cuh"
+
+
+def nested(files: tuple[str, ...]) -> tuple[str, ...]:
+    """``files`` for second derivatives: behind the primitives stand their overloads for nested numbers."""
+    return (_NESTED, *files)
+
+
+@cache
+def expand(files: tuple[str, ...]) -> str:
+    """These files and all that they include, each once and before the first file that needs it.
+
+    CuPy compiles a string, so NVRTC has no directory to look into. Every stretch of a file follows a ``#line``, and an
+    error is reported at its line of ``kernels/<file>``.
+    """
+    directory, text, seen = kernel_directory(), [], set()
+
+    def add(name: str) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        located = False
+        for number, line in enumerate((directory / name).read_text(encoding="utf-8").splitlines(), 1):
+            include = _INCLUDE.fullmatch(line)
+            if include:
+                add(include[1])
+                located = False
+            elif line == "#pragma once" or (not line and not located):
+                located = False
+            else:
+                if not located:
+                    text.append(f'#line {number} "kernels/{name}"')
+                text.append(line)
+                located = True
+
+    for name in files:
+        add(name)
+    return "\n".join([*text, ""])

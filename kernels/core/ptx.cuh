@@ -1,0 +1,52 @@
+// The instructions that CUDA C++ has no name for without its headers. All inline PTX is here and in row_ptx.cuh, so
+// that whatever else compiles the kernels (cupylosses/testing/host does, for the CPU) has these few functions to
+// supply.
+#pragma once
+
+#ifdef __CUDA_ARCH__
+
+__device__ __forceinline__ float half_bits_to_float(unsigned short bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+// Two floats, each rounded to nearest even, in one register: `low` in the lower half.
+__device__ __forceinline__ unsigned floats_to_half_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  unsigned word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+#else
+  unsigned short a, b;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(low));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(b) : "f"(high));
+  return static_cast<unsigned>(b) << 16 | a;
+#endif
+}
+
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float high) {
+  unsigned word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+#endif
+
+// x, computed whether it is needed or not: the compiler would branch around a few instructions where only one side of a
+// choice needs them, which keeps it from interleaving elements and costs more than they do.
+__device__ __forceinline__ float computed(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
+// Increments with wrap-around at `limit` and returns the old value. Whatever the block wrote before its last barrier is
+// visible to whoever reads the new value so, and what they wrote to this thread: one instruction instead of an atomic
+// between two full fences, which took a microsecond of every small loss.
+__device__ __forceinline__ unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
+  unsigned old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(limit) : "memory");
+  return old;
+}
+
+#endif

@@ -1,0 +1,231 @@
+// Functions of one number, so that one name serves both arithmetic types.
+//
+// Where operands and results have 16 bits (kNarrow: the generated source defines NARROW), the arithmetic stays in float,
+// but to 2^-16: five bits more than float16 keeps. Functions are then those of the GPU's special function unit, and
+// polynomials have fewer terms. Without that, every loss with a logarithm is bound by arithmetic in 16 bits.
+#pragma once
+
+#ifndef NARROW
+#define NARROW false
+#endif
+constexpr bool kNarrow = NARROW;
+
+__device__ __forceinline__ float scalar_abs(float x) {
+  return fabsf(x);
+}
+__device__ __forceinline__ double scalar_abs(double x) {
+  return fabs(x);
+}
+__device__ __forceinline__ double computed(double x) {
+  return x;
+}
+__device__ __forceinline__ float scalar_exp(float x) {
+  return kNarrow ? __expf(x) : expf(x);
+}
+__device__ __forceinline__ double scalar_exp(double x) {
+  return exp(x);
+}
+__device__ __forceinline__ float scalar_log(float x) {
+  return kNarrow ? __logf(x) : logf(x);
+}
+__device__ __forceinline__ double scalar_log(double x) {
+  return log(x);
+}
+__device__ __forceinline__ float scalar_rsqrt(float x) {
+  return rsqrtf(x);
+}
+__device__ __forceinline__ double scalar_rsqrt(double x) {
+  return rsqrt(x);
+}
+
+__device__ __forceinline__ float scalar_largest(float) {
+  return 3.40282347e38f;
+}
+__device__ __forceinline__ double scalar_largest(double) {
+  return 1.79769313486231571e308;
+}
+
+template <class T>
+__device__ __forceinline__ T scalar_infinity(T) {
+  return scalar_largest(T()) * T(2);
+}
+
+__device__ __forceinline__ float scalar_nan(float) {
+  return __int_as_float(0x7fffffff);
+}
+__device__ __forceinline__ double scalar_nan(double) {
+  return __longlong_as_double(0x7fffffffffffffffLL);
+}
+
+template <class T>
+__device__ __forceinline__ bool is_finite_and_not_negative(T x) {
+  return x >= T(0) && x <= scalar_largest(T());
+}
+
+// -1, 0, 1, or NaN.
+template <class T>
+__device__ __forceinline__ T scalar_sign(T x) {
+  return x > T(0) ? T(1) : (x < T(0) ? T(-1) : x * T(0));
+}
+
+__device__ __forceinline__ float scalar_fma(float x, float y, float z) {
+  return fmaf(x, y, z);
+}
+__device__ __forceinline__ double scalar_fma(double x, double y, double z) {
+  return fma(x, y, z);
+}
+
+// x / y to a few units in the last place, for what is corrected or small beside what it is added to.
+__device__ __forceinline__ float scalar_divide_roughly(float x, float y) {
+  return __fdividef(x, y);
+}
+__device__ __forceinline__ double scalar_divide_roughly(double x, double y) {
+  return x / y;
+}
+
+// x / y to little more than half a unit in the last place, where neither y nor 1 / y nor the quotient leaves the range.
+// The exact operator takes several times as much for the sake of where they do.
+__device__ __forceinline__ float scalar_divide_closely(float x, float y) {
+  const float inverse = __fdividef(1.0f, y);
+  const float rough = x * inverse;
+  if (kNarrow) return rough;
+  return fmaf(fmaf(-rough, y, x), inverse, rough);
+}
+__device__ __forceinline__ double scalar_divide_closely(double x, double y) {
+  return x / y;
+}
+
+// x / y to two units in the last place, also for y beyond 2^126, where the GPU's own fast division gives 0.
+__device__ __forceinline__ float scalar_divide_in_range(float x, float y) {
+  const float scale = fabsf(y) > 0x1p64f ? 0.25f : 1.0f;
+  return __fdividef(x * scale, y * scale);
+}
+__device__ __forceinline__ double scalar_divide_in_range(double x, double y) {
+  return x / y;
+}
+
+// x / y, to two units in the last place where that is enough.
+__device__ __forceinline__ float scalar_divide(float x, float y) {
+  return kNarrow ? scalar_divide_in_range(x, y) : x / y;
+}
+__device__ __forceinline__ double scalar_divide(double x, double y) {
+  return x / y;
+}
+
+// c + d x + e x^2 + ...
+template <class T>
+__device__ __forceinline__ T scalar_polynomial(T, T c) {
+  return c;
+}
+template <class T, class... Ts>
+__device__ __forceinline__ T scalar_polynomial(T x, T c, Ts... higher) {
+  return scalar_fma(scalar_polynomial(x, higher...), x, c);
+}
+
+// (1 - exp(-z)) / z for 0 <= z < 0.35.
+__device__ __forceinline__ float scalar_complement_ratio(float z) {
+  if (kNarrow) return scalar_polynomial(z, 0.999999106f, -0.499917775f, 0.165497586f, -0.0362395719f);
+  return scalar_polynomial(z, 1.0f, -0.49999997f, 0.16666552f, -0.041652385f, 0.008254852f, -0.0011900248f);
+}
+
+// 1 - exp(-z), which is 1 - e, for z >= 0.
+__device__ __forceinline__ float scalar_complement(float z, float e) {
+  return z < 0.35f ? z * scalar_complement_ratio(z) : 1.0f - e;
+}
+__device__ __forceinline__ double scalar_complement(double z, double) {
+  return -expm1(-z);
+}
+
+__device__ __forceinline__ float scalar_round(float x) {
+  return rintf(x);
+}
+__device__ __forceinline__ double scalar_round(double x) {
+  return rint(x);
+}
+// 2^n for an integer n in the range of exponents.
+__device__ __forceinline__ float scalar_power_of_two(float n) {
+  return __int_as_float((static_cast<int>(n) + 127) << 23);
+}
+__device__ __forceinline__ double scalar_power_of_two(double n) {
+  return __longlong_as_double((static_cast<long long>(n) + 1023) << 52);
+}
+
+// log((1 + t) / (1 - t)) = 2 atanh(t) = 2 t (1 + w tail) with w = t^2 for t between -1/3 and 1/3.
+__device__ __forceinline__ float scalar_atanh_tail(float w) {
+  if (kNarrow) return scalar_polynomial(w, 0.332455456f, 0.224556133f);
+  return scalar_polynomial(w, 0.33333206f, 0.20010851f, 0.13999526f, 0.14012474f);
+}
+__device__ __forceinline__ double scalar_atanh_tail(double w) {
+  return scalar_polynomial(w, 0.33333333333333154, 0.20000000000078666, 0.14285714273920425, 0.11111111985313143,
+                           0.09090871945398053, 0.07693280349226594, 0.06650481421906265, 0.06053087611756998,
+                           0.04169848443101636, 0.08509676187994455);
+}
+
+// log(1 + f) = f + f^2 excess for f between -1/3 and 1/3.
+__device__ __forceinline__ float scalar_log1p_excess(float f) {
+  if (kNarrow) {
+    return scalar_polynomial(f, -0.500012636f, 0.332463652f, -0.248727709f, 0.224467024f, -0.191963911f);
+  }
+  return scalar_polynomial(f, -0.5f, 0.3333321f, -0.24999717f, 0.20010749f, -0.16682306f, 0.14001156f, -0.12167153f,
+                           0.14004777f, -0.12948987f);
+}
+__device__ __forceinline__ float scalar_log1p_near_zero(float f) {
+  return scalar_fma(f * f, scalar_log1p_excess(f), f);
+}
+
+__device__ __forceinline__ float scalar_log1p(float x) {
+  if (kNarrow) return fabsf(x) < 0.33f ? scalar_log1p_near_zero(x) : __logf(1.0f + x);
+  return log1pf(x);
+}
+__device__ __forceinline__ double scalar_log1p(double x) {
+  return log1p(x);
+}
+
+__device__ __forceinline__ float scalar_expm1(float x) {
+  if (kNarrow) {
+    const float excess = scalar_polynomial(x, 0.499974757f, 0.166673958f, 0.0420927145f, 0.00834228657f);
+    return fabsf(x) < 0.5f ? scalar_fma(x * x, excess, x) : __expf(x) - 1.0f;
+  }
+  return expm1f(x);
+}
+__device__ __forceinline__ double scalar_expm1(double x) {
+  return expm1(x);
+}
+
+// Whether arithmetic is to 24 bits.
+template <class T>
+constexpr bool kSingle = sizeof(T) == 4;
+
+// What numbers that carry a derivative of their own (nested.cuh) have to be told, and float and double need not: that
+// of a value, where it is not the one of the expression that the value was found by, from pairs of a slope and what it
+// is a slope in; that there is none where a condition holds, because what the value is there is a convention; and that
+// a value which is NaN has none to follow.
+template <class T, class... Ts>
+__device__ __forceinline__ T with_slopes(T value, Ts...) {
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T fixed_if(bool, T value) {
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T undefined(T nan) {
+  return nan;
+}
+// Whether they are equal, and stay so.
+template <class T>
+__device__ __forceinline__ bool same(T x, T y) {
+  return x == y;
+}
+// Whether it is 0, and stays so.
+template <class T>
+__device__ __forceinline__ bool vanishes(T x) {
+  return x == T(0);
+}
+
+// A function at a point, and its derivative there.
+template <class T>
+struct Point {
+  T value;
+  T slope;
+};

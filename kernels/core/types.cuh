@@ -1,0 +1,216 @@
+// Storage types, the arithmetic type behind them, and packs: how numbers enter and leave registers.
+//
+// Header-free on purpose. CuPy wheels carry no cuda_bf16.h (and since 14.1 no cuda_fp16.h), so half and bfloat16 are
+// 16-bit words here and the conversions are single PTX instructions (ptx.cuh). Arithmetic never happens in 16 bits:
+// half, bfloat16 and float compute in float, double in double.
+#pragma once
+#include "core/ptx.cuh"
+
+typedef long long int64;
+
+struct half_t {
+  unsigned short bits;
+};
+struct bfloat16_t {
+  unsigned short bits;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Scalars: storage -> arithmetic
+
+__device__ __forceinline__ float to_float(half_t x) {
+  return half_bits_to_float(x.bits);
+}
+__device__ __forceinline__ float to_float(bfloat16_t x) {
+  return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
+}
+
+template <class Compute>
+__device__ __forceinline__ Compute widen(half_t x) {
+  return static_cast<Compute>(to_float(x));
+}
+template <class Compute>
+__device__ __forceinline__ Compute widen(bfloat16_t x) {
+  return static_cast<Compute>(to_float(x));
+}
+// float, double and the integer types of labels.
+template <class Compute, class Storage>
+__device__ __forceinline__ Compute widen(Storage x) {
+  return static_cast<Compute>(x);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Scalars: arithmetic -> storage, rounded once to nearest even
+
+// Two floats to two 16-bit words in one register, `low` in the lower half.
+__device__ __forceinline__ unsigned narrow_pair(float low, float high, half_t) {
+  return floats_to_half_pair(low, high);
+}
+
+__device__ __forceinline__ unsigned bfloat16_bits(float x) {
+  // Round to nearest even on the bits; a NaN keeps its sign and becomes quiet, since rounding could carry it to inf.
+  const unsigned bits = __float_as_uint(x);
+  if (x != x) return (bits >> 16) | 0x40u;
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+__device__ __forceinline__ unsigned narrow_pair(float low, float high, bfloat16_t) {
+#if __CUDA_ARCH__ >= 800
+  return floats_to_bfloat16_pair(low, high);
+#else
+  return bfloat16_bits(high) << 16 | bfloat16_bits(low);
+#endif
+}
+
+// A double as the float that any narrower type rounds to as if directly: truncated, with the last bit set when
+// something was cut off ("round to odd"). Rounding to nearest twice would be off by one unit at ties.
+__device__ __forceinline__ float round_to_odd(double x) {
+  const float y = __double2float_rz(x);
+  const bool exact = x != x || static_cast<double>(y) == x;
+  return exact ? y : __uint_as_float(__float_as_uint(y) | 1u);
+}
+
+__device__ __forceinline__ float as_float(float x) {
+  return x;
+}
+__device__ __forceinline__ float as_float(double x) {
+  return round_to_odd(x);
+}
+
+template <class Storage>
+struct Narrow {
+  template <class Compute>
+  static __device__ __forceinline__ Storage from(Compute x) {
+    return static_cast<Storage>(x);
+  }
+};
+template <>
+struct Narrow<half_t> {
+  template <class Compute>
+  static __device__ __forceinline__ half_t from(Compute x) {
+    return half_t{static_cast<unsigned short>(narrow_pair(as_float(x), 0.0f, half_t{}))};
+  }
+};
+template <>
+struct Narrow<bfloat16_t> {
+  template <class Compute>
+  static __device__ __forceinline__ bfloat16_t from(Compute x) {
+    return bfloat16_t{static_cast<unsigned short>(narrow_pair(as_float(x), 0.0f, bfloat16_t{}))};
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Packs: kLanes neighbouring elements that travel together, in words of at most 16 bytes
+
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<4> {
+  using type = unsigned;
+};
+template <>
+struct WordOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct WordOf<1> {
+  using type = unsigned char;
+};
+
+template <class Storage, int kLanes>
+struct alignas(sizeof(Storage) * kLanes < 16 ? sizeof(Storage) * kLanes : 16) Pack {
+  static constexpr int kWordBytes = sizeof(Storage) * kLanes < 16 ? sizeof(Storage) * kLanes : 16;
+  static constexpr int kWords = sizeof(Storage) * kLanes / kWordBytes;
+  using Word = typename WordOf<kWordBytes>::type;
+  Storage lane[kLanes];
+};
+
+// Each element is read once: marked as the first to leave the cache.
+// Precondition of this and of the next two: `pointer` is aligned to the pack's words.
+template <int kLanes, class Storage>
+__device__ __forceinline__ Pack<Storage, kLanes> load_stream(const Storage* pointer) {
+  using P = Pack<Storage, kLanes>;
+  P pack;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    reinterpret_cast<typename P::Word*>(&pack)[i] = __ldcs(reinterpret_cast<const typename P::Word*>(pointer) + i);
+  }
+  return pack;
+}
+
+// Elements that other threads read too (a broadcast operand): kept in the cache.
+template <int kLanes, class Storage>
+__device__ __forceinline__ Pack<Storage, kLanes> load_reused(const Storage* pointer) {
+  using P = Pack<Storage, kLanes>;
+  P pack;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    reinterpret_cast<typename P::Word*>(&pack)[i] = __ldg(reinterpret_cast<const typename P::Word*>(pointer) + i);
+  }
+  return pack;
+}
+
+template <int kLanes, class Storage>
+__device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storage, kLanes>& pack) {
+  using P = Pack<Storage, kLanes>;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    __stcs(reinterpret_cast<typename P::Word*>(pointer) + i, reinterpret_cast<const typename P::Word*>(&pack)[i]);
+  }
+}
+
+// The same without a word on when it is needed again: gradients of rows are written 1 to 2 % faster so.
+template <int kLanes, class Storage>
+__device__ __forceinline__ void store_pack(Storage* pointer, const Pack<Storage, kLanes>& pack) {
+  using P = Pack<Storage, kLanes>;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    __stwb(reinterpret_cast<typename P::Word*>(pointer) + i, reinterpret_cast<const typename P::Word*>(&pack)[i]);
+  }
+}
+
+// Rounds kLanes results into a pack; 16-bit types go two at a time, which is one instruction from 8.0 on.
+template <class Storage, int kLanes>
+struct NarrowPack {
+  template <class Compute>
+  static __device__ __forceinline__ Pack<Storage, kLanes> from(const Compute (&x)[kLanes]) {
+    Pack<Storage, kLanes> pack;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) pack.lane[i] = Narrow<Storage>::from(x[i]);
+    return pack;
+  }
+};
+
+template <class Storage, int kLanes, class Compute>
+__device__ __forceinline__ Pack<Storage, kLanes> narrow_in_pairs(const Compute (&x)[kLanes]) {
+  Pack<Storage, kLanes> pack;
+#pragma unroll
+  for (int i = 0; i + 1 < kLanes; i += 2) {
+    reinterpret_cast<unsigned*>(&pack)[i / 2] = narrow_pair(as_float(x[i]), as_float(x[i + 1]), Storage{});
+  }
+  if (kLanes % 2) pack.lane[kLanes - 1] = Narrow<Storage>::from(x[kLanes - 1]);
+  return pack;
+}
+
+template <int kLanes>
+struct NarrowPack<half_t, kLanes> {
+  template <class Compute>
+  static __device__ __forceinline__ Pack<half_t, kLanes> from(const Compute (&x)[kLanes]) {
+    return narrow_in_pairs<half_t>(x);
+  }
+};
+template <int kLanes>
+struct NarrowPack<bfloat16_t, kLanes> {
+  template <class Compute>
+  static __device__ __forceinline__ Pack<bfloat16_t, kLanes> from(const Compute (&x)[kLanes]) {
+    return narrow_in_pairs<bfloat16_t>(x);
+  }
+};

@@ -1,0 +1,359 @@
+// The pointwise engine: an element-wise loss of up to kMaxOperands operands, optionally reduced to one number, with the
+// gradients of any of its operands.
+//
+//   value       y[i] = loss(x_0[i], x_1[i], ...)                  stored per element, or summed
+//   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output a number or per element
+//
+// Knows no loss by name, no framework, and no shape beyond the layout. The generated glue (codegen.py) supplies
+//   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
+//   Layout    Flat or Rows
+//   Sources   Tuple of Source, one per operand; the stream of operand k is k
+//   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
+//   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
+//
+// Order of additions. The index space is cut into batches of 32 lanes x kUnroll vectors, and batch b belongs to group
+// b % groups: neighbouring warps read neighbouring batches, which memory likes, and groups are many and equal. A lane
+// adds its elements in order, kMaxRun of them in Compute and those runs in double, then lanes are added by a fixed
+// tree. One partial per group is stored, and the last block adds the partials in order. The number of groups follows
+// from the number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits
+// alone.
+#pragma once
+#include "core/tuple.cuh"
+#include "core/dual.cuh"
+#include "core/reduce.cuh"
+#include "core/layout.cuh"
+#include "core/expectation.cuh"
+
+constexpr int kMaxRun = 64;
+
+// Registers that vectors in flight may take: beyond, those of the arithmetic would be spilled, which takes more of them
+// for three derivatives than for two.
+__host__ __device__ constexpr int max_words(int gradients) {
+  return gradients > 2 ? 46 : 70;
+}
+
+// Of so many vectors of so many registers each, as many as there is room for.
+__host__ __device__ constexpr int in_flight(int vectors, int words, int most) {
+  return vectors > 1 && vectors * words > most ? in_flight(vectors / 2, words, most) : vectors;
+}
+
+// How a stream is read. A splat is one number for the whole vector (stride 0 along it).
+enum class Access { kStream, kReused, kSplat };
+
+struct Absent {};
+
+template <class Storage_, Access kAccess_>
+struct Source {
+  using Storage = Storage_;
+  static constexpr Access kAccess = kAccess_;
+  const Storage* pointer;
+};
+
+template <class Storage_>
+struct Sink {
+  using Storage = Storage_;
+  Storage* pointer;
+};
+
+// What lies in registers of a source's vector.
+template <class S, int kLanes>
+struct Loaded {
+  static constexpr bool kSplat = S::kAccess == Access::kSplat;
+  Pack<typename S::Storage, kSplat ? 1 : kLanes> pack;
+
+  template <class Compute>
+  __device__ __forceinline__ Compute lane(int i) const {
+    return widen<Compute>(pack.lane[kSplat ? 0 : i]);
+  }
+};
+
+template <int kLanes, class S>
+__device__ __forceinline__ Loaded<S, kLanes> load(const S& source, int64 offset) {
+  if constexpr (S::kAccess == Access::kSplat) {
+    return {load_reused<1>(source.pointer + offset)};
+  } else if constexpr (S::kAccess == Access::kReused) {
+    return {load_reused<kLanes>(source.pointer + offset)};
+  } else {
+    return {load_stream<kLanes>(source.pointer + offset)};
+  }
+}
+
+template <int kLanes, class Storage, class Compute>
+__device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kLanes]) {
+  store_stream<kLanes>(sink.pointer + offset, NarrowPack<Storage, kLanes>::from(x));
+}
+template <int kLanes, class Compute>
+__device__ __forceinline__ void store(Absent, int64, const Compute (&)[kLanes]) {
+}
+
+template <class T>
+struct IsSource {
+  static constexpr bool value = false;
+};
+template <class Storage, Access kAccess>
+struct IsSource<Source<Storage, kAccess>> {
+  static constexpr bool value = true;
+};
+template <class T>
+struct IsSink {
+  static constexpr bool value = false;
+};
+template <class Storage>
+struct IsSink<Sink<Storage>> {
+  static constexpr bool value = true;
+};
+
+// The bits of the operands that have a gradient.
+template <class... S>
+__device__ constexpr unsigned gradient_mask(const Tuple<S...>*) {
+  unsigned mask = 0, bit = 1;
+  ((mask |= IsSink<S>::value ? bit : 0u, bit <<= 1), ...);
+  return mask;
+}
+
+template <class... S>
+__device__ constexpr int gradient_count(const Tuple<S...>*) {
+  return ((IsSink<S>::value ? 1 : 0) + ... + 0);
+}
+
+// What is loaded of a grad_output per element: nothing where there is none.
+template <class Element, int kLanes>
+struct LoadedElement {
+  using type = Absent;
+};
+template <class Storage, Access kAccess, int kLanes>
+struct LoadedElement<Source<Storage, kAccess>, kLanes> {
+  using type = Loaded<Source<Storage, kAccess>, kLanes>;
+};
+
+// Packs of all operands.
+template <int kLanes, class T>
+struct LoadedTuple;
+template <int kLanes, class... S>
+struct LoadedTuple<kLanes, Tuple<S...>> {
+  using type = Tuple<Loaded<S, kLanes>...>;
+};
+
+template <class Loss_, class Layout_, int kLanes, class Sources_, class Sinks_, class Element_>
+struct Pointwise {
+  using Loss = Loss_;
+  using Compute = typename Loss::Compute;
+  using Layout = Layout_;
+  using Cursor = typename Layout::Cursor;
+  using Slots = typename MakeIndices<Sources_::kSize>::type;
+  static constexpr int kVector = kLanes;
+  static constexpr int kOperands = Sources_::kSize;
+  static constexpr int kElementStream = 2 * kOperands;
+  static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
+  static constexpr bool kScaledPerElement = IsSource<Element_>::value;
+  static constexpr bool kStoresValues = IsSink<Element_>::value;
+  static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
+  // Registers of a vector between its loads and its results: what was loaded, and where the results go.
+  static constexpr int kVectorWords =
+      (sizeof(typename LoadedTuple<kLanes, Sources_>::type) + sizeof(typename LoadedElement<Element_, kLanes>::type)) /
+          4 +
+      (Layout::kOuter > 0 ? 2 * kGradients : 0);
+
+  Loss loss;
+  const Layout& layout;  // a kernel parameter: a copy of Rows would go to local memory
+  Sources_ sources;
+  Sinks_ sinks;
+  Element_ element;
+
+  // kBatch whole vectors of the lane: all loads are issued before the first result is needed. `scale` gives the factor
+  // of the gradients when grad_output is one number; it is asked for behind the loads.
+  template <int kBatch, class Scale>
+  __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale) const {
+    Registers<kLanes> vectors[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      load_all(cursor, 0, vectors[u], Slots{});
+      layout.advance(cursor);
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) evaluate(vectors[u], sum, scale.factor(), Slots{});
+  }
+
+  // One vector of which some elements may not exist, element by element: rare, so kept small.
+  template <class Scale>
+  __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale) const {
+    const int64 present = layout.present(cursor);
+    const Compute factor = scale.factor();  // here, where the warp is together
+#pragma unroll 1
+    for (int i = 0; i < kLanes && i < present; ++i) {
+      Registers<1> element;
+      load_all(cursor, i, element, Slots{});
+      evaluate(element, sum, factor, Slots{});
+    }
+    layout.advance(cursor);
+  }
+
+ private:
+  // A vector between its load and its result: the operands, and where the results go.
+  template <int kWidth>
+  struct Registers {
+    typename LoadedTuple<kWidth, Sources_>::type operands;
+    typename LoadedElement<Element_, kWidth>::type grad_output;
+    int64 sink_offset[kOperands];
+    int64 element_offset;
+  };
+
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void load_all(const Cursor& at, int i, Registers<kWidth>& to, Indices<kSlot...>) const {
+    ((get<kSlot>(to.operands) = load<kWidth>(get<kSlot>(sources), source_offset<kSlot>(at, i, get<kSlot>(sources)))),
+     ...);
+    if constexpr (kScaledPerElement) {
+      to.grad_output = load<kWidth>(element, source_offset<kElementStream>(at, i, element));
+    }
+    ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
+    to.element_offset = layout.template offset<kElementStream, false>(at) + i;
+  }
+
+  template <int kStream, class S>
+  __device__ __forceinline__ int64 source_offset(const Cursor& at, int i, const S&) const {
+    constexpr bool kSplat = S::kAccess == Access::kSplat;
+    return layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
+  }
+
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Compute scale,
+                                           Indices<kSlot...>) const {
+    Compute value[kWidth];
+    Compute gradient[kOperands][kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const auto y = loss(variable<kMask, kSlot>(get<kSlot>(x.operands).template lane<Compute>(i))...);
+      value[i] = y.value;
+      sum += y.value;
+      Compute factor = scale;
+      if constexpr (kScaledPerElement) factor *= x.grad_output.template lane<Compute>(i);
+      // A loss that is NaN has no gradient to follow: NaN, also where the derivative formula happens to be finite.
+      ((gradient[kSlot][i] = y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor), ...);
+    }
+    if constexpr (kStoresValues) store<kWidth>(element, x.element_offset, value);
+    (store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], gradient[kSlot]), ...);
+  }
+};
+
+// Visits every element once. With kSum, partials[group] receives the sum of each group.
+// Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
+template <bool kSum, int kUnroll, class Program, class Scale>
+__device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 groups, double* partials) {
+  constexpr int kBatch = kUnroll * kWarp;
+  constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
+  // Vectors in flight: a batch, and fewer where registers would be spilled. A double takes two of them, and so does the
+  // offset of each stream of each vector; to find those in many dimensions takes more. A heavy loss takes them for its
+  // arithmetic. With one vector of 16 bits it waits for memory all the same: two gave up to a sixth more bandwidth.
+  constexpr bool kWide = sizeof(typename Program::Compute) == 8;
+  constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1);
+  constexpr int kFree = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
+  constexpr bool kRoom = kNarrow && Program::Loss::kHeavy == 1 && Program::Layout::kOuter == 0;
+  constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
+  constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
+  constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
+  constexpr int kFlight = in_flight(kMost, Program::kVectorWords, max_words(Program::kGradients));
+  const int lane = threadIdx.x % kWarp;
+  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
+  const int64 vectors = program.layout.vectors();
+  for (int64 group = global_warp(); group < groups; group += warps) {
+    double total = 0.0;
+    int64 first = group * kBatch;
+    while (first < vectors) {
+      typename Program::Compute partial = 0;
+#pragma unroll 1
+      for (int run = 0; run < kRun && first < vectors; ++run, first += groups * kBatch) {
+        auto cursor = program.layout.at(first + lane);
+        if (program.layout.whole_up_to(first + kBatch - 1)) {
+#pragma unroll 1
+          for (int u = 0; u < kUnroll; u += kFlight) program.template visit<kFlight>(cursor, partial, scale);
+        } else {
+#pragma unroll 1
+          for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale);
+        }
+      }
+      total += partial;
+    }
+    if (kSum) {
+      total = warp_sum(total);
+      if (lane == 0) partials[group] = total;
+    }
+  }
+}
+
+// The workspace of a reduced loss: in the first 16 bytes a ticket, and how many groups were drawn (row_units.cuh), both
+// 0 before and after a launch; then one partial per group.
+struct Workspace {
+  unsigned* ticket;
+  unsigned* drawn;
+  double* partials;
+};
+__device__ __forceinline__ Workspace workspace(double* memory) {
+  return {reinterpret_cast<unsigned*>(memory), reinterpret_cast<unsigned*>(memory + 1), memory + 2};
+}
+
+// Sweeps, and leaves the sum of all elements in thread 0 of one block; `result` says which.
+// Preconditions: every thread of every block calls it once.
+template <int kUnroll, class Program, class Scale>
+__device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 groups, double* memory,
+                                             bool* result) {
+  // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is
+  // that of sum_partials, whose other leaves are zero.
+  __shared__ double shared_partials[kWarp];
+  const bool alone = gridDim.x == 1 && groups <= kWarp;
+  const Workspace work = workspace(memory);
+  double* partials = alone ? shared_partials : work.partials;
+  sweep<true, kUnroll>(program, scale, groups, partials);
+  if (alone) {
+    __syncthreads();
+    *result = true;
+    return threadIdx.x < kWarp ? warp_sum(threadIdx.x < groups ? partials[threadIdx.x] : 0.0) : 0.0;
+  }
+  *result = arrive_last(work.ticket);
+  return *result ? sum_partials(partials, groups) : 0.0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the entry points call
+
+// value = sum(loss) / divisor
+template <int kUnroll, class Program, class Scale, class Result>
+__device__ __forceinline__ void reduce(const Program& program, Scale& scale, int64 groups, double* memory,
+                                       double divisor, Result* value) {
+  bool result;
+  const double total = reduce_all<kUnroll>(program, scale, groups, memory, &result);
+  if (result && threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+}
+
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void reduce_value(const Program& program, int64 groups, double* memory, double divisor,
+                                             Result* value) {
+  KnownScale<typename Program::Compute> unused{0};
+  reduce<kUnroll>(program, unused, groups, memory, divisor, value);
+}
+
+// The same, and the gradients for the expected grad_output; scale = 1 / divisor.
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 groups, double* memory,
+                                                          double divisor, double scale, Result* value,
+                                                          const double* expected, double* used) {
+  ExpectedScale<typename Program::Compute> expectation(expected, used, scale);
+  reduce<kUnroll>(program, expectation, groups, memory, divisor, value);
+}
+
+// The gradients for the true grad_output, unless this warp's part was written with it already.
+template <int kUnroll, class Program, class Result>
+__device__ __forceinline__ void verify_gradient(const Program& program, int64 groups, double scale,
+                                                const Result* grad_output, const double* used, double* expected) {
+  if (global_warp() >= groups) return;  // has no part, and so left no note
+  const double g = widen<double>(*grad_output);
+  if (!verify(g, used, expected)) return;
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
+  sweep<false, kUnroll>(program, known, groups, nullptr);
+}
+
+// Values, or gradients for a grad_output per element, times `scale`: no reduction.
+template <int kUnroll, class Program>
+__device__ __forceinline__ void map_elements(const Program& program, int64 groups, double scale) {
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(scale)};
+  sweep<false, kUnroll>(program, known, groups, nullptr);
+}

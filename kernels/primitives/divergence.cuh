@@ -1,0 +1,316 @@
+// Divergences between distributions, and what they are made of: the logarithm of a ratio.
+#pragma once
+#include "primitives/math.cuh"
+
+// Where arithmetic on the remainder of a quotient is safe: what is below `small` is scaled first, and the quotient lies
+// within 1 / `most` and `most`.
+template <class T>
+struct RatioRange {
+  T small, scale, most;
+};
+__device__ __forceinline__ RatioRange<float> scalar_ratio_range(float) {
+  return {2.3283064e-10f, 18446744073709551616.0f, 1e37f};  // 2^-32, 2^64
+}
+__device__ __forceinline__ RatioRange<double> scalar_ratio_range(double) {
+  return {8.636168555094445e-78, 1.157920892373162e77, 1e300};  // 2^-256, 2^256
+}
+
+template <class T>
+struct Ratio {
+  T quotient;
+  T log;
+};
+
+// log(a) - log(b), whose digits may cancel: for where they do not, and where it is infinite or NaN.
+__device__ __forceinline__ float scalar_log_difference(float a, float b) {
+  return (__log2f(a) - __log2f(b)) * 0.693147181f;
+}
+__device__ __forceinline__ double scalar_log_difference(double a, double b) {
+  return log(a) - log(b);
+}
+
+// a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) lack what the quotient rounded
+// off: that remainder is exact in one fma and is added. (log1p of the excess over 1 took more arithmetic, by which such
+// a loss is bound.) Small operands are scaled first, because a remainder below the range would be flushed. Where the
+// quotient leaves the range (or b >= 2^126, whose fast inverse is 0) the logarithms are subtracted. That also gives the
+// limits at 0, and NaN for what is no probability: the quotient of two negative numbers would look like one.
+template <class T>
+__device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
+  const RatioRange<T> range = scalar_ratio_range(a);
+  if (kNarrow) {
+    const T quotient = a * scalar_divide_roughly(T(1), b);
+    if (a > T(0) && quotient > T(1) / range.most && quotient < range.most) return {quotient, scalar_log(quotient)};
+    return {scalar_divide(a, b), scalar_log_difference(a, b)};
+  }
+  const T scale = a < range.small && b < range.small ? range.scale : T(1);
+  const T x = a * scale;
+  const T y = b * scale;
+  const T inverse = scalar_divide_roughly(T(1), y);
+  const T rough = x * inverse;
+  const T quotient = scalar_fma(scalar_fma(-rough, y, x), inverse, rough);
+  if (a > T(0) && quotient > T(1) / range.most && quotient < range.most) {
+    const T remainder = scalar_fma(-quotient, y, x);
+    return {quotient, scalar_log(quotient) + scalar_divide_roughly(remainder, x)};
+  }
+  return {a / b, scalar_log(a) - scalar_log(b)};
+}
+
+// a (log a - b) for a > 0. A primitive because its derivative, log a - b + 1, is not the product rule's, whose a * (1 /
+// a) rounds and, for the smallest a, overflows.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> times_log(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T difference = scalar_log(a.value) - b.value;
+  return chain(a, b, a.value * difference, difference + T(1), -a.value);
+}
+
+// a log(a / b) for a > 0, b >= 0; see scalar_ratio.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const Ratio<T> ratio = scalar_ratio(a.value, b.value);
+  return chain(a, b, a.value * ratio.log, ratio.log + T(1), -ratio.quotient);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Divergences. What they are made of is log(a / b) beside a - b, which it all but equals where a is near b; there it is
+// expanded in tangent = (a - b) / (a + b), of which log(a / b) is 2 tangent (1 + tangent^2 tail).
+
+template <class T>
+struct LogRatio {
+  T log;
+  T tangent;
+  T tail;
+  bool near;  // whether a is so near b: only there the other two are defined
+};
+
+// It to 16 bits from a - b, a + b, and the logarithm itself to as many digits as are left where it is not small.
+__device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, float sum, float log) {
+  const float twice = scalar_divide_in_range(difference + difference, sum);
+  const float tangent = 0.5f * twice;
+  const float w = tangent * tangent;
+  const float tail = scalar_atanh_tail(w);
+  const bool near = fabsf(difference) * 3.0f <= sum && sum <= scalar_largest(0.0f);
+  return {near ? scalar_fma(twice * w, tail, twice) : log, tangent, tail, near};
+}
+
+// It from a - b and a + b, which may be known better than a and b themselves, if a is near b; else from a / b =
+// quotient 2^(exponent / 2^23) by the quotient and 1.
+__device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float difference, float sum, float numerator,
+                                                            float denominator, int exponent) {
+  const float minus = near ? difference : numerator - denominator;
+  const float twice = scalar_divide_closely(minus + minus, near ? sum : numerator + denominator);
+  const float tangent = 0.5f * twice;
+  const float w = tangent * tangent;
+  const float tail = scalar_atanh_tail(w);
+  const float rest = near ? 0.0f : static_cast<float>(exponent) * 8.26295824e-8f;  // log(2) / 2^23
+  return {scalar_fma(twice * w, tail, twice) + rest, tangent, tail, near};
+}
+
+// log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of significands is formed, so that
+// nothing overflows; one polynomial serves near and far.
+__device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
+  if (kNarrow) return scalar_log_ratio(difference, sum, computed(scalar_log_difference(a, b)));
+  constexpr int kSignificand = 0x007fffff, kOne = 0x3f800000, kExponent = 0x7f800000;
+  const int a_bits = __float_as_int(a), b_bits = __float_as_int(b);
+  const float x = __int_as_float((a_bits & kSignificand) | kOne);
+  const float y = __int_as_float((b_bits & kSignificand) | kOne);
+  // A quotient beyond the square roots of 1/2 and 2 is brought between them by a factor of 2 or 1/2.
+  const int power = __float_as_int(scalar_divide_roughly(x, y) * 1.41421356f) & kExponent;
+  const float scaled = x * __int_as_float(2 * kOne - power);
+  const unsigned a_exponent = a_bits & kExponent, b_exponent = b_bits & kExponent;
+  const int exponent = static_cast<int>(a_exponent - b_exponent + (power - kOne));
+  // The inverse of a large sum is out of range.
+  const bool near = fabsf(difference) * 3.0f <= sum && sum < 0x1p100f;
+  return scalar_log_ratio(near, difference, sum, scaled, y, exponent);
+}
+__device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b, double difference, double sum) {
+  const double tangent = difference / sum;
+  const double w = tangent * tangent;
+  const double tail = scalar_atanh_tail(w);
+  if (fabs(difference) * 3.0 <= sum && sum <= scalar_largest(0.0))
+    return {2.0 * scalar_fma(tangent * w, tail, tangent), tangent, tail, true};
+  const double ratio = a / b;
+  const bool in_range = ratio > 1e-300 && ratio < 1e300;
+  return {in_range ? log(ratio) + fma(-ratio, b, a) / a : log(a) - log(b), 0.0, 0.0, false};
+}
+
+// log((1 + a) / (1 + b))^2, for a and b no less than -1.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T x = T(1) + a.value;
+  const T y = T(1) + b.value;
+  const T ends = scalar_log_difference(x, y);
+  const bool usual = kNarrow || scalar_abs(ends) <= scalar_largest(T());
+  const T log = usual ? scalar_log_ratio(x, y, a.value - b.value, T(2) + (a.value + b.value)).log : ends;
+  // The inverse of the largest numbers is out of range.
+  const T twice = log + log;
+  return chain(a, b, log * log, T(0.25) * scalar_divide_roughly(twice, T(0.25) * x),
+               T(-0.25) * scalar_divide_roughly(twice, T(0.25) * y));
+}
+
+// a log(a / b) - a + b for a, b > 0, never negative; the difference is a - b.
+template <class T>
+__device__ __forceinline__ T scalar_relative_entropy(T a, const LogRatio<T>& ratio, T difference) {
+  const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, ratio.tangent), ratio.tail, T(1));
+  return ratio.near ? difference * ratio.tangent * correction : scalar_fma(a, ratio.log, -difference);
+}
+
+// a log(a / b) - a + b, for a, b >= 0. Where a = 0 the derivative with respect to it, -inf, is given as 0.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T difference = a.value - b.value;
+  const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference, a.value + b.value);
+  const T usual = computed(scalar_relative_entropy(a.value, ratio, difference));
+  const bool empty = a.value == T(0);
+  const bool impossible = b.value == T(0);
+  const T positive = impossible ? scalar_infinity(T()) : usual;
+  const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
+  const T value = valid ? (empty ? b.value : positive) : scalar_nan(T());
+  const T slope = impossible ? scalar_infinity(T()) : ratio.log;
+  const T inverse = scalar_divide_in_range(T(1), b.value), quotient = scalar_divide_in_range(a.value, b.value);
+  return chain(a, b, value, empty ? T(0) : slope,
+               empty ? T(1)
+                     : with_slopes(scalar_divide_in_range(-difference, b.value), -inverse, a.value, quotient * inverse,
+                                   b.value));
+}
+
+// log(a / m), and a log(a / m) - a + m, for a >= 0 and m > 0 of moderate size, from a - m and 1 / m.
+template <class T>
+struct Entropy {
+  T log;
+  T value;
+};
+
+__device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float difference, float inverse) {
+  if (kNarrow) {
+    // A finite logarithm for a = 0, which it is multiplied by.
+    const LogRatio<float> found = scalar_log_ratio(difference, a + m, scalar_log_difference(fmaxf(a, 1e-37f), m));
+    return {found.log, scalar_relative_entropy(a, found, difference)};
+  }
+  const int ratio = __float_as_int(a * inverse);
+  // So that the quotient is between 1 / sqrt(2) and sqrt(2); unsigned, because a may be -0.
+  const int exponent = static_cast<int>((static_cast<unsigned>(ratio) - 0x3f3504f3u) & ~0x7fffffu);
+  const bool near = fabsf(difference) * 3.0f <= a + m;
+  const LogRatio<float> found =
+      scalar_log_ratio(near, difference, a + m,
+                       __int_as_float(static_cast<int>(static_cast<unsigned>(ratio) - exponent)), 1.0f, exponent);
+  return {found.log, scalar_relative_entropy(a, found, difference)};
+}
+__device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, double difference, double) {
+  const LogRatio<double> ratio = scalar_log_ratio(a, m, difference, a + m);
+  return {ratio.log, a == 0.0 ? m : scalar_relative_entropy(a, ratio, difference)};
+}
+
+// beta a log(a / m) + rest b log(b / m) with rest = 1 - beta and m = beta a + rest b, for a, b >= 0; never negative.
+// With beta = 0 it is a log(a / b) instead, and with beta = 1 b log(b / a). `difference` is a - b. Where a or b is 0,
+// the derivative with respect to it is given as 0.
+template <class T, unsigned kA, unsigned kB, unsigned kD>
+__device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
+                                                           const Dual<T, kD>& difference, const Dual<T, 0>& beta,
+                                                           const Dual<T, 0>& rest) {
+  const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
+  const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
+  if (beta.value == T(0) || rest.value == T(0)) {
+    const bool swapped = rest.value == T(0);
+    const T x = swapped ? b.value : a.value;
+    const T y = swapped ? a.value : b.value;
+    const LogRatio<T> ratio = scalar_log_ratio(x, y, swapped ? -difference.value : difference.value, x + y);
+    const T log = y == T(0) ? scalar_infinity(T()) : ratio.log;
+    const T by_x = x == T(0) ? T(0) : log + T(1);
+    const T by_y = x == T(0) || y == T(0) ? T(0) : scalar_divide_in_range(-x, y);
+    return chain(a, b, valid ? (x == T(0) ? T(0) : x * log) : scalar_nan(T()), swapped ? by_y : by_x,
+                 swapped ? by_x : by_y);
+  }
+  // Upwards by 2^24, so that differences of the smallest numbers are not flushed.
+  const T x = a.value * T(0x1p24), y = b.value * T(0x1p24);
+  const T gap = difference.value == T(0) ? x - y : difference.value * T(0x1p24);
+  const T mean = scalar_fma(beta.value, gap, y);
+  const T m = mean > T(0) ? mean : T(1);
+  const T inverse = scalar_divide_roughly(T(1), m);
+  const Entropy<T> of_a = scalar_entropy(x, m, rest.value * gap, inverse);
+  const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
+  const T sum = scalar_fma(beta.value, of_a.value, rest.value * of_b.value) * T(0x1p-24);
+  // Without mass a and b do not move.
+  const T across = -(beta.value * rest.value * (inverse * T(0x1p24)));
+  const T by_a = with_slopes(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
+                             empty_b ? T(0) : across, b.value);
+  const T by_b = with_slopes(rest.value * of_b.log, empty_a ? T(0) : across, a.value,
+                             -across * scalar_divide_in_range(x, y), b.value);
+  return chain(a, b, valid ? (mean > T(0) ? sum : T(0)) : scalar_nan(T()), empty_a ? T(0) : by_a,
+               empty_b ? T(0) : by_b);
+}
+
+// exp(a) - exp(b), which are given too.
+template <class T>
+__device__ __forceinline__ T scalar_exp_difference(T a, T b, T of_a, T of_b) {
+  const bool above = a > b;
+  const T fraction = scalar_expm1(above ? b - a : a - b);
+  const T difference = above ? -of_a * fraction : of_b * fraction;
+  return of_a == of_b && of_a == T(0) ? T(0) : difference;
+}
+
+// exp(a) - exp(b), also where a is near b; 0 where both are -inf.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const T of_a = scalar_exp(a.value);
+  const T of_b = scalar_exp(b.value);
+  return chain(a, b, scalar_exp_difference(a.value, b.value, of_a, of_b), of_a, -of_b);
+}
+
+// a log(a / b) - a + b by the logarithms of a and b, also where one of both underflows; never negative.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
+  const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
+  const T difference = scalar_exp_difference(log_a.value, log_b.value, a, b);
+  const T by_log = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
+  const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
+  const bool near = ratio.near && a > T(0) && b > T(0);
+  const T value = computed(near ? scalar_relative_entropy(a, ratio, difference) : by_log - difference);
+  return chain(log_a, log_b, value, by_log, -difference);
+}
+
+// beta q log(q / m) + rest p log(p / m) with rest = 1 - beta and m = beta q + rest p, by the logarithms of q and p;
+// with beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 p log(p / q) - p + q. Never negative.
+template <class T, unsigned kQ, unsigned kP>
+__device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& log_q, const Dual<T, kP>& log_p,
+                                                             const Dual<T, 0>& beta, const Dual<T, 0>& rest) {
+  if (beta.value == T(0)) return log_relative_entropy(log_q, log_p);
+  if (rest.value == T(0)) return log_relative_entropy(log_p, log_q);
+  return jensen_shannon(exp(log_q), exp(log_p), exp_difference(log_q, log_p), beta, rest);
+}
+
+// t / x - log(t / x) - 1, which is never negative, for t, x >= 0.
+template <class T, unsigned kT, unsigned kX>
+__device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, const Dual<T, kX>& x) {
+  const T difference = t.value - x.value;
+  const LogRatio<T> ratio = scalar_log_ratio(t.value, x.value, difference, t.value + x.value);
+  const T excess = scalar_divide_in_range(difference, x.value);
+  const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, -ratio.tangent), ratio.tail, T(1));
+  const T usual = computed(ratio.near ? excess * ratio.tangent * correction : excess - ratio.log);
+  const bool silent = t.value == T(0) || x.value == T(0);
+  const bool valid =
+      is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
+  const T value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
+  const bool beyond = excess > scalar_largest(T());
+  // 1 / x - 1 / t
+  const T by_t = scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value);
+  const T of_t = scalar_divide_in_range(T(1), t.value), of_x = scalar_divide_in_range(T(1), x.value);
+  return chain(t, x, value, with_slopes(by_t, of_t * of_t, t.value, -(of_x * of_x), x.value),
+               -scalar_divide_in_range(excess, x.value));
+}
+
+// 100 |t - x| / max(|t|, floor), by whose derivative the difference of two quotients need not be formed. At t = x it is
+// 0, and at |t| = floor that of a constant denominator.
+template <class T, unsigned kX, unsigned kT>
+__device__ __forceinline__ Dual<T, kX | kT> percentage_error(const Dual<T, kX>& x, const Dual<T, kT>& t,
+                                                             const Dual<T, 0>& floor) {
+  const T size = scalar_abs(t.value);
+  const bool relative = !(size <= floor.value);
+  const T rate = scalar_divide_in_range(T(100), relative ? size : floor.value);
+  const T difference = t.value - x.value;
+  const T rising = scalar_sign(difference) * rate;
+  // rising x / t, by the product of two of them that is in range.
+  const bool small = scalar_abs(x.value) < T(1);
+  const T quotient = scalar_divide_in_range(small ? x.value * rising : x.value, t.value);
+  const T against = relative ? (small ? quotient : quotient * rising) : rising;
+  return chain(x, t, scalar_abs(difference) * rate, -rising, against);
+}

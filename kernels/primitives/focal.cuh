@@ -1,0 +1,243 @@
+// Losses of yes-or-no decisions that weigh a decision by how sure it is. They are computed from the logit x and the
+// label y, so that neither 1 - p nor a logarithm of p cancels. An infinite x has limits of its own: nothing is 0 * inf.
+#pragma once
+#include "primitives/logistic.cuh"
+
+// A logit against a label, by the side that the logit is on: x > 0 says yes.
+template <class T>
+struct Decision {
+  Logistic<T> at;
+  T size;   // |x|
+  T side;   // the sign of x
+  T wrong;  // how much of the label is on the other side
+  T right;  // the rest of it
+};
+
+template <class T>
+__device__ __forceinline__ Decision<T> scalar_decision(T x, T y) {
+  const bool negative = x < T(0);
+  const T not_y = T(1) - y;
+  return {scalar_logistic(x), scalar_abs(x), negative ? T(-1) : T(1), negative ? y : not_y, negative ? not_y : y};
+}
+
+// A probability n / (1 + e), and what its rounding left, relative to it: a power of it would multiply that.
+template <class T>
+struct Fraction {
+  T value;
+  T rest;
+};
+
+template <class T>
+__device__ __forceinline__ Fraction<T> scalar_fraction(T n, T e) {
+  const T sum = T(1) + e;
+  const T inverse = scalar_divide_roughly(T(1), sum);
+  const T value = n * inverse;
+  if (kNarrow) return {value, T(0)};
+  const T remainder = scalar_fma(-value, sum, n) - value * (e - (sum - T(1)));
+  return {value, value > T(0) ? scalar_divide_roughly(remainder * inverse, value) : T(0)};
+}
+
+// A power, as two factors which are multiplied one by one: its product with another number is in range wherever the
+// result is.
+template <class T>
+struct Power {
+  T first;
+  T second;
+  __device__ __forceinline__ T times(T x) const {
+    return x * first * second;
+  }
+};
+
+// x^t for 0 <= x <= 1 and t >= 0. In float the logarithm of x is taken of its significand and its exponent apart, and
+// the exponential of what whole powers of two leave, so that no digits are lost where x^t is small. The exponents in
+// use are products. All threads have the same t, so they take one branch.
+__device__ __forceinline__ Power<float> scalar_power(float x, float t) {
+  if (kNarrow) {
+    const float root = t == 0.0f ? 1.0f : __powf(x, 0.5f * t);
+    return {root, root};
+  }
+  if (t == 0.0f) return {1.0f, 1.0f};
+  if (t == 1.0f) return {x, 1.0f};
+  if (t == 2.0f) return {x, x};
+  if (t == 4.0f) {
+    const float square = x * x;
+    return {square, scalar_fma(2.0f, scalar_fma(x, x, -square), square)};
+  }
+  // Only rounding takes x above 1; the bits of a negative number, and of NaN, must not be taken apart.
+  if (!(x > 0.0f && x < 2.0f)) return {x * 0.0f, 0.0f};
+  const int exponent = (__float_as_int(x) - 0x3f2aaaab) & ~0x7fffff;
+  const float log = scalar_log1p_near_zero(__int_as_float(__float_as_int(x) - exponent) - 1.0f);
+  const float power = static_cast<float>(exponent) * 0x1p-23f;
+  const float n = rintf(t * scalar_fma(log, 1.44269504f, power));
+  const float factor = expf(scalar_fma(scalar_fma(t, power, -n), 0.693147181f, t * log));
+  if (n < -250.0f) return {0.0f, 0.0f};
+  const float half = rintf(0.5f * n);
+  return {factor * scalar_power_of_two(half), scalar_power_of_two(n - half)};
+}
+__device__ __forceinline__ Power<double> scalar_power(double x, double t) {
+  if (t == 0.0) return {1.0, 1.0};
+  const double power = pow(x, t);
+  if (power > 1e-280) return {power, 1.0};
+  const double root = pow(x, 0.5 * t);
+  return {root, root};
+}
+template <class T>
+__device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
+  const Power<T> power = scalar_power(x.value, t);
+  if (kNarrow) return power;
+  return {scalar_fma(power.first, t * x.rest, power.first), power.second};
+}
+
+// -log(1 - q), given q and 1 - q, of which the larger one may have rounded the digits of the other one away.
+__device__ __forceinline__ float scalar_minus_log_of_rest(float q, float rest) {
+  return q < 0.33f ? -scalar_log1p_near_zero(-q) : -scalar_log(rest);
+}
+__device__ __forceinline__ double scalar_minus_log_of_rest(double q, double rest) {
+  return q < 0.5 ? -log1p(-q) : -log(rest);
+}
+
+// sigmoid(|x|) - sigmoid(-|x|) = tanh(|x| / 2)
+template <class T>
+__device__ __forceinline__ T scalar_confidence(const Decision<T>& d) {
+  return scalar_complement(d.size, scalar_exp(-d.size)) * d.at.larger;
+}
+
+// a m^gamma (log loss of the logit x), where m is the probability that the decision is wrong, and a = alpha y + rest (1
+// - y), or 1 if alpha < 0; NaN where y is no probability. For an infinite x the derivative with respect to y is given
+// as 0.
+template <class T, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& alpha,
+                                                  const Dual<T, 0>& rest, const Dual<T, 0>& gamma) {
+  const Decision<T> d = scalar_decision(x.value, y.value);
+  const bool balanced = alpha.value >= T(0);
+  const T of_yes = balanced ? alpha.value : T(1);
+  const T of_no = balanced ? rest.value : T(1);
+  const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
+  const T log_loss = with_slopes(scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess), d.size, d.wrong,
+                                 d.wrong, d.size, T(1), d.at.excess);
+  const T e = scalar_exp(-d.size);
+  const Fraction<T> miss = scalar_fraction(scalar_fma(d.right, e, d.wrong), e);
+  const Power<T> power = scalar_power(miss, gamma.value);
+  const T per_miss = miss.value > T(0) ? scalar_divide_roughly(T(1), miss.value) : T(0);
+  const T moved = d.at.larger * d.at.smaller * per_miss;
+  const T slope = scalar_fma(d.wrong, d.at.larger, -(d.right * d.at.smaller));
+  const T bent = moved == T(0) ? slope : scalar_fma(gamma.value * (d.wrong - d.right) * moved, log_loss, slope);
+  const bool infinite = d.size > scalar_largest(T());
+  const bool nothing = factor == T(0) || (infinite ? d.wrong : power.first) == T(0);
+  const bool valid = d.wrong * d.right >= T(0);
+  const T by_power = scalar_fma(gamma.value * scalar_confidence(d), power.times(factor * (log_loss * per_miss)),
+                                power.times(factor * d.size));
+  const T by_factor = (of_yes - of_no) * power.times(log_loss);
+  const T value = nothing ? T(0) : (infinite ? d.size : factor * power.times(log_loss));
+  const T by_logit = d.side * (factor * power.times(bent));
+  return chain(x, y, valid ? value : scalar_nan(T()),
+               fixed_if(infinite, with_slopes(nothing ? T(0) : by_logit, T(1), by_logit)),
+               infinite ? T(0) : by_factor - d.side * by_power);
+}
+
+// rest^gamma nll, by nll = -log p and rest = 1 - p of the same p, with 0^0 = 1. For an infinite nll the derivative with
+// respect to rest, which stands against p = 0, is given as 0.
+template <class T, unsigned kN, unsigned kR>
+__device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, const Dual<T, kR>& rest,
+                                                    const Dual<T, 0>& gamma) {
+  // The usual case, and the same for all rows.
+  if (gamma.value == T(0)) return chain(nll, rest, nll.value, T(1), T(0));
+  const Power<T> power = scalar_power(Fraction<T>{rest.value, T(0)}, gamma.value);
+  const bool infinite = nll.value > scalar_largest(T());
+  // Where rest vanishes, nll does so as fast.
+  const T ratio = rest.value > T(0) ? scalar_divide_roughly(nll.value, rest.value) : T(1);
+  return chain(nll, rest, power.times(nll.value), power.times(T(1)),
+               infinite ? T(0) : gamma.value * power.times(ratio));
+}
+
+// -log p + epsilon (1 - p), where p is the probability of the label y; sum is 1 + epsilon. It is computed by the powers
+// of 1 - p from the second, so that nothing cancels for an epsilon of -1. For an infinite x the derivative with respect
+// to y is given as 0.
+template <class T, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& epsilon,
+                                                  const Dual<T, 0>& sum) {
+  const Decision<T> d = scalar_decision(x.value, y.value);
+  // Where the two terms of the right label cancel, for an epsilon of -1, a unit in the last place of it counts
+  // threefold.
+  const T e = scalar_exp(-d.size);
+  const Fraction<T> fraction = scalar_fraction(e, e);
+  const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.rest, fraction.value);
+  const T of_right = scalar_fma(sum.value, smaller, scalar_log_beyond_linear(smaller));
+  const T more = scalar_fma(epsilon.value, scalar_confidence(d), d.size);
+  const T slope = scalar_fma(d.wrong * d.at.larger, scalar_fma(epsilon.value, smaller, T(1)),
+                             -(d.right * smaller * scalar_fma(-epsilon.value, smaller, sum.value)));
+  const bool infinite = d.size > scalar_largest(T());
+  return chain(x, y, scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : more, of_right), fixed_if(infinite, d.side * slope),
+               infinite ? T(0) : -d.side * more);
+}
+
+// y (1 - p)^gamma_pos (-log p) + (1 - y) q^gamma_neg (-log(1 - q)) with p = sigmoid(x), q = max(p - clip, 0). An
+// infinite logarithm against a label of 0 costs nothing, with derivatives 0.
+template <class T, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, const Dual<T, kY>& y,
+                                                       const Dual<T, 0>& gamma_neg, const Dual<T, 0>& gamma_pos,
+                                                       const Dual<T, 0>& clip) {
+  const Logistic<T> at = scalar_logistic(x.value);
+  const bool negative = x.value < T(0);
+  const T e = scalar_exp(-scalar_abs(x.value));
+  const T not_y = T(1) - y.value;
+
+  const Fraction<T> not_p = scalar_fraction(negative ? T(1) : e, e);
+  const Fraction<T> p = scalar_fraction(negative ? e : T(1), e);
+  const T log_hit = at.excess + (negative ? -x.value : T(0));
+  const Power<T> power_hit = scalar_power(not_p, gamma_pos.value);
+  const T bent_hit = p.value == T(0) ? not_p.value : scalar_fma(gamma_pos.value * p.value, log_hit, not_p.value);
+  const T hit = power_hit.times(log_hit);
+
+  Fraction<T> q = p;
+  T log_miss = at.excess + (negative ? T(0) : x.value);
+  T per_q = not_p.value;
+  T per_not_q = p.value;
+  if (clip.value > T(0)) {
+    const T difference = p.value - clip.value;
+    const bool active = difference > T(0);
+    const T inverse = active ? scalar_divide_roughly(T(1), difference) : T(0);
+    const T rounded_off = (p.value - difference) - clip.value;
+    q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.rest, rounded_off) * inverse};
+    const T not_q = not_p.value + clip.value;
+    const T moved = active ? at.larger * at.smaller : T(0);
+    log_miss = active ? scalar_minus_log_of_rest(q.value, not_q) : q.value;
+    per_q = moved * inverse;
+    per_not_q = scalar_divide_roughly(moved, not_q);
+  }
+  const Power<T> power_miss = scalar_power(q, gamma_neg.value);
+  const T bent_miss = per_q == T(0) ? per_not_q : scalar_fma(gamma_neg.value * per_q, log_miss, per_not_q);
+  const T miss = power_miss.times(log_miss);
+
+  const T of_hit = y.value == T(0) && hit > scalar_largest(T()) ? T(0) : hit;
+  const T of_miss = not_y == T(0) && miss > scalar_largest(T()) ? T(0) : miss;
+  const T by_logit = scalar_fma(not_y, power_miss.times(bent_miss), -(y.value * power_hit.times(bent_hit)));
+  return chain(x, y, scalar_fma(y.value, of_hit, not_y * of_miss),
+               fixed_if(scalar_abs(x.value) > scalar_largest(T()), by_logit), of_hit - of_miss);
+}
+
+// (1 - e^(-q s)) / q, which is the integral of e^(-q s) over s; given 1 / q and e^(-q s).
+__device__ __forceinline__ float scalar_integral(float s, float q, float inverse, float e) {
+  const float z = q * s;
+  return z < 0.35f ? s * scalar_complement_ratio(z) : (1.0f - e) * inverse;
+}
+__device__ __forceinline__ double scalar_integral(double s, double q, double inverse, double) {
+  const double z = q * s;
+  return z < 1e-20 ? s : -expm1(-z) * inverse;
+}
+
+// (1 - p^q) / q with p = sigmoid(x) against a label of 1, p = sigmoid(-x) against one of 0, and between them in
+// proportion, for q > 0. With z = q (-log of the larger p), it is (1 - e^-z) / q for the one label, to which e^-z (1 -
+// e^(-q |x|)) / q is added for the other one.
+template <class T, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kX | kY> generalized_log_loss(const Dual<T, kX>& x, const Dual<T, kY>& y,
+                                                                 const Dual<T, 0>& q) {
+  const Decision<T> d = scalar_decision(x.value, y.value);
+  const T e = scalar_exp(-(q.value * d.at.excess));
+  const T f = scalar_exp(-(q.value * d.size));
+  const T inverse = T(1) / q.value;
+  const T easy = scalar_integral(d.at.excess, q.value, inverse, e);
+  const T more = e * scalar_integral(d.size, q.value, inverse, f);
+  const T slope = scalar_fma(d.wrong * f, d.at.larger, -(d.right * d.at.smaller));
+  return chain(x, y, scalar_fma(d.wrong, more, easy), d.side * e * slope, -d.side * more);
+}

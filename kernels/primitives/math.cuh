@@ -1,0 +1,111 @@
+// The primitives of which a loss is composed, on dual numbers: each with its right derivative and its convention at
+// kinks. A loss written with them needs no derivative of its own.
+//
+// Order of cases: NaN, the interior, the convention at the boundary. NaN propagates into value and derivative.
+#pragma once
+#include "core/dual.cuh"
+
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> square(const Dual<T, kMask>& x) {
+  return chain(x, x.value * x.value, x.value + x.value);
+}
+
+// |x|, derivative 0 at 0.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> abs(const Dual<T, kMask>& x) {
+  return chain(x, scalar_abs(x.value), scalar_sign(x.value));
+}
+
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> exp(const Dual<T, kMask>& x) {
+  const T y = scalar_exp(x.value);
+  return chain(x, y, y);
+}
+
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> log(const Dual<T, kMask>& x) {
+  return chain(x, scalar_log(x.value), scalar_divide(T(1), x.value));
+}
+
+// x^2 / 2, which overflows where itself does, not where x^2 does.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> half_square(const Dual<T, kMask>& x) {
+  return chain(x, x.value * (T(0.5) * x.value), x.value);
+}
+
+// log(1 + x)
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> log1p(const Dual<T, kMask>& x) {
+  return chain(x, scalar_log1p(x.value), scalar_divide_roughly(T(1), x.value + T(1)));
+}
+
+// d^2 / (2 v). Half of it, because neither the value nor the derivative with respect to d overflows on the way.
+template <class T, unsigned kD, unsigned kV>
+__device__ __forceinline__ Dual<T, kD | kV> half_square_over(const Dual<T, kD>& d, const Dual<T, kV>& v) {
+  const T ratio = scalar_divide(d.value, v.value);
+  const T half = T(0.5) * ratio;
+  return chain(d, v, d.value * half, ratio, -(half * ratio));
+}
+
+// max(x, floor), whose derivative is 1 also where the floor is taken, as of a clamp outside of the graph.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> at_least(const Dual<T, kMask>& x, const Dual<T, 0>& floor) {
+  return chain(x, x.value < floor.value ? floor.value : x.value, T(1));
+}
+
+// x, or NaN where the condition does not hold: what an operand outside of its domain costs.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> nan_unless(bool condition, const Dual<T, kMask>& x) {
+  return chain(x, condition ? x.value : scalar_nan(T()), T(1));
+}
+
+// `condition ? a : b`, tangents included: what is not chosen cannot leak, not even as 0 * inf.
+template <class A, class B, class T = typename ScalarOf<A, B>::type>
+__device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
+  const auto x = lift<T>(a);
+  const auto y = lift<T>(b);
+  constexpr unsigned kMask = decltype(x + y)::kMask;
+  Dual<T, kMask> z;
+  z.value = condition ? x.value : y.value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kMask>(k)) z.tangent[k] = condition ? tangent_or_zero(x, k) : tangent_or_zero(y, k);
+  }
+  return z;
+}
+
+// Of two literals, which take the arithmetic type of what they are used with.
+__device__ __forceinline__ double where(bool condition, double a, double b) {
+  return condition ? a : b;
+}
+
+// max(x, 0) whose derivative at 0 is 1 ("active"), as torch's clamp(min=0) has it.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> relu_active(const Dual<T, kMask>& x) {
+  return where(x.value < T(0), constant<T>(0), x);
+}
+
+// 0, or NaN where x is NaN: the value of "0 times whatever x is, infinities included".
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
+  return constant<T>(x.value != x.value ? x.value : T(0));
+}
+
+// weight * x; an x of weight 0 counts for nothing, whatever it is, infinities and NaN included. The derivative with
+// respect to a weight of 0 is x all the same, where that is finite, so that a weight can be learned from 0.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, const Dual<T, kB>& x) {
+  const bool unused = weight.value == T(0);
+  const T partial = unused && !(scalar_abs(x.value) <= scalar_largest(T())) ? T(0) : x.value;
+  Dual<T, kA | kB> y;
+  y.value = unused ? T(0) : weight.value * x.value;
+#pragma unroll
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (has<kA>(k)) y.tangent[k] = partial * weight.tangent[k];
+    if (has<kB>(k)) {
+      const T by_x = unused ? T(0) : weight.value * x.tangent[k];
+      y.tangent[k] = has<kA>(k) ? y.tangent[k] + by_x : by_x;
+    }
+  }
+  return y;
+}

@@ -1,0 +1,167 @@
+// A row of numbers as vectors that are aligned where the row is not, and what is left over at its two ends, element by
+// element: a row of an odd length keeps its vectors. Every thread of a unit takes at most one element of the ends.
+#pragma once
+#include "softmax/row_ptx.cuh"
+#include "core/scalars.cuh"
+#include "core/types.cuh"
+
+// Index: int64, or int where a row is known to be short.
+template <class Storage, int kLanes_, class Index = int64>
+struct RowView {
+  static constexpr int kLanes = kLanes_;
+  int64 offset;  // of the row's first element
+  Index vectors;
+  int head;  // elements in front of the vectors
+  int tail;  // ... and behind them
+
+  // Precondition: `pointer` is what the row is read through; its address decides where vectors begin.
+  __device__ __forceinline__ RowView(const Storage* pointer, int64 offset, Index classes) : offset(offset) {
+    const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(pointer + offset));
+    const int beyond = static_cast<int>(address % (sizeof(Storage) * kLanes) / sizeof(Storage));
+    head = beyond == 0 ? 0 : kLanes - beyond;
+    if (head > classes) head = static_cast<int>(classes);
+    vectors = (classes - head) / kLanes;
+    tail = static_cast<int>(classes - head - vectors * kLanes);
+  }
+
+  // The class of a vector's first lane.
+  __device__ __forceinline__ Index first(Index vector) const {
+    return head + vector * kLanes;
+  }
+  // The class that a thread of the unit takes of the ends, or -1.
+  __device__ __forceinline__ Index end(int thread) const {
+    return thread < head ? thread : thread < head + tail ? first(vectors) + (thread - head) : -1;
+  }
+};
+
+// A pack as the words that it is made of: the compiler reads elements one by one where it can, 2 bytes at a time.
+template <class P>
+__device__ __forceinline__ P whole(const P* at) {
+  P pack;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    reinterpret_cast<typename P::Word*>(&pack)[i] = reinterpret_cast<const typename P::Word*>(at)[i];
+  }
+  return pack;
+}
+
+// The same pack, which the compiler does not keep in any other form that it has been brought to before.
+template <class P>
+__device__ __forceinline__ P kept_pack(P pack) {
+  if constexpr (sizeof(P) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(P) / 4); ++i) {
+      unsigned& word = reinterpret_cast<unsigned*>(&pack)[i];
+      word = kept(word);
+    }
+  }
+  return pack;
+}
+
+// Begins to copy a pack to shared memory, where the thread that asked for it finds it after wait_for_copies().
+template <class P>
+__device__ __forceinline__ void stage_pack(P* to, const P* from) {
+  if constexpr (kCopiesAhead && sizeof(P) >= 4) {
+    copy_ahead<sizeof(P)>(to, from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) {
+      reinterpret_cast<typename P::Word*>(to)[i] = __ldcs(reinterpret_cast<const typename P::Word*>(from) + i);
+    }
+  }
+}
+
+// The numbers of a pack. Of two bfloat16 in a word each is one instruction away, where the compiler sees two 16-bit
+// registers first.
+template <class Compute, class Storage, int kLanes>
+__device__ __forceinline__ void unpack(const Pack<Storage, kLanes>& x, Compute (&y)[kLanes]) {
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) y[i] = widen<Compute>(x.lane[i]);
+}
+template <int kLanes>
+__device__ __forceinline__ void unpack(const Pack<bfloat16_t, kLanes>& x, float (&y)[kLanes]) {
+  if constexpr (kLanes % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kLanes; i += 2) {
+      const unsigned word = reinterpret_cast<const unsigned*>(&x)[i / 2];
+      y[i] = __uint_as_float(word << 16);
+      y[i + 1] = __uint_as_float(word & 0xffff0000u);
+    }
+  } else {
+    y[0] = to_float(x.lane[0]);
+  }
+}
+
+// The sum of what the lanes of a pack hold, as a tree; x is used up.
+template <class Compute, int kLanes>
+__device__ __forceinline__ Compute sum_of_lanes(Compute (&x)[kLanes]) {
+#pragma unroll
+  for (int span = 1; span < kLanes; span *= 2) {
+#pragma unroll
+    for (int i = 0; i + span < kLanes; i += 2 * span) x[i] += x[i + span];
+  }
+  return x[0];
+}
+
+// The largest number of packs, in halves of a word where the type has 16 bits.
+template <class Compute, class Storage, int kLanes>
+struct LargestOf {
+  Compute found;
+
+  __device__ __forceinline__ LargestOf() : found(-scalar_infinity(Compute())) {
+  }
+  __device__ __forceinline__ void add(const Pack<Storage, kLanes>& x) {
+    Compute y[kLanes];
+    unpack(x, y);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) found = larger(found, y[i]);
+  }
+  __device__ __forceinline__ Compute get() const {
+    return found;
+  }
+};
+
+__device__ __forceinline__ unsigned larger_pair(unsigned x, unsigned y, half_t) {
+  return larger_half_pair(x, y);
+}
+__device__ __forceinline__ unsigned larger_pair(unsigned x, unsigned y, bfloat16_t) {
+  return larger_bfloat16_pair(x, y);
+}
+
+template <class Storage, int kLanes>
+struct LargestOfPairs {
+  unsigned found;
+
+  __device__ __forceinline__ LargestOfPairs() {
+    const unsigned lowest = Narrow<Storage>::from(-scalar_infinity(0.0f)).bits;
+    found = lowest << 16 | lowest;
+  }
+  __device__ __forceinline__ void add(const Pack<Storage, kLanes>& x) {
+#pragma unroll
+    for (int i = 0; i < kLanes / 2; ++i) {
+      found = larger_pair(found, reinterpret_cast<const unsigned*>(&x)[i], Storage{});
+    }
+  }
+  // That of the even lanes (0) or the odd ones.
+  __device__ __forceinline__ float half(int i) const {
+    Pack<Storage, 2> pair;
+    reinterpret_cast<unsigned&>(pair) = found;
+    return widen<float>(pair.lane[i]);
+  }
+  __device__ __forceinline__ float get() const {
+    return larger(half(0), half(1));
+  }
+};
+
+template <bool kPairs, class Compute, class Storage, int kLanes>
+struct ChooseLargestOf {
+  using type = LargestOf<Compute, Storage, kLanes>;
+};
+template <class Compute, class Storage, int kLanes>
+struct ChooseLargestOf<true, Compute, Storage, kLanes> {
+  using type = LargestOfPairs<Storage, kLanes>;
+};
+template <class Compute, class Storage, int kLanes>
+using Largest =
+    typename ChooseLargestOf<sizeof(Storage) == 2 && sizeof(Compute) == 4 && kLanes % 2 == 0 && kLargerPairs, Compute,
+                             Storage, kLanes>::type;
