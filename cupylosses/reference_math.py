@@ -201,3 +201,17 @@ def weighted(xp: Any, weight: Any, x: Any) -> Any:
     """
     unused = weight == 0
     return weight * xp.where(unused & ~xp.isfinite(x), xp.zeros_like(x), x)
+
+
+def float64_scalar(xp: Any, like: Any, value: float) -> Any:
+    """A number as an array without dimensions, in float64, on the device of ``like``."""
+    return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
+
+
+def divide(xp: Any, total: Any, divisor: Any) -> Any:
+    """A sum over its divisor. Nothing over nothing is NaN, but its gradient is 0: 0 * inf must not arise."""
+    if isinstance(divisor, (int, float)):
+        divisor = float64_scalar(xp, total, divisor)
+    empty = divisor == 0
+    quotient = total / xp.where(empty, xp.ones_like(divisor), divisor)
+    return xp.where(empty, detached(total) / detached(divisor), quotient)

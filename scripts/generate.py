@@ -25,7 +25,8 @@ from tools.variants import variants
 from cupylosses.definition import expressions
 from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.docstring import docstring
-from cupylosses.engines.pointwise.codegen import Variant, glue
+from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.codegen import generated as generated_source
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
@@ -36,8 +37,8 @@ STUB_HEAD = '''\
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from cupylosses.engines.pointwise.call import Call, Parts
 from cupylosses.definition.base import Definition
+from cupylosses.engines.pointwise.call import Call, Parts
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.call import RowCall, RowResult
 from cupylosses.engines.softmax.definition import RowLoss
@@ -381,7 +382,7 @@ def golden() -> Path:
 def generated() -> dict[Path, str]:
     """What each generated file should contain."""
     files = {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
-    files |= {golden() / f"{x.title}.cu": glue(x) for x in examples()}
+    files |= {golden() / f"{x.title}.cu": generated_source(x) for x in examples()}
     for name, parts in PARTS.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         for marker, content in parts.items():

@@ -967,7 +967,7 @@ def test_cutting_off_what_is_not_called_is_an_error() -> None:
     with host_parts.cut(pointwise_plan, "reduce", value):
         assert pointwise_plan.reduce(1, 2) is value
     with (
-        pytest.raises(RuntimeError, match=r"engine\.reduce is not on the path"),
+        pytest.raises(RuntimeError, match=r"plan\.reduce is not on the path"),
         host_parts.cut(pointwise_plan, "reduce", value),
     ):
         pass

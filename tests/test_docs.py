@@ -21,6 +21,7 @@ from tools.variants import variants
 
 import cupylosses
 from cupylosses.definition import base as definition_base
+from cupylosses.engines.pointwise import definition as pointwise_definition
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.functional import function_of
 
@@ -34,7 +35,7 @@ NEW = re.search(r'name="(\w+)"', EXAMPLE)[1]
 def checkout(tmp_path: Path) -> Path:
     """A copy of the library in which the documented file, and nothing else, has been changed."""
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("cupylosses", "kernels"):
+    for name in ("cupylosses", "kernels", "tests/tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignore)
     file = tmp_path / re.search(r"At the end of `(\S+)`", ADDING)[1]
     with file.open("a", encoding="utf-8") as out:
@@ -43,7 +44,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run(checkout: Path, program: str) -> str:
-    variables = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "tests")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=checkout, env=variables, capture_output=True, text=True
     )
@@ -139,7 +144,7 @@ def test_the_new_loss_reaches_the_generated_files(checkout: Path) -> None:
 @pytest.mark.parametrize("kind", ["Loss", "Operand", "Parameter", "Flag", "Kink"])
 def test_every_field_of_a_definition_is_described(kind: str) -> None:
     section = ADDING.split(f"\n`{kind}`")[1].split("\n`")[0]
-    for field in dataclasses.fields(getattr(definition_base, kind)):
+    for field in dataclasses.fields(getattr(pointwise_definition if kind == "Loss" else definition_base, kind)):
         assert f"`{field.name}`" in section, field.name
 
 
@@ -150,13 +155,22 @@ def test_domains_and_the_limit_of_operands_are_those_of_the_code() -> None:
 
 def test_every_source_file_is_in_the_architecture() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    files = [*(ROOT / "cupylosses").rglob("*.py"), *(ROOT / "kernels").rglob("*.cuh")]
+    documented = [x for x in (ROOT / "cupylosses").rglob("*.py") if not {"losses", "testing"} & {*x.parts}]
+    files = [*documented, *(ROOT / "kernels").rglob("*.cuh")]
     assert [x.name for x in files if f"`{x.name}`" not in text and x.name != "__init__.py"] == []
 
 
 def test_every_kernel_file_is_in_the_contract_of_the_kernels() -> None:
     rows = re.findall(r"(?m)^\| (.*?) \|", (ROOT / "kernels" / "README.md").read_text(encoding="utf-8"))
     assert [x.name for x in (ROOT / "kernels").rglob("*.cuh") if f"`{x.name}`" not in rows] == []
+
+
+def test_includes_of_the_kernels_are_as_their_readme_says() -> None:
+    text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    rows = {x[0]: re.findall(r"`([\w/]+)`", x[1]) for x in re.findall(r"(?m)^\| `(\w+\.cuh)` \| .* \| (.*) \|$", text)}
+    for path in (ROOT / "kernels").rglob("*.cuh"):
+        if path.name != "primitives.cuh":
+            assert rows[path.name] == re.findall(r'#include "([\w/]+)\.cuh"', path.read_text(encoding="utf-8"))
 
 
 def test_every_loss_is_in_the_differences() -> None:

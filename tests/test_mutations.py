@@ -283,7 +283,7 @@ def test_mutants_are_undone() -> None:
 )
 def test_stale_mutant_is_an_error(function: str, pattern: str, times: int) -> None:
     mutant = Mutant("a name", "kernels/core/reduce.cuh", function, pattern, "", ())
-    with pytest.raises(StaleMutant, match=rf"a name: `{function}` of kernels/reduce\.cuh matches {times} times, "):
+    with pytest.raises(StaleMutant, match=rf"a name: `{function}` of kernels/core/reduce\.cuh matches {times} times, "):
         mutant.text()
 
 

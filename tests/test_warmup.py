@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 import time
 from collections import Counter
@@ -408,7 +409,7 @@ def test_errors(arguments: Any, options: Any, error: type[Exception], message: s
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A machine with so many GPUs."""
-    return lambda number: monkeypatch.setattr("cupylosses.warmup._gpus", lambda: number)
+    return lambda number: monkeypatch.setattr(sys.modules["cupylosses.warmup"], "_gpus", lambda: number)
 
 
 def test_where_there_is_no_gpu_and_where_there_is_one(gpus: Callable[[int], None]) -> None:

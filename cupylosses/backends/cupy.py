@@ -15,6 +15,7 @@ from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.call import Call, split
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.softmax.dense_plan import Pair
+from cupylosses.reference_math import divide
 
 _MAX_PLANS = 4096
 
@@ -75,7 +76,7 @@ def _divided(
     total, _ = value_and_gradients(sum_call, None, warn=False)
     below = call.normalizer if divisor_call is None else value_and_gradients(divisor_call, None)[0]
     divisor = cupy.broadcast_to(below * factor, plan.resolved.shape)
-    value = pointwise_reference.divide(cupy, total, divisor).astype(dtype_of(plan.result))
+    value = divide(cupy, total, divisor).astype(dtype_of(plan.result))
     if wanted is None:
         return value, []
     empty = divisor == 0

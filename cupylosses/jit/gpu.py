@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupylosses.interop import cupy
+from cupylosses import interop
 
 WARP = 32
 #: Shared memory that a block gets without asking for more.
@@ -53,6 +53,6 @@ def chip(capability: int, shared: int | None = None) -> Chip:
 
 def gpu(index: int) -> tuple[int, Chip]:
     """What of a GPU decides launches: how many multiprocessors it has, and what losses of rows can make use of."""
-    found = cupy().cuda.Device(index)
+    found = interop.cupy().cuda.Device(index)
     shared = found.attributes["MaxSharedMemoryPerBlockOptin"]
     return found.attributes["MultiProcessorCount"], chip(int(found.compute_capability), shared)

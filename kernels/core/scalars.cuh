@@ -1,9 +1,10 @@
 // Functions of one number, so that one name serves both arithmetic types.
 //
-// Where operands and results have 16 bits (kNarrow: the generated source defines NARROW), the arithmetic stays in float,
-// but to 2^-16: five bits more than float16 keeps. Functions are then those of the GPU's special function unit, and
-// polynomials have fewer terms. Without that, every loss with a logarithm is bound by arithmetic in 16 bits.
+// Where operands and results have 16 bits (kNarrow: the generated source defines NARROW), the arithmetic stays in
+// float, but to 2^-16: five bits more than float16 keeps. Functions are then those of the GPU's special function unit,
+// and polynomials have fewer terms. Without that, every loss with a logarithm is bound by arithmetic in 16 bits.
 #pragma once
+#include "core/types.cuh"
 
 #ifndef NARROW
 #define NARROW false

@@ -18,11 +18,11 @@
 // from the number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits
 // alone.
 #pragma once
-#include "core/tuple.cuh"
 #include "core/dual.cuh"
-#include "core/reduce.cuh"
-#include "core/layout.cuh"
 #include "core/expectation.cuh"
+#include "core/layout.cuh"
+#include "core/reduce.cuh"
+#include "core/tuple.cuh"
 
 constexpr int kMaxRun = 64;
 

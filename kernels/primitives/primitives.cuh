@@ -1,8 +1,8 @@
 // Every primitive of which a loss is composed.
 #pragma once
-#include "primitives/math.cuh"
-#include "primitives/logistic.cuh"
-#include "primitives/focal.cuh"
 #include "primitives/divergence.cuh"
+#include "primitives/focal.cuh"
 #include "primitives/likelihood.cuh"
+#include "primitives/logistic.cuh"
+#include "primitives/math.cuh"
 #include "primitives/robust.cuh"

@@ -3,10 +3,10 @@
 //
 // Trees are fixed, so that a row that lies as another one does has the same bits, on any GPU.
 #pragma once
-#include "softmax/row_ptx.cuh"
+#include "core/expectation.cuh"
 #include "core/layout.cuh"
 #include "core/reduce.cuh"
-#include "core/expectation.cuh"
+#include "softmax/row_ptx.cuh"
 
 // The larger one, and that of a number and NaN is the number: sums find NaN.
 __device__ __forceinline__ float larger(float x, float y) {

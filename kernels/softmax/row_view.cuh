@@ -1,9 +1,8 @@
 // A row of numbers as vectors that are aligned where the row is not, and what is left over at its two ends, element by
 // element: a row of an odd length keeps its vectors. Every thread of a unit takes at most one element of the ends.
 #pragma once
-#include "softmax/row_ptx.cuh"
 #include "core/scalars.cuh"
-#include "core/types.cuh"
+#include "softmax/row_ptx.cuh"
 
 // Index: int64, or int where a row is known to be short.
 template <class Storage, int kLanes_, class Index = int64>

@@ -13,10 +13,10 @@
 //
 // Order of additions: within a row by the unit's fixed tree, rows in the order of groups. Both follow from the sizes.
 #pragma once
+#include "pointwise/pointwise.cuh"
 #include "softmax/row_units.cuh"
 #include "softmax/row_view.cuh"
 #include "softmax/softmax.cuh"
-#include "pointwise/pointwise.cuh"
 
 // Streams of a row.
 enum RowStream { kLogits, kGradients, kLabels, kRowMask, kResults, kTargetGradients, kRowStreams };

@@ -14,7 +14,6 @@
 // the bug of every implementation that we looked at.
 #pragma once
 #include "core/dual.cuh"
-#include "core/types.cuh"
 
 constexpr float kLog2E = 1.44269504f;
 

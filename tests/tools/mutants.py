@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "mask not counted",
-        "cupylosses/reduction.py",
+        "cupylosses/engines/pointwise/reduction.py",
         "resolve",
         "counts=masked",
         "counts=False",
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "second term of the quotient rule lost",
-        "cupylosses/autograd.py",
+        "cupylosses/backends/torch/autograd.py",
         "divided",
         r"else evaluate\(divisor\)",
         r"\g<0>.detach()",
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "promise kept twice",
-        "cupylosses/autograd.py",
+        "cupylosses/backends/torch/autograd.py",
         "_promised",
         r"promises\.pop\(\)",
         "promises[-1]",

@@ -126,10 +126,12 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def _changed_module(path: Path, text: str) -> Iterator[None]:
-    """Executes the text in the module that is there, and exchanges functions that other modules imported by name.
-    Classes that they imported or inherited from stay as they were."""
+    """Executes the text in the module that is there, and exchanges functions and classes that other modules imported by
+    name. Classes that they inherited from stay as they were.
+    """
     module = importlib.import_module(".".join(["cupylosses", *path.relative_to(PACKAGE).with_suffix("").parts]))
-    before = {name: x for name, x in vars(module).items() if inspect.isfunction(x)}
+    own = [(name, x) for name, x in vars(module).items() if inspect.isfunction(x) or inspect.isclass(x)]
+    before = {name: x for name, x in own if x.__module__ == module.__name__}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(vars(module)))
         exec(compile(text, str(path), "exec"), vars(module))

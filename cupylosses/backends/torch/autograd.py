@@ -28,6 +28,7 @@ from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.strides import result_strides
 from cupylosses.jit import gpu
+from cupylosses.reference_math import divide
 from cupylosses.torch_compat import (
     current_device,
     current_stream,
@@ -321,9 +322,7 @@ def divided(call: Call, resolved: Resolved, shape: tuple[int, ...], result: str)
     """A mean whose divisor has dimensions, or a gradient: two sums, which torch divides and differentiates."""
     total, divisor, factor = split(call, resolved, shape)
     below = on_device(call, call.normalizer) if divisor is None else evaluate(divisor)
-    return pointwise_reference.divide(torch, evaluate(total, warn=False), (below * factor).expand(resolved.shape)).to(
-        DTYPES[result]
-    )
+    return divide(torch, evaluate(total, warn=False), (below * factor).expand(resolved.shape)).to(DTYPES[result])
 
 
 def _divided_gradients(

@@ -19,9 +19,9 @@ from torch.autograd import Function, forward_ad
 
 from cupylosses import interop, torch_compat
 from cupylosses.backends.torch import autograd, operators, softmax_ops, transforms
-from cupylosses.engines.pointwise.reference import divide
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import RowCall, RowResult
+from cupylosses.reference_math import divide
 
 #: Where the first operand stands among the arguments of `_Traced`, of `_Values`, of `_Gradients` and of `_Second`.
 _OF_TRACED, _OF_VALUES, _OF_GRADIENTS, _OF_SECOND = 7, 4, 8, 8

@@ -16,7 +16,7 @@ from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.reduction import resolve
-from cupylosses.reference_math import detached
+from cupylosses.reference_math import divide, float64_scalar
 
 
 def evaluate(call: Call, promoted: str) -> Any:
@@ -32,7 +32,7 @@ def evaluate(call: Call, promoted: str) -> Any:
     if resolved.dims != ():
         axis = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
         total = xp.sum(result, axis=axis, dtype=xp.float64) if shape else xp.astype(result, xp.float64)
-        divisor = _number(xp, total, resolved.divisor)
+        divisor = float64_scalar(xp, total, resolved.divisor)
         if resolved.weighted:
             divisor = divisor * parameters[-1]
         if call.normalizer is not None:
@@ -57,15 +57,6 @@ def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> 
     return found
 
 
-def divide(xp: Any, total: Any, divisor: Any) -> Any:
-    """A sum over its divisor. Nothing over nothing is NaN, but its gradient is 0: 0 * inf must not arise."""
-    if isinstance(divisor, (int, float)):
-        divisor = _number(xp, total, divisor)
-    empty = divisor == 0
-    quotient = total / xp.where(empty, xp.ones_like(divisor), divisor)
-    return xp.where(empty, detached(total) / detached(divisor), quotient)
-
-
 def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axis: Sequence[int], weights: bool) -> Any:
     """The weights, or elements, that the mask leaves, summed over the reduced dimensions."""
     given = {o.name: x for o, x in zip(call.loss.operands, wide, strict=True) if o in (WEIGHT, MASK)}
@@ -74,10 +65,6 @@ def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axi
         counted = xp.where(given["mask"] != 0, counted, xp.zeros_like(counted))
     counted = xp.astype(xp.broadcast_to(counted, tuple(shape)), xp.float64, copy=False)
     return xp.sum(counted, axis=tuple(axis)) if shape else counted
-
-
-def _number(xp: Any, like: Any, value: float) -> Any:
-    return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
 
 
 def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:

@@ -11,10 +11,9 @@ from math import inf, nan
 from typing import Any, NamedTuple
 
 from cupylosses import interop
-from cupylosses.engines.pointwise.reference import divide
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax.call import RowCall, RowResult
-from cupylosses.reference_math import detached
+from cupylosses.reference_math import detached, divide
 
 
 def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
