@@ -156,11 +156,11 @@ def test_current_stream_is_waited_for(loss: Loss) -> None:
 
 def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first call sets up on its stream, the second stream must not rely on: it may run long before."""
-    from cupylosses.backends import cupy as cupy_backend
+    from cupylosses.backends import cupy_device
 
     arrays = [uniform(1031, 1031, seed=i) for i in everything(loss)]
     expected = cupylosses.value_and_grad(loss.name, *arrays)
-    monkeypatch.setattr(cupy_backend, "_devices", {})
+    monkeypatch.setattr(cupy_device, "devices", {})
     busy, free = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with busy:
