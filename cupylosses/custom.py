@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from cupylosses.build import function_of
 from cupylosses.definition.base import Flag, Kink, Operand, Parameter
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.functional import function_of
 
 
 def define_loss(

@@ -1,13 +1,8 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from cupylosses.definition.base import Definition
-from cupylosses.engines.pointwise.call import Call, Parts
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.call import RowCall, RowResult
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
     """A torch tensor, a CuPy array, a NumPy array, or what else gives its memory through DLPack."""
@@ -22,33 +17,6 @@ _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
-def prepare(*arguments: Any) -> Call: ...
-def checked(
-    loss: Loss,
-    operands: tuple[Any, ...],
-    reduction: str,
-    parameters: tuple[Any, ...],
-    flags: tuple[Any, ...],
-    added: tuple[Any, ...] | None = ...,
-    size_average: bool | None = ...,
-    reduce: bool | None = ...,
-) -> Parts: ...
-def evaluate(call: Parts) -> Any: ...
-def common_library(loss: Loss, operands: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]: ...
-def adopted(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> tuple[str, tuple[Any, ...]]: ...
-def backend(library: str) -> Any: ...
-def function_of(loss: Loss, module: str = ...) -> Callable[..., Any]: ...
-def row_function_of(loss: RowLoss, module: str = ...) -> Callable[..., Any]: ...
-def prepare_rows(
-    loss: RowLoss,
-    first: Any,
-    second: Any,
-    options: tuple[Any, ...],
-    common: dict[str, Any],
-    size_average: bool | None = ...,
-    reduce: bool | None = ...,
-) -> RowCall: ...
-def evaluate_rows(call: RowCall) -> Any: ...
 def binary_cross_entropy(
     input: _Array,
     target: _Exchangeable,

@@ -8,11 +8,11 @@ from typing import Any
 
 from cupylosses import checks, interop
 from cupylosses.definition.base import Definition
+from cupylosses.dispatch import backend, common_library, evaluate, evaluate_rows
 from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.pointwise.definition import Form, registry
 from cupylosses.engines.softmax.call import RowCall, RowResult
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.functional import backend, common_library, evaluate, evaluate_rows
 
 
 def value_and_grad(

@@ -25,10 +25,10 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import define_loss, reference_math
+from cupylosses.build import function_of
 from cupylosses.definition.base import Kink, Operand
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax.definition import row_registry
-from cupylosses.functional import function_of
 from cupylosses.testing import host
 from cupylosses.testing.check import Check
 from cupylosses.testing.truth import truth

@@ -20,10 +20,10 @@ from tools.nvrtc import CompileError, Nvrtc, find_library
 from tools.variants import variants
 
 import cupylosses
+from cupylosses.build import function_of
 from cupylosses.definition import base as definition_base
 from cupylosses.engines.pointwise import definition as pointwise_definition
 from cupylosses.engines.pointwise.definition import registry
-from cupylosses.functional import function_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from test_wrong_losses import assumes_contiguity, divides_half_way, gradient, lo
 
 import cupylosses.functional as F
 from cupylosses import nn
+from cupylosses.build import function_of
 from cupylosses.checks import FLOATING
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing.tolerance import dtype_name
@@ -250,7 +251,7 @@ def test_wrong_function_is_caught(loss: Loss, spoil: Callable[..., opinfo.Functi
 def test_wrong_kernel_is_caught() -> None:
     """What only kernels evaluate: a defect that the reference formula has not."""
     loss = TWINS["huber_loss"]
-    wrong = F.function_of(dataclasses.replace(loss, value=f"1.001 * ({loss.value})"))
+    wrong = function_of(dataclasses.replace(loss, value=f"1.001 * ({loss.value})"))
     assert caught(wrong, given(loss, KERNELS))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import cupylosses
 import cupylosses.functional as F
+from cupylosses.build import function_of
 from cupylosses.definition.base import REDUCTIONS
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.testing import samples
@@ -126,7 +127,7 @@ def test_upstream_gradients_of_any_storage(device: str) -> None:
 def test_elements_that_are_means_of_rows(weight: Any, mask: bool, reduction: str, device: str) -> None:
     """Without dimensions the last one belongs to the element; with them it is one like the others."""
     loss = replace(registry()["mse_loss"], name="rows", torch=None, mean_of_rows=True, mean_of_weights=False)
-    function = F.function_of(loss)
+    function = function_of(loss)
     x, y = draw(6, 8, device=device)
     options: dict[str, Any] = {"weight": weight} if weight else {}
     leaves = [x, y]

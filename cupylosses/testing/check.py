@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cupylosses import checks, functional
+from cupylosses import build, checks, functional
 from cupylosses.definition.base import MASK
 from cupylosses.engines.pointwise.codegen import title
 from cupylosses.engines.pointwise.definition import Form, Loss, registry
@@ -214,7 +214,7 @@ def function_for(loss: Loss) -> Callable[..., Any]:
     """The function of a loss, or of the loss that it is a form of: the public one, or for losses of users their own."""
     own = loss.base or loss if isinstance(loss, Form) else loss
     public = registry().get(own.name) is own
-    return getattr(functional, own.name) if public else functional.function_of(own)
+    return getattr(functional, own.name) if public else build.function_of(own)
 
 
 def bind(

@@ -14,7 +14,7 @@ from unittest import mock
 import array_api_compat.numpy
 import numpy
 
-from cupylosses import functional, interop
+from cupylosses import dispatch, interop
 from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.execution import PROCESSORS, SMALL
@@ -150,10 +150,10 @@ def cupy(**chosen: Any) -> Iterator[Any]:
     stream = Stream()
     module, namespace = _module(stream), interop.namespace
     try:
-        functional.backend("cupy")
+        dispatch.backend("cupy")
     except ImportError:
         with mock.patch.object(interop, "cupy", lambda: module):
-            functional.backend("cupy")
+            dispatch.backend("cupy")
     from cupylosses.backends import cupy as cupy_backend
     from cupylosses.backends import cupy_device, cupy_softmax
 

@@ -60,9 +60,9 @@ def _replacement(
     prepare, name, first = getattr(functions, loss.name).prepare, theirs.__name__, loss.operands[0].name
     plain = autograd.PLAIN
     obstacle: Any = _obstacle
-    evaluate: Callable[[Any], Any] = functions.evaluate
+    evaluate: Callable[[Any], Any] = autograd.evaluate
     if isinstance(loss, RowLoss):
-        prepare, obstacle, evaluate = _of_tensors(prepare), _row_obstacle, functions.evaluate_rows
+        prepare, obstacle, evaluate = _of_tensors(prepare), _row_obstacle, autograd.evaluate_rows
 
     @wraps(theirs)
     def function(*arguments: Any, **named: Any) -> Any:
