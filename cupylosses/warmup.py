@@ -25,8 +25,8 @@ from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.jit import compiler, gpu
-from cupylosses.jit.glue import Compilable
 from cupylosses.jit.gpu import Chip
+from cupylosses.jit.kernel import Kernel
 from cupylosses.value_and_grad import slot_of
 
 
@@ -128,7 +128,7 @@ def warmup(
     rehearsal = Rehearsal(place.chip() if any(isinstance(x, RowCall) for x, _, _ in calls) else None)
     for call, wanted, promoted in calls:
         (rehearsal.rows if isinstance(call, RowCall) else rehearsal.call)(call, wanted, promoted)
-    kernels: Mapping[Compilable, int] = rehearsal.kernels
+    kernels: Mapping[Kernel, int] = rehearsal.kernels
     with place.compiling() as ready:
         in_threads(lambda x: ready(x, kernels[x]), kernels, max_workers)
     by_loss = Counter(x.loss.name for x in kernels)
@@ -303,7 +303,7 @@ class _Place:
 
     name: str
     chip: Callable[[], Chip]
-    compiling: Callable[[], AbstractContextManager[Callable[[Compilable, int], object]]]
+    compiling: Callable[[], AbstractContextManager[Callable[[Kernel, int], object]]]
 
 
 def _gpu(device: Any) -> _Place:
@@ -326,7 +326,7 @@ def _gpu(device: Any) -> _Place:
     if index >= count:
         raise ValueError(f"warmup: there is no device {device!r}, but {count} of them, counted from 0.")
 
-    def load(variant: Compilable, shared: int) -> None:
+    def load(variant: Kernel, shared: int) -> None:
         with cuda.Device(index):
             compiler.Launcher.load(variant, shared)
 
@@ -349,7 +349,7 @@ def _elsewhere(architecture: str, device: Any) -> _Place:
         )
 
     @contextmanager
-    def filling() -> Iterator[Callable[[Compilable, int], object]]:
+    def filling() -> Iterator[Callable[[Kernel, int], object]]:
         with compiler.without_gpu() as fill:
             yield lambda variant, _: fill(variant, found[1])
 

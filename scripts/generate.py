@@ -20,16 +20,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from tools.mutants import MUTANTS, OUTSIDE
+from tools.row_variants import row_variants
 from tools.variants import variants
 
 from cupylosses.definition import expressions
 from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.docstring import docstring
 from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.codegen import generated as generated_source
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax import definition as softmax_definition
+from cupylosses.engines.softmax.codegen import RowVariant
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.engines.softmax.dense_codegen import TermVariant
+from cupylosses.jit.kernel import Kernel
 
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
@@ -342,6 +345,21 @@ def examples() -> list[Variant]:
     return [*plain.values(), *rich.values()]
 
 
+#: Losses of rows whose kernels are examples: of class indices, and of dense targets.
+INDICES, DENSE = "cross_entropy", "distillation_loss"
+
+
+def row_examples() -> list[Kernel]:
+    """A kernel of each entry point and of each layout of rows, for class indices and for dense targets."""
+    found: dict[tuple[str, str, str], Kernel] = {}
+    for name, kind in ((INDICES, RowVariant), (DENSE, TermVariant)):
+        for x in row_variants(row_registry()[name]):
+            if isinstance(x, kind):
+                found.setdefault((name, "entry point", x.kind), x)
+                found.setdefault((name, "layout", x.layout), x)
+    return list(dict.fromkeys(found.values()))
+
+
 def golden() -> Path:
     """Where the generated parts of the examples lie."""
     return ROOT / "tests" / "golden"
@@ -350,7 +368,7 @@ def golden() -> Path:
 def generated() -> dict[Path, str]:
     """What each generated file should contain."""
     files = {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
-    files |= {golden() / f"{x.title}.cu": generated_source(x) for x in examples()}
+    files |= {golden() / f"{x.title}.cu": x.glue() for x in (*examples(), *row_examples())}
     for name, parts in PARTS.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         for marker, content in parts.items():

@@ -21,7 +21,9 @@ import cupylosses.nn
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.codegen import KINDS
 from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
 from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,13 @@ def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> 
     assert {x.result for x in examples} == {"float32", "bfloat16"}
     rich, plain = registry()[generate.RICH], registry()[generate.PLAIN]
     assert rich.flags and rich.let and not (plain.flags or plain.parameters)
+
+
+def test_examples_show_every_entry_point_and_layout_of_rows(generate: ModuleType) -> None:
+    for kind, entry_points in ((RowVariant, ROW_KINDS), (TermVariant, TERM_KINDS)):
+        examples = [x for x in generate.row_examples() if isinstance(x, kind)]
+        assert {x.kind for x in examples} == set(entry_points)
+        assert {"lanes", "block", "long", "columns"} <= {x.layout for x in examples}
 
 
 def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import cupylosses.functional as F
+from cupylosses import dispatch
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax.definition import RowLoss, define_row, row_registry
 
@@ -385,12 +386,12 @@ def test_settings_that_change_are_looked_at_each_time() -> None:
 
 
 def test_settings_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(F, "_MAX_SETTINGS", 5)
-    monkeypatch.setattr(F, "_ROW_SETTINGS", {})
+    monkeypatch.setattr(dispatch, "_MAX_SETTINGS", 5)
+    monkeypatch.setattr(dispatch, "_ROW_SETTINGS", {})
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     for n in range(12):
         value = F.cross_entropy(x, y, z_loss=0.1 * n)
         torch.testing.assert_close(
             value, torch.nn.functional.cross_entropy(x, y) + 0.1 * n * x.logsumexp(-1).square().mean()
         )
-        assert 1 <= len(F._ROW_SETTINGS) <= 5
+        assert 1 <= len(dispatch._ROW_SETTINGS) <= 5

@@ -30,8 +30,8 @@ from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax import plan as softmax_plan
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.jit import compiler, gpu
-from cupylosses.jit.glue import Compilable
 from cupylosses.jit.gpu import SHARED_BYTES, Chip
+from cupylosses.jit.kernel import Kernel
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.host.execution import HostDevice
@@ -50,7 +50,7 @@ def loading(monkeypatch: pytest.MonkeyPatch, chip: Chip | None = None) -> Iterat
 
     class Loading(Launcher):
         @classmethod
-        def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+        def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
             loaded.append(variant)
             return (lambda *_: None), None
 

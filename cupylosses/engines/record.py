@@ -25,8 +25,8 @@ from cupylosses.engines.softmax import plan as softmax_plan
 from cupylosses.engines.softmax.call import RowCall
 from cupylosses.engines.strides import dense_strides
 from cupylosses.jit import compiler
-from cupylosses.jit.glue import Compilable
 from cupylosses.jit.gpu import Chip
+from cupylosses.jit.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class _Noted(compiler.Launcher):
 
     def __init__(
         self,
-        kernels: dict[Compilable, int],
-        variant: Compilable,
+        kernels: dict[Kernel, int],
+        variant: Kernel,
         grid: int,
         block: int,
         fixed: Sequence[int | float | Sequence[int]],
@@ -101,7 +101,7 @@ class _Noted(compiler.Launcher):
         super().__init__(variant, grid, block, fixed, shared)
 
     @classmethod
-    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+    def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         return (lambda *_: None), None
 
     def _enter(self) -> None:

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from cupylosses.interop import kept_locale
-from cupylosses.jit.glue import Compilable
 from cupylosses.jit.gpu import DECLARED_BYTES, SHARED_BYTES
+from cupylosses.jit.kernel import Kernel
 
 #: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
 OPTIONS = ("-std=c++17", "-fmad=false")
@@ -30,7 +30,7 @@ class KernelError(RuntimeError):
     """A kernel could not be compiled or loaded; the message says why and what to do."""
 
 
-def kernel(variant: Compilable) -> Any:
+def kernel(variant: Kernel) -> Any:
     """The launchable kernel of a variant, compiled on first use.
 
     Modules are never dropped, and each is made under its lock: two threads must not compile the same one, since the
@@ -45,12 +45,12 @@ def kernel(variant: Compilable) -> Any:
     return found
 
 
-def _lock(variant: Compilable) -> Any:
+def _lock(variant: Kernel) -> Any:
     """The lock of a source: CuPy keeps modules by their text, which has the title in it."""
     return _locks.setdefault(variant.title, threading.RLock())
 
 
-def _compile(variant: Compilable) -> Any:
+def _compile(variant: Kernel) -> Any:
     import cupy
 
     text = variant.source()
@@ -61,7 +61,7 @@ def _compile(variant: Compilable) -> Any:
 
 
 @contextmanager
-def _explained(variant: Compilable, text: str) -> Iterator[None]:
+def _explained(variant: Kernel, text: str) -> Iterator[None]:
     """What goes wrong in CuPy, as a `KernelError`."""
     from cupy.cuda.compiler import CompileException
 
@@ -96,7 +96,7 @@ def without_gpu() -> Iterator[Callable[..., None]]:
         def load(self, cubin: bytes) -> None:
             pass
 
-    def fill(variant: Compilable, architecture: str) -> None:
+    def fill(variant: Kernel, architecture: str) -> None:
         text = variant.source()
         with _explained(variant, text):
             core.compile_with_cache(text, OPTIONS, arch=architecture, prepend_cupy_headers=False)
@@ -137,12 +137,12 @@ def _explain(error: RuntimeError) -> str:
     return f"a kernel could not be loaded: {text}"
 
 
-def _dtypes(variant: Compilable) -> str:
+def _dtypes(variant: Kernel) -> str:
     names = [x.name for x in variant.loss.operands]
     return ", ".join(f"`{n}` of {d}" for n, d in zip(names, variant.storage, strict=True))
 
 
-def dump(variant: Compilable, text: str | None = None) -> Path:
+def dump(variant: Kernel, text: str | None = None) -> Path:
     """Writes the expanded source of a variant to a file and returns its path.
 
     The file is named after the variant and lies in CUPYLOSSES_DUMP_DIR, or in a new temporary directory of this process
@@ -168,7 +168,7 @@ def _dump_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="cupylosses-"))
 
 
-def _where_dumped(variant: Compilable, text: str) -> str:
+def _where_dumped(variant: Kernel, text: str) -> str:
     """A sentence on where the source is; that it could not be written must not hide why it did not compile."""
     try:
         return f"The whole source is in {dump(variant, text)}."
@@ -186,12 +186,12 @@ class Launcher:
     """
 
     def __init__(
-        self, variant: Compilable, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]], shared: int = 0
+        self, variant: Kernel, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]], shared: int = 0
     ) -> None:
         launch, function = self.load(variant, shared)
         self._launch = partial(launch, function, grid, 1, 1, block, 1, 1, shared)
         #: The arguments that change, as :mod:`struct` has it; `pack` writes them into a buffer.
-        self.format = variant.argument_format()
+        self.format = variant.argument_format
         self.pack = struct.Struct("=" + self.format).pack_into
         words = [_words(x) for x in fixed]
         self._fixed = (ctypes.c_uint64 * sum(map(len, words)))(*chain.from_iterable(words))
@@ -200,7 +200,7 @@ class Launcher:
         self._local = threading.local()
 
     @classmethod
-    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+    def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first, on the current
         device; allowed so much shared memory.
         """

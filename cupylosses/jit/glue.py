@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from cupylosses.definition.base import Definition, Flag
 
@@ -20,23 +19,6 @@ STORAGE = {
     "int32": ("int", "i32"),
     "int64": ("int64", "i64"),
 }
-
-
-class Compilable(Protocol):
-    """A kernel that is compiled by itself: what the compiler asks of a variant of any engine."""
-
-    @property
-    def loss(self) -> Definition: ...
-    @property
-    def storage(self) -> tuple[str, ...]: ...
-    @property
-    def compute(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def entry(self) -> str: ...
-    def source(self) -> str: ...
-    def argument_format(self) -> str: ...
 
 
 def counted_divisor(counted: bool, scaled: bool = True) -> list[str]:

@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColum
 
 from cupylosses import KernelError
 from cupylosses.jit import compiler
-from cupylosses.jit.glue import Compilable
+from cupylosses.jit.kernel import Kernel
 from cupylosses.testing import host
 from cupylosses.testing.host import build
 
@@ -37,7 +37,7 @@ class BackgroundCompiler:
     ) -> None:
         self._compile, self._gpu, self._advance = compile, gpu, advance
         self._pool = ThreadPoolExecutor(os.cpu_count())
-        self._kernels: dict[Compilable, Future[None]] = {}
+        self._kernels: dict[Kernel, Future[None]] = {}
         self._needed: dict[Hashable, list[Future[None]]] = {}
         #: Called when kernels were announced.
         self.announced: Callable[[], object] = lambda: None
@@ -49,7 +49,7 @@ class BackgroundCompiler:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     @property
-    def kernels(self) -> Mapping[Compilable, Future[None]]:
+    def kernels(self) -> Mapping[Kernel, Future[None]]:
         """Every kernel that was announced so far."""
         return self._kernels
 
@@ -72,7 +72,7 @@ class BackgroundCompiler:
         for kernel in self._needed.pop(key, ()):
             kernel.result()
 
-    def _run(self, kernel: Compilable) -> None:
+    def _run(self, kernel: Kernel) -> None:
         self._compile(kernel)
         self._advance()
 

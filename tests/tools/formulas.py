@@ -26,8 +26,9 @@ from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.engines.pointwise.definition import Loss, form
 from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.jit import compiler, sources
+from cupylosses.jit import compiler
 from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 from cupylosses.testing.host import run_source
 from cupylosses.testing.tolerance import dtype_name
@@ -43,7 +44,7 @@ GRID, BLOCK = 64, 128
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(Kernel):
     """A translation unit: the functor of a loss with these flags, for operands that all have one of two dtypes.
 
     Its kernel writes values and gradients per element. Where ``grad_output`` is null the upstream gradient is 1.
@@ -84,13 +85,21 @@ class Unit:
         gradients = [f"void* {x}_gradients" for x, w in zip(names, self.differentiated, strict=True) if w]
         return [*(f"const void* {x}_" for x in names), *gradients, "void* values", "const void* grad_output"]
 
-    def source(self) -> str:
-        """The whole translation unit."""
-        return _source(self, sources.expand)
+    @property
+    def files(self) -> tuple[str, ...]:
+        return nested(FUNCTOR) if isinstance(self.loss, Directional) else FUNCTOR
 
-    def argument_format(self) -> str:
-        """The arguments as a :mod:`struct` format: addresses, dtype, number of points, and the loss's parameters."""
-        return "q" * (len(self.pointers) + 2) + "d" * len(self.loss.parameters)
+    @property
+    def narrow(self) -> bool:
+        return self.dtypes == NARROW and not isinstance(self.loss, Directional)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The pointers, the dtype, the number of points, and the loss's parameters."""
+        return [*self.pointers, "int64 dtype", "int64 count", *(f"double {x.name}_" for x in self.loss.parameters)]
+
+    def glue(self) -> str:
+        return _glue(self)
 
     def launch(
         self, dtype: str, count: int, addresses: Sequence[int], parameters: Sequence[float], on_gpu: bool
@@ -104,21 +113,16 @@ class Unit:
             run_source(self.entry, text, arguments, 1, 1, dtype != "float64", check_races=False, sanitize=())
 
 
-@cache
-def _source(unit: Unit, expand: Callable[[tuple[str, ...]], str]) -> str:
-    files = nested(FUNCTOR) if isinstance(unit.loss, Directional) else FUNCTOR
-    narrow = unit.dtypes == NARROW and not isinstance(unit.loss, Directional)
+def _glue(unit: Unit) -> str:
     arithmetic = {x: "float64" if x == "float64" else "float32" for x in unit.dtypes}
     names = [x.split()[-1].lstrip("*") for x in unit.pointers]
     parameters = [f"{x.name}_" for x in unit.loss.parameters]
-    declared = [*unit.pointers, "int64 dtype", "int64 count", *(f"double {x}" for x in parameters)]
-    lines = [f"#define NARROW {str(narrow).lower()}"]
-    lines += [f'{expand(files)}#line 1 "<{unit.title}>"']
+    lines = []
     for compute in dict.fromkeys(arithmetic.values()):
         lines += [f"namespace in_{compute} {{", *_evaluation(unit, compute), "}"]
     lines += [
         'extern "C" __global__ void',
-        f"{unit.entry}({', '.join(declared)}) {{",
+        f"{unit.entry}({', '.join(unit.arguments)}) {{",
         "  const int64 first = blockIdx.x * static_cast<int64>(blockDim.x) + threadIdx.x;",
         "  for (int64 i = first; i < count; i += gridDim.x * static_cast<int64>(blockDim.x)) {",
     ]

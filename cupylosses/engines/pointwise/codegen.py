@@ -16,7 +16,6 @@ from cupylosses.engines.pointwise.definition import Form, Loss
 from cupylosses.engines.pointwise.jvp import Directional
 from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit import sources
 from cupylosses.jit.glue import (
     STORAGE,
     call_signature,
@@ -24,6 +23,7 @@ from cupylosses.jit.glue import (
     counted_divisor,
     written_at,
 )
+from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
 #: The files that the entry points of pointwise losses need.
@@ -50,7 +50,7 @@ _ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(Kernel):
     """What distinguishes one compiled module from another; hashable, and complete: equal variants have equal source.
 
     ``kind`` names the entry point: one of :data:`KINDS`.
@@ -91,13 +91,23 @@ class Variant:
         dtypes = "_".join(dict.fromkeys(STORAGE[x][1] for x in self.storage))
         return f"{self.loss.name}_{self.kind}_{dtypes}"
 
-    def source(self) -> str:
-        """The whole translation unit."""
-        return _source(self)
+    @property
+    def files(self) -> tuple[str, ...]:
+        files: tuple[str, ...] = SUMMING if self.kind in SUMS else POINTWISE
+        return nested(files) if isinstance(self.loss, Directional) else files
 
-    def argument_format(self) -> str:
-        """The arguments that differ from call to call as a :mod:`struct` format: "q" an address, "d" a number."""
-        return "".join("q" if "*" in x else "d" for x in _varying_arguments(self))
+    @property
+    def narrow(self) -> bool:
+        floats = [x for x in (*self.storage, self.result) if x in FLOATING]
+        narrow = all(ITEMSIZE[x] == 2 for x in floats) and self.compute == "float32"
+        return narrow and not isinstance(self.loss, Directional)  # of which some is differentiated twice
+
+    @property
+    def arguments(self) -> list[str]:
+        return _varying_arguments(self)
+
+    def glue(self) -> str:
+        return generated(self)
 
 
 def title(loss: Loss) -> str:
@@ -129,23 +139,6 @@ def _varying_arguments(variant: Variant) -> list[str]:
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
     ]
-
-
-def _source(variant: Variant) -> str:
-    files: tuple[str, ...] = SUMMING if variant.kind in SUMS else POINTWISE
-    if isinstance(variant.loss, Directional):
-        files = nested(files)
-    return f'{_precision(variant)}{sources.expand(files)}#line 1 "<{variant.title}>"\n{generated(variant)}'
-
-
-def _precision(variant: Variant) -> str:
-    """What the arithmetic of a variant must keep: only 16 bits where no floating operand and no result has more, and
-    nothing is differentiated twice.
-    """
-    floats = [x for x in (*variant.storage, variant.result) if x in FLOATING]
-    narrow = all(ITEMSIZE[x] == 2 for x in floats) and variant.compute == "float32"
-    narrow = narrow and not isinstance(variant.loss, Directional)
-    return f"#define NARROW {str(narrow).lower()}\n"
 
 
 def generated(variant: Variant) -> str:

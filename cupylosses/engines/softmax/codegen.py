@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
@@ -20,9 +19,9 @@ from cupylosses.engines.softmax.layout import (
     block_blocks,
 )
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit import sources
 from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
 from cupylosses.jit.gpu import MAX_THREADS
+from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
 #: The files of ``kernels/`` in the order of their needs.
@@ -51,7 +50,7 @@ ROW_KINDS = {
 
 
 @dataclass(frozen=True)
-class RowVariant:
+class RowVariant(Kernel):
     """What distinguishes one compiled module of the softmax engine from another, as the pointwise `Variant`.
 
     ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
@@ -104,13 +103,20 @@ class RowVariant:
         """The name of the kernel."""
         return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
 
-    def source(self) -> str:
-        """The whole translation unit."""
-        return _source(self)
+    @property
+    def files(self) -> tuple[str, ...]:
+        return SECOND_FILES if self.kind == "second" else FILES
 
-    def argument_format(self) -> str:
-        """The arguments that differ from call to call as a :mod:`struct` format: "q" an address, "d" a number."""
-        return packed(varying_arguments(self))
+    @property
+    def narrow(self) -> bool:
+        return all(ITEMSIZE[x] == 2 for x in (self.input, self.result)) and self.compute == "float32"
+
+    @property
+    def arguments(self) -> list[str]:
+        return varying_arguments(self)
+
+    def glue(self) -> str:
+        return f"{_functor(self)}\n{_entry(self)}"
 
 
 def varying_arguments(variant: RowVariant) -> list[str]:
@@ -150,23 +156,6 @@ def number_of(kind: str, compute: str) -> str:
 def divisor_arguments(counted: bool) -> list[str]:
     """What the sum is divided by: found on the device, or given."""
     return ["double multiple", "const double* count"] if counted else ["double divisor", "double scale"]
-
-
-def packed(arguments: Sequence[str]) -> str:
-    """Arguments as a :mod:`struct` format: "q" an address or an integer, "d" a number."""
-    return "".join("d" if x.startswith("double ") else "q" for x in arguments)
-
-
-def precision(storage: Sequence[str], compute: str) -> str:
-    """What the arithmetic must keep: only 16 bits where nothing that is read or written has more."""
-    narrow = all(ITEMSIZE[x] == 2 for x in storage) and compute == "float32"
-    return f"#define NARROW {str(narrow).lower()}\n"
-
-
-def _source(variant: RowVariant) -> str:
-    files = sources.expand(SECOND_FILES if variant.kind == "second" else FILES)
-    own = f"{_functor(variant)}\n{_entry(variant)}"
-    return f'{precision((variant.input, variant.result), variant.compute)}{files}#line 1 "<{variant.title}>"\n{own}'
 
 
 def _functor(variant: RowVariant) -> str:

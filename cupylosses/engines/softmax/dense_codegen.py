@@ -8,9 +8,10 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.engines.softmax.layout import LONG_TERM_VECTORS, THREADS
-from cupylosses.jit import sources
+from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.gpu import MAX_THREADS
+from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import nested
 
 _FILES = (
@@ -36,7 +37,7 @@ TERM_KINDS = {
 
 
 @dataclass(frozen=True)
-class TermVariant:
+class TermVariant(Kernel):
     """What distinguishes one compiled module from another, as :class:`cupylosses.engines.softmax.codegen.RowVariant`.
 
     ``gradients`` says of which operands gradients are written.
@@ -85,13 +86,20 @@ class TermVariant:
         """The name of the kernel."""
         return f"{self.loss.name}_terms_{self.kind}_{STORAGE[self.input][1]}"
 
-    def source(self) -> str:
-        """The whole translation unit."""
-        return _source(self)
+    @property
+    def files(self) -> tuple[str, ...]:
+        return _SECOND_FILES if self.kind == "second" else _FILES
 
-    def argument_format(self) -> str:
-        """The arguments that differ from call to call as a :mod:`struct` format: "q" an address, "d" a number."""
-        return softmax_codegen.packed(varying_arguments(self))
+    @property
+    def narrow(self) -> bool:
+        return all(ITEMSIZE[x] == 2 for x in (self.input, self.target, self.result)) and self.compute == "float32"
+
+    @property
+    def arguments(self) -> list[str]:
+        return varying_arguments(self)
+
+    def glue(self) -> str:
+        return f"{_functors(self)}\n{_entry(self)}"
 
 
 def varying_arguments(variant: TermVariant) -> list[str]:
@@ -122,14 +130,6 @@ def varying_arguments(variant: TermVariant) -> list[str]:
     }[variant.kind]
     arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
     return [*arguments, *softmax_codegen.divisor_arguments(variant.counted)]
-
-
-def _source(variant: TermVariant) -> str:
-    storage = [variant.input, variant.target, variant.result]
-    precision = softmax_codegen.precision(storage, variant.compute)
-    body = f"{_functors(variant)}\n{_entry(variant)}"
-    files = _SECOND_FILES if variant.kind == "second" else _FILES
-    return f'{precision}{sources.expand(files)}#line 1 "<{variant.title}>"\n{body}'
 
 
 def _functors(variant: TermVariant) -> str:

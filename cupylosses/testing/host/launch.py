@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from cupylosses.jit import compiler
-from cupylosses.jit.glue import Compilable
+from cupylosses.jit.kernel import Kernel
 from cupylosses.testing.counters import counters
 from cupylosses.testing.host import build, symbols
 from cupylosses.testing.host.settings import Settings, settings
@@ -53,7 +53,7 @@ def _runtime() -> ctypes.CDLL:
     return library
 
 
-class Kernel:
+class HostKernel:
     """A compiled kernel, loaded for the life of the process."""
 
     def __init__(self, entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> None:
@@ -106,16 +106,16 @@ class Kernel:
 
 
 @cache
-def load(entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> Kernel:
+def load(entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> HostKernel:
     """The kernel of a source, compiled on first use."""
-    return Kernel(entry, text, flush, sanitize)
+    return HostKernel(entry, text, flush, sanitize)
 
 
 class Launcher(compiler.Launcher):
     """The library's launcher, arguments and all, but for what it launches with."""
 
     @classmethod
-    def load(cls, variant: Compilable, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+    def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
         found = load(variant.entry, variant.source(), variant.compute == "float32", settings().sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
@@ -124,7 +124,7 @@ class Launcher(compiler.Launcher):
         pass
 
 
-def _launch(cluster: int, function: Kernel, *geometry_and_arguments: int) -> None:
+def _launch(cluster: int, function: HostKernel, *geometry_and_arguments: int) -> None:
     """As ``cuLaunchKernel``: function, grid, block, bytes of dynamic shared memory, stream, arguments, extra."""
     *geometry, shared, _stream, arguments, _extra = geometry_and_arguments
     if shared > build.DYNAMIC_SHARED_BYTES:
