@@ -1,4 +1,4 @@
-"""From a definition to its public function, with a true signature and a docstring."""
+"""Builds the public function of a loss from its definition, with a true signature and a docstring."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from cupylosses import checks, dispatch, interop
 from cupylosses.definition.base import Definition, remember
+from cupylosses.definition.docstring import docstring
 from cupylosses.definition.signature import compiled
-from cupylosses.docstring import docstring
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import RowLoss
 

@@ -1,4 +1,4 @@
-"""Losses of users: defined as those of the library are, with everything that these have."""
+"""``define_loss``: users' losses, with everything that the library's own have."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def define_loss(
     convention: str | None = None,
     cases: Sequence[Mapping[str, Any]] = ({},),
     notes: str = "",
+    example: str = "",
     source: str = "",
 ) -> Callable[..., Any]:
-    """Makes a loss of your own from one expression.
+    """Defines a loss by one expression.
 
         tukey_loss = define_loss(
             "tukey_loss",
@@ -43,39 +44,61 @@ def define_loss(
         )
         tukey_loss(prediction, target, c=3.0).backward()
 
-    The function has what the library's have: gradients of every floating operand in one pass, reductions, weights,
-    masks, normalizers, dimensions, CuPy arrays, ``value_and_grad``, and a Module
+    The function has the features of the library's own: gradients of every floating operand in one pass, reductions,
+    weights, masks, normalizers, dimensions, CuPy arrays, ``value_and_grad``, and a Module
     (``cupylosses.nn.module_of(tukey_loss)``). docs/own-losses.md is a tutorial.
 
-    The expression is compiled and executed on the GPU: it is code, to be trusted like code. What may stand in it is
-    checked, and parameters and tensors reach the kernel as numbers and addresses, never as text.
+    The expression is compiled and executed on the GPU: it is code, to be trusted like code. Its tokens are checked, and
+    parameters and tensors reach the kernel as numbers and addresses, never as text.
 
     Args:
-        name: The function's name, an identifier. Several losses may have the same.
-        value: The value of an element: an expression of the operands, the parameters, the flags and the names in
-            ``let``, with numbers, ``+ - * /``, comparisons, ``&& || !`` and the primitives of docs/adding-a-loss.md.
-            Nothing has to be differentiated.
-        operands: The tensor arguments in their order: names, or :class:`Operand`.
-        parameters: The numbers that the kernel takes: names with defaults, or :class:`Parameter`.
-        let: Named parts of the expression, each of which sees those before it.
-        constants: Named numbers that follow from the parameters by arithmetic, ``{"rest": "1 - alpha"}``; each sees
-            those before it. They are computed in float64 and rounded once.
-        derivatives: The derivative of the value with respect to an operand by hand, where the one of the expression
-            loses digits.
-        reference: The same loss by the array API, ``reference(xp, *operands, **parameters)``. What does not run kernels
-            takes it: CPU arrays, empty operands, tensor subclasses, third derivatives. Without it these raise.
+        name: Name of the function, an identifier. Several losses may share a name.
+        value: Value of an element: an expression of the operands, the parameters, the flags and the names in ``let``
+            and ``constants``, with numbers, ``+ - * /``, comparisons, ``&& || !`` and the primitives of
+            docs/adding-a-loss.md. Its derivatives are found automatically.
+        operands: Tensor arguments in order: names, or :class:`Operand`. All but the first also take integers and bools
+            if given by name.
+        parameters: Numbers that the kernel takes at run time: names with defaults, or :class:`Parameter`.
+        let: Named parts of the expression; each sees those before it.
+        constants: Named numbers that follow from the parameters by arithmetic, such as ``{"rest": "1 - alpha"}``; each
+            sees those before it. They are computed in float64 and rounded once.
+        derivatives: Hand-written derivatives of the value, by name of the operand, where the automatic one cancels.
+        reference: The loss through the array API, ``reference(xp, *operands, **parameters)``. It serves CPU arrays,
+            empty operands, tensor subclasses and third derivatives, which raise without it.
         flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
-        summary, formula, convention, notes, source: For the docstring.
-        kinks, cases: For tests; see docs/adding-a-loss.md.
+        summary: First line of the docstring.
+        formula: Formula in the docstring; by default the expression.
+        kinks: Function of the parameters and flags that returns the points without a derivative, as :class:`Kink`; for
+            tests.
+        convention: Sentence on the gradient at these points, for the docstring.
+        cases: Settings of parameters and flags that tests should cover, as mappings.
+        notes: Further remarks for the docstring.
+        example: Example for the docstring, as lines of a doctest; by default a call with small operands.
+        source: Publication of the loss, for the docstring.
 
     Returns:
-        The function.
+        The function of the loss. Its docstring describes the arguments.
 
     Raises:
-        ExpressionError: an expression that contains something else, at its file and line. What only the compiler finds
-            is reported there too, when the kernel is first needed.
-        TypeError: an expression that is no string.
-        ValueError: names that collide or are none, defaults out of range.
+        ExpressionError: An expression contains an unknown name or other tokens; the message shows its file and line.
+            Errors that only the compiler finds are reported there too, when the kernel is first needed.
+        TypeError: An expression is not a string.
+        ValueError: Names collide or are not identifiers, or a default is out of range.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import define_loss
+        >>> log_error = define_loss(
+        ...     "log_error",
+        ...     "log1p(square(input - target) / width)",
+        ...     parameters={"width": 1.0},
+        ...     reference=lambda xp, input, target, width: xp.log1p((input - target) ** 2 / width),
+        ... )
+        >>> prediction = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> loss = log_error(prediction, torch.tensor([1.0, -1.0, 0.25]), width=2.0)
+        >>> round(loss.item(), 3)
+        0.359
+        >>> loss.backward()
     """
     frame = sys._getframe(1)
     let, constants, derivatives = dict(let or {}), dict(constants or {}), dict(derivatives or {})
@@ -95,9 +118,10 @@ def define_loss(
         flags=_specified(name, "flags", flags, Flag, lambda n, x: Flag(n, x, "A choice.")),
         cases=tuple(cases),
         notes=notes,
+        example=example,
         source=source,
         places=_places(parts, frame.f_code.co_filename, frame.f_lineno),
-        convention=convention or "At kinks it is what the primitives have there.",
+        convention=convention or "At kinks it is that of the primitives.",
         **given,
     )
     module = str(frame.f_globals.get("__name__", "__main__"))
@@ -110,7 +134,7 @@ def _operands(loss: str, given: Sequence[str | Operand]) -> tuple[Operand, ...]:
             f"define_loss: the `operands` of {loss} must be a sequence of names or of Operand, got {given!r}; for "
             'example operands=("input", "target").'
         )
-    # Labels may be integers; the first operand is what is predicted.
+    # The first operand is the prediction; the others may be labels, and so integers.
     named = [x if isinstance(x, Operand) else Operand(x, "A tensor.", integer=i > 0) for i, x in enumerate(given)]
     return tuple(named)
 
@@ -128,8 +152,10 @@ def _specified(loss: str, what: str, given: Any, kind: type, make: Callable[[str
 
 
 def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[str, int]]:
-    """The file and line where each expression begins: that of the same string in the statement that calls, or else of
-    the nearest in the file. If there is none (it was computed, or typed into an interpreter), the line of the call.
+    """File and line where each expression begins.
+
+    That is the line of an equal string in the calling statement, or else of the nearest one in the file. An expression
+    that was computed, or typed into an interpreter, is in no file, and gets the line of the call.
     """
     linecache.checkcache(file)
     nodes = _parsed("".join(linecache.getlines(file)))
@@ -143,7 +169,7 @@ def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[s
         if found is None:
             return file, line
         text, first, last = str(found.value), found.lineno, found.end_lineno or found.lineno
-        if "\n" in text:  # It may begin behind a backslash, a line later.
+        if "\n" in text:  # the text may begin after a backslash, one line later
             first = max(first, last - text.count("\n"))
         return file, first + _blank_lines(text) - _blank_lines(expression)
 
@@ -154,15 +180,15 @@ def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[s
 def _parsed(text: str) -> list[ast.AST]:
     try:
         return list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):  # what an interpreter shows may be no file of Python
+    except (SyntaxError, ValueError):  # an interpreter may show what is not a Python file
         return []
 
 
 def _same(value: Any, expression: str) -> bool:
-    """Whether they have the same words: an expression may have been dedented."""
+    """True if both have the same words: an expression may have been dedented."""
     return isinstance(value, str) and value.split() == expression.split()
 
 
 def _blank_lines(text: str) -> int:
-    """Lines in front of the first that is not blank."""
+    """Number of leading blank lines."""
     return text[: len(text) - len(text.lstrip())].count("\n")

@@ -30,44 +30,63 @@ def binary_cross_entropy(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Cross entropy of predicted probabilities and labels of 0 and 1, element by element.
+    """Binary cross entropy of predicted probabilities.
 
-        -(target log(input) + (1 - target) log(1 - input)), each logarithm at least -100
+        -(target log(input) + (1 - target) log(1 - input)), with each logarithm clamped to at least -100
+
+    The loss is NaN where `input` or `target` is outside of [0, 1]. `binary_cross_entropy_with_logits` is more accurate:
+    the sigmoid of a large logit rounds to 1.
+
+    Drop-in replacement for ``torch.nn.functional.binary_cross_entropy``.
 
     Args:
-        input: The predicted probability. Shape (*), floating; operands broadcast. Domain: probability.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted probability. Any shape that broadcasts with the other operands; floating. Domain: [0, 1].
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The derivative is (1 - target) / (1 - input) - target / input,
-        where neither 1 / input nor 1 / (1 - input) exceeds 1e12, and for the target the difference of the bounded
-        logarithms. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. The derivative with respect to `input` is (1 - target) / (1 - input) -
+        target / input, in which 1 / input and 1 / (1 - input) are clamped to at most 1e12. That with respect to
+        `target` is the difference of the clamped logarithms. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    The loss is NaN where input or target is no probability. Logits keep more digits: a sigmoid rounds to 1 what
-    `binary_cross_entropy_with_logits` still tells apart.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.7, 0.2, 0.1], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.binary_cross_entropy(input, target)
+        >>> round(loss.item(), 3)
+        0.961
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Drop-in for ``torch.nn.functional.binary_cross_entropy``.
-
-    Source: I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.
+    References:
+        I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.
     """
 
 def binary_cross_entropy_with_logits(
@@ -84,43 +103,63 @@ def binary_cross_entropy_with_logits(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Cross entropy of logits and labels of 0 and 1, element by element.
+    """Binary cross entropy of logits.
 
         pos_weight target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))
 
+    Value and gradient stay accurate for confident correct predictions: neither underflows to 0 early.
+
+    Drop-in replacement for ``torch.nn.functional.binary_cross_entropy_with_logits``.
+
     Args:
-        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        pos_weight: The weight of the label 1; finite. Shape (*), floating or integer, or a number; operands broadcast. Domain: nonnegative. Default 1.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        pos_weight: The weight of positive examples; finite. Any shape that broadcasts with the other operands;
+            floating, integer or bool, or a number. Domain: [0, inf). Default 1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
-        0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Value and gradient keep their digits where the prediction is right and confident: neither becomes 0.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.binary_cross_entropy_with_logits(input, target)
+        >>> round(loss.item(), 3)
+        0.284
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Drop-in for ``torch.nn.functional.binary_cross_entropy_with_logits``.
-
-    Source: D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    References:
+        D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
     """
 
 def multilabel_soft_margin_loss(
@@ -136,40 +175,60 @@ def multilabel_soft_margin_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension.
+    """Multi-label binary cross entropy of logits, averaged over the classes in the last dimension.
 
         target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))
 
+    Drop-in replacement for ``torch.nn.functional.multilabel_soft_margin_loss``.
+
     Args:
-        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the mean over the last dimension, per row; with 'sum' the sum of these, with 'mean'
-        their mean. `weighted_mean` divides the sum of all elements by the sum of the weights, `batchmean`
-        the sum of the rows by the size of the first dimension. With `dim`, elements are reduced.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' the mean over the last dimension, one value per row; 'sum' adds these, 'mean' averages
+        them. 'weighted_mean' divides the sum of all elements by the sum of their weights, 'batchmean' divides the sum
+        of the rows by the size of the first dimension. With `dim`, elements are reduced, not rows. A mean of nothing is
+        NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
-        0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.multilabel_soft_margin_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.multilabel_soft_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.284
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: G. Tsoumakas, I. Katakis, Multi-label classification: an overview, International Journal of Data Warehousing and Mining 3, 2007.
+    References:
+        G. Tsoumakas, I. Katakis, Multi-label classification: an overview, International Journal of Data Warehousing and
+            Mining 3, 2007.
     """
 
 def soft_margin_loss(
@@ -185,40 +244,60 @@ def soft_margin_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Logistic loss of a score against a label of -1 or +1, element by element.
+    """Logistic loss of a score, for labels -1 and +1.
 
         log(1 + exp(-input target))
 
+    Drop-in replacement for ``torch.nn.functional.soft_margin_loss``.
+
     Args:
-        input: The score. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label, -1 or +1; NaN is the loss of 0. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; the loss is NaN where it is 0. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite score of the right sign costs nothing, with gradient
-        0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.soft_margin_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.soft_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.951
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: J. Friedman, T. Hastie, R. Tibshirani, Additive logistic regression: a statistical view of boosting, Annals of Statistics 28, 2000.
+    References:
+        J. Friedman, T. Hastie, R. Tibshirani, Additive logistic regression: a statistical view of boosting, Annals of
+            Statistics 28, 2000.
     """
 
 def kl_div(
@@ -236,45 +315,68 @@ def kl_div(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Kullback-Leibler divergence of the prediction from the target, element by element.
+    """Kullback-Leibler divergence KL(target || prediction).
 
-        target (log target - input), with input = log of the predicted probability
+        target (log(target) - input), with the log-probability input
+
+    Reduction 'mean' divides by the number of elements, as in torch. 'batchmean', which divides by the size of the first
+    dimension, is the divergence averaged over the batch.
+
+    Drop-in replacement for ``torch.nn.functional.kl_div``.
 
     Args:
-        input: The predicted distribution as log-probabilities, or as probabilities with `log_input=False`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
-        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        log_target: Whether `target` holds log-probabilities. Default False.
-        log_input: Whether `input` holds log-probabilities; False fuses the logarithm in. Default True.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted distribution as log-probabilities, or as probabilities with `log_input=False`. Any shape
+            that broadcasts with the other operands; floating. Domain: [-inf, 0] if `log_input` is True, [0, 1] if
+            `log_input` is False.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`. Any shape that
+            broadcasts with the other operands; floating. Domain: [-inf, 0] if `log_target` is True, [0, 1] if
+            `log_target` is False.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        log_input: If True, `input` holds log-probabilities; otherwise it holds probabilities, and the kernel takes the
+            logarithm. Default True.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where the target has no mass, value and both gradients are 0, also
-        against an impossible prediction. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. Where the target probability is 0, value and gradients are 0, even if
+        the predicted one is 0 too. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    `mean` divides by the number of elements, as torch does; `batchmean`, which divides by the size of the first
-    dimension of the broadcast shape, is the divergence itself.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([-0.3567, -1.6094, -2.3026], requires_grad=True)
+        >>> target = torch.tensor([0.5, 0.25, 0.25])
+        >>> loss = F.kl_div(input, target)
+        >>> round(loss.item(), 3)
+        0.039
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Drop-in for ``torch.nn.functional.kl_div``.
-
-    Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    References:
+        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
     """
 
 def generalized_kl_div(
@@ -288,41 +390,61 @@ def generalized_kl_div(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Kullback-Leibler divergence of measures that need not sum to 1, of which no term is negative.
+    """Generalized Kullback-Leibler divergence, for measures that need not sum to 1; no element is negative.
 
         target log(target / input) - target + input
 
+    Also known as I-divergence, and as half the deviance of a Poisson distribution. An infinite or negative operand
+    gives NaN. For distributions the sum equals that of `kl_div`, whose elements have both signs, so that rounding can
+    make its sum negative. Equals the loss of optax, except that `input` is the prediction, not its logarithm.
+
     Args:
-        input: The prediction, such as an intensity. Shape (*), floating; operands broadcast. Domain: positive.
-        target: The ground truth, such as a count. Shape (*), floating or integer; operands broadcast. Domain: nonnegative.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction, for example an intensity. Any shape that broadcasts with the other operands; floating.
+            Domain: (0, inf).
+        target: The ground truth, for example a count. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf).
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where the target is 0, the gradient with respect to it is 0;
-        against an input of 0 and a target above, the loss is infinite. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. Where `target` is 0, the gradient with respect to it is 0. Where
+        `input` is 0 and `target` is positive, the loss is infinite. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Also known as I-divergence, and half the deviance of a Poisson distribution. An infinite or negative operand
-    gives NaN. For distributions the sum is that of `kl_div`, whose terms have both signs and round to sums below 0.
-    As optax has it, but of the prediction, not of its logarithm.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, 1.5, 3.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 4.0])
+        >>> loss = F.generalized_kl_div(input, target)
+        >>> round(loss.item(), 3)
+        0.615
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: I. Csiszar, Why least squares and maximum entropy? Annals of Statistics 19, 1991.
+    References:
+        I. Csiszar, Why least squares and maximum entropy? Annals of Statistics 19, 1991.
     """
 
 def itakura_saito_loss(
@@ -336,39 +458,59 @@ def itakura_saito_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Itakura-Saito divergence of power spectra, which asks for their ratio alone.
+    """Itakura-Saito divergence of power spectra, which depends on their ratio only.
 
         target / input - log(target / input) - 1
 
+    The loss is infinite where one operand is 0, and NaN where both are 0 or one is negative or infinite.
+
     Args:
-        input: The predicted power. Shape (*), floating; operands broadcast. Domain: positive.
-        target: The true power. Shape (*), floating or integer; operands broadcast. Domain: positive.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted power. Any shape that broadcasts with the other operands; floating. Domain: (0, inf).
+        target: The true power. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            (0, inf).
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    It is infinite where one of both is 0, and NaN where both are or one is negative or infinite.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, 1.5, 3.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 1.25, 2.5])
+        >>> loss = F.itakura_saito_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.113
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th International Congress on Acoustics, 1968.
+    References:
+        F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th International
+            Congress on Acoustics, 1968.
     """
 
 def js_div(
@@ -385,44 +527,68 @@ def js_div(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Jensen-Shannon divergence of prediction and target, element by element.
+    """Generalized Jensen-Shannon divergence of prediction and target.
 
-        beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, q = exp(input) and p = target; with beta = 0 p log(p / q), with beta = 1 q log(q / p)
+        beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, p = target and q = exp(input); p
+        log(p / q) if beta = 0, and q log(q / p) if beta = 1
+
+    No element is negative for beta strictly between 0 and 1. The divergence is the sum over a distribution, so its
+    average over the batch is reduction 'batchmean'. As in Liger Kernel, beta = 0 and beta = 1 give the Kullback-Leibler
+    divergences instead of the limits, which are 0.
 
     Args:
-        input: The predicted distribution q as log-probabilities, or as probabilities with `log_input=False`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
-        target: The true distribution p as probabilities, or as log-probabilities with `log_target=True`. Shape (*), floating; operands broadcast. Domain: log-probability or probability.
-        beta: The weight of the target in the mixture m. Must be a number >= 0 and <= 1. Default 0.5.
-        log_target: Whether `target` holds log-probabilities. Default False.
-        log_input: Whether `input` holds log-probabilities; False fuses the logarithm in. Default True.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted distribution q as log-probabilities, or as probabilities with `log_input=False`. Any shape
+            that broadcasts with the other operands; floating. Domain: [-inf, 0] if `log_input` is True, [0, 1] if
+            `log_input` is False.
+        target: The true distribution p as probabilities, or as log-probabilities with `log_target=True`. Any shape that
+            broadcasts with the other operands; floating. Domain: [-inf, 0] if `log_target` is True, [0, 1] if
+            `log_target` is False.
+        beta: Weight of the target in the mixture m. Must be a number >= 0 and <= 1. Default 0.5.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        log_input: If True, `input` holds log-probabilities; otherwise it holds probabilities, and the kernel takes the
+            logarithm. Default True.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where the target, or the prediction, has no mass, the gradient
-        with respect to it is 0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. Where p or q is 0, the gradient with respect to it is 0. Where the
+        loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    No term is negative for beta between 0 and 1. The divergence itself is the sum over a distribution, so the mean
-    over a batch is `reduction="batchmean"`. As Liger has it, beta = 0 and 1 are the Kullback-Leibler divergences,
-    and not the limits, which are 0.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([-0.3567, -1.6094, -2.3026], requires_grad=True)
+        >>> target = torch.tensor([0.5, 0.25, 0.25])
+        >>> loss = F.js_div(input, target)
+        >>> round(loss.item(), 3)
+        0.009
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: J. Lin, Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37, 1991.
+    References:
+        J. Lin, Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37, 1991.
     """
 
 def tv_distance(
@@ -436,39 +602,57 @@ def tv_distance(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Total variation distance between distributions, element by element.
+    """Total variation distance between distributions.
 
         |input - target| / 2
 
+    The distance is the sum over a distribution, so its average over the batch is reduction 'batchmean'.
+
     Args:
-        input: The predicted probabilities. Shape (*), floating; operands broadcast. Domain: probability.
-        target: The true probabilities. Shape (*), floating; operands broadcast. Domain: probability.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted probabilities. Any shape that broadcasts with the other operands; floating. Domain: [0, 1].
+        target: The true probabilities. Any shape that broadcasts with the other operands; floating. Domain: [0, 1].
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN so is
-        the gradient.
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
+        gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    The distance itself is the sum over a distribution, so the mean over a batch is `reduction="batchmean"`.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.7, 0.2, 0.1], requires_grad=True)
+        >>> target = torch.tensor([0.5, 0.25, 0.25])
+        >>> loss = F.tv_distance(input, target)
+        >>> round(loss.item(), 3)
+        0.067
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, 2002.
+    References:
+        A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, 2002.
     """
 
 def sigmoid_focal_loss(
@@ -484,43 +668,65 @@ def sigmoid_focal_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Focal loss of logits and labels of 0 and 1: cross entropy that counts less what is decided well.
+    """Sigmoid focal loss: binary cross entropy of logits that down-weights well-classified elements.
 
-        a (1 - p)^gamma (-log p), with p = sigmoid(input) and a = alpha where target = 1, and p = 1 - sigmoid(input) and a = 1 - alpha where target = 0; a = 1 if alpha < 0
+        -a (1 - p)^gamma log(p), with p = sigmoid(input) and a = alpha where target = 1, and p = 1 - sigmoid(input) and
+        a = 1 - alpha where target = 0; a = 1 if alpha < 0
+
+    Equals the loss of torchvision and fvcore: for a target between 0 and 1, a, 1 - p and the cross entropy are each
+    interpolated linearly between the two labels. Other targets give NaN. Keras has the same defaults; optax, MONAI and
+    kornia use no alpha by default.
 
     Args:
-        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        alpha: The weight of the label 1, that of 0 being 1 - alpha; -1 for none. Must be a number <= 1. Default 0.25.
-        gamma: How much less; 0 gives the cross entropy. Must be a number >= 0. Default 2.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        alpha: Weight of positive examples; negative ones have 1 - alpha. A negative alpha turns the weights off. Must
+            be a number <= 1. Default 0.25.
+        gamma: Focusing exponent: an element of probability p is weighted by (1 - p)^gamma. 0 gives the cross entropy.
+            Must be a number >= 0. Default 2.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
-        0; against an infinite logit, the label has gradient 0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
+        any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    As torchvision and fvcore have it: of a label between 0 and 1, a, 1 - p and the cross entropy are each the mean
-    for the two labels; the loss of any other is NaN. Keras has the same defaults; optax, MONAI and kornia have no
-    alpha by default.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.sigmoid_focal_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.009
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollar, Focal loss for dense object detection, ICCV 2017.
+    References:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollar, Focal loss for dense object detection, ICCV 2017.
     """
 
 def asymmetric_loss(
@@ -537,43 +743,64 @@ def asymmetric_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Asymmetric loss of logits and labels of 0 and 1: focal loss that forgives easy negatives most.
+    """Asymmetric multi-label loss: focal loss with a stronger focus and a margin for negatives.
 
-        target (1 - p)^gamma_pos (-log p) + (1 - target) q^gamma_neg (-log(1 - q)), with p = sigmoid(input) and q = max(p - clip, 0)
+        -target (1 - p)^gamma_pos log(p) - (1 - target) q^gamma_neg log(1 - q), with p = sigmoid(input) and q = max(p -
+        clip, 0)
+
+    The defaults are those of the authors' code and of timm, which clamp the logarithms at log(1e-8); here they are
+    exact. The focusing factors are differentiated, which their code can turn off.
 
     Args:
-        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        gamma_neg: How much less a negative counts that is decided well. Must be a number >= 0. Default 4.0.
-        gamma_pos: How much less a positive counts that is decided well. Must be a number >= 0. Default 1.0.
-        clip: The probability up to which a negative costs nothing. Must be a number >= 0 and <= 1. Default 0.05.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        gamma_neg: Focusing exponent of negatives, weighted by q^gamma_neg. Must be a number >= 0. Default 4.0.
+        gamma_pos: Focusing exponent of positives, weighted by (1 - p)^gamma_pos. Must be a number >= 0. Default 1.0.
+        clip: Probability up to which a negative has loss 0. Must be a number >= 0 and <= 1. Default 0.05.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where p <= clip a negative costs nothing, with gradient 0; so does
-        an infinite logit for the right label. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. Where p <= clip, a negative has loss 0 and gradient 0. So has an
+        infinite logit of the correct sign. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    The defaults are those of the authors and of timm, who bound the logarithms by that of 1e-8; here they are
-    exact. The factors are differentiated, which their code can switch off.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.asymmetric_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.065
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: T. Ridnik, E. Ben-Baruch, N. Zamir, A. Noy, I. Friedman, M. Protter, L. Zelnik-Manor, Asymmetric loss for multi-label classification, ICCV 2021.
+    References:
+        T. Ridnik, E. Ben-Baruch, N. Zamir, A. Noy, I. Friedman, M. Protter, L. Zelnik-Manor, Asymmetric loss for
+            multi-label classification, ICCV 2021.
     """
 
 def poly1_loss(
@@ -588,41 +815,61 @@ def poly1_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Poly-1 loss of logits and labels of 0 and 1: cross entropy plus a multiple of the probability of error.
+    """Poly-1 loss: binary cross entropy of logits plus a multiple of the probability of error.
 
-        -log p + epsilon (1 - p), with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
+        -log(p) + epsilon (1 - p), with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
+
+    The default is that of optax, whose loss is of softmax probabilities. For a target between 0 and 1, both terms are
+    interpolated linearly between the two labels.
 
     Args:
-        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        epsilon: The weight of 1 - p; 0 gives the cross entropy. Must be a number >= -1. Default 2.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        epsilon: Weight of 1 - p; 0 gives the cross entropy. Must be a number >= -1. Default 2.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite logit for the right label costs nothing, with gradient
-        0; against an infinite logit, the label has gradient 0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
+        any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    The default is that of optax, which has the loss for classes. Of a label between 0 and 1, both terms are the
-    mean for the two labels.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.poly1_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.764
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: Z. Leng, M. Tan, C. Liu, E. D. Cubuk, X. Shi, S. Cheng, D. Anguelov, PolyLoss: a polynomial expansion perspective of classification loss functions, ICLR 2022.
+    References:
+        Z. Leng, M. Tan, C. Liu, E. D. Cubuk, X. Shi, S. Cheng, D. Anguelov, PolyLoss: a polynomial expansion
+            perspective of classification loss functions, ICLR 2022.
     """
 
 def generalized_cross_entropy(
@@ -637,41 +884,63 @@ def generalized_cross_entropy(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Generalized cross entropy of logits and labels of 0 and 1, which mislabelled elements pull on less.
+    """Generalized binary cross entropy of logits, robust to label noise.
 
         (1 - p^q) / q, with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
 
+    For a target between 0 and 1, the loss is interpolated linearly between the two labels, as the cross entropy is;
+    Keras, whose loss is of softmax probabilities, takes the power of the mean probability instead. An infinite logit of
+    the wrong sign has loss 1 / q.
+
     Args:
-        input: The logit of the prediction. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label: 0, 1, or a probability. Shape (*), floating or integer; operands broadcast. Domain: probability.
-        q: Between 0, which gives the cross entropy, and 1, which gives the absolute error of the probability. Must be a number >= 0 and <= 1. Default 0.7.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        q: Robustness: 0 gives the cross entropy, 1 the absolute error of the probability. Must be a number >= 0 and <=
+            1. Default 0.7.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Between 0 and 1 a label counts in proportion, as in the cross entropy; Keras, which has the loss for classes,
-    takes the power of the mean probability instead. An infinite logit costs 1 / q against the wrong label.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = F.generalized_cross_entropy(input, target)
+        >>> round(loss.item(), 3)
+        0.252
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: Z. Zhang, M. R. Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, NeurIPS 2018.
+    References:
+        Z. Zhang, M. R. Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels,
+            NeurIPS 2018.
     """
 
 def poisson_nll_loss(
@@ -690,44 +959,66 @@ def poisson_nll_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Negative log-likelihood of counts, given the rates of their Poisson distributions.
+    """Poisson negative log-likelihood of counts, given the rate or its logarithm.
 
-        exp(input) - target input, or input - target log(input + eps), plus log(target!) if full
+        exp(input) - target input if log_input, else input - target log(input + eps); plus log(target!) if full
+
+    Drop-in replacement for ``torch.nn.functional.poisson_nll_loss``.
 
     Args:
-        input: The logarithm of the rate, or with `log_input=False` the rate, whose loss is NaN where it is negative. Shape (*), floating; operands broadcast. Domain: real or positive.
-        target: The count; any number from 0 is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: nonnegative or positive.
-        log_input: Whether `input` is the logarithm of the rate. Default True.
-        full: Whether log(target!) is added: True adds Stirling's approximation of it where target > 1, as torch does, "exact" the term itself, log Gamma(1 + target). One of False, True, 'exact'. Default False.
-        eps: Added to the rate before the logarithm if `log_input=False`. Must be a number >= 0. Default 1e-08.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The logarithm of the rate, or with `log_input=False` the rate; the loss is NaN where a rate is negative.
+            Any shape that broadcasts with the other operands; floating. Domain: any number if `log_input` is True, (0,
+            inf) if `log_input` is False.
+        target: The count; it need not be an integer. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf) if `full` is False or True, (0, inf) if `full` is 'exact'.
+        log_input: If True, `input` is the logarithm of the rate; otherwise it is the rate. Default True.
+        full: Adds the term log(target!): if True, Stirling's approximation where target > 1, as in torch; if 'exact',
+            the term itself, log Gamma(1 + target). One of False, True, 'exact'. Default False.
+        eps: Added to the rate before the logarithm, if `log_input=False`. Must be a number >= 0. Default 1e-08.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where target is 0, target log(rate) is 0 for any rate, with
-        derivatives 0 where the logarithm is infinite. At target = 1 the gradient is that without Stirling's term.
-        Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. Where `target` is 0, target log(rate) is 0 for any rate, with
+        derivatives of 0 where the logarithm is infinite. At target = 1 the gradient is that without Stirling's
+        approximation. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.poisson_nll_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 4.0])
+        >>> loss = F.poisson_nll_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.275
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: P. McCullagh, J. A. Nelder, Generalized Linear Models, second edition, 1989.
+    References:
+        P. McCullagh, J. A. Nelder, Generalized Linear Models, second edition, 1989.
     """
 
 def gaussian_nll_loss(
@@ -744,44 +1035,68 @@ def gaussian_nll_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Negative log-likelihood of a target, given mean and variance of its normal distribution.
+    """Gaussian negative log-likelihood of a target, given mean and variance.
 
-        (log v + (input - target)^2 / v) / 2, plus log(2 pi) / 2 if full, with v = max(var, eps)
+        (log(v) + (input - target)^2 / v) / 2, with v = max(var, eps); plus log(2 pi) / 2 if full
+
+    A negative `var` gives NaN instead of an error, so that the host does not wait for the GPU.
+
+    Drop-in replacement for ``torch.nn.functional.gaussian_nll_loss``.
 
     Args:
-        input: The mean. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        var: The variance; the loss is NaN where it is negative. One dimension fewer than `input` is one per row. Shape (*), floating or integer, or a number; operands broadcast. Domain: positive.
-        full: Whether the constant log(2 pi) / 2 is added. Default False.
-        eps: The least variance. Must be a number >= 0. Default 1e-06.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted mean. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        var: The predicted variance; the loss is NaN where it is negative. With one dimension fewer than `input`, it
+            holds one variance per row. Any shape that broadcasts with the other operands; floating, integer or bool, or
+            a number. Domain: (0, inf).
+        full: If True, adds the constant log(2 pi) / 2. Default False.
+        eps: Lower bound of the variance. Must be a number >= 0. Default 1e-06.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where var < eps the gradient is that at v = eps, for var as well,
-        which so can grow again. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. Where var < eps, the gradients are those at v = eps, with respect to
+        `var` too, so that it can recover. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    `var` is checked where it is, on the GPU, so the host does not wait for it.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> var = torch.tensor([1.0, 1.25, 2.5])
+        >>> loss = F.gaussian_nll_loss(input, target, var)
+        >>> round(loss.item(), 3)
+        0.444
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Drop-in for ``torch.nn.functional.gaussian_nll_loss``.
-
-    Source: D. A. Nix, A. S. Weigend, Estimating the mean and variance of the target probability distribution, IEEE International Conference on Neural Networks, 1994.
+    References:
+        D. A. Nix, A. S. Weigend, Estimating the mean and variance of the target probability distribution, IEEE
+            International Conference on Neural Networks, 1994.
     """
 
 def hinge_loss(
@@ -796,41 +1111,60 @@ def hinge_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Hinge loss of a margin classifier, element by element, with broadcasting.
+    """Hinge loss of a binary classifier, for labels -1 and +1.
 
-        max(0, margin - input * target)
+        max(0, margin - input target)
+
+    A target of shape (D,) broadcasts along the rows of an input of shape (N, D), as in NumPy and torch. For one target
+    per row, pass `target[:, None]`.
 
     Args:
-        input: The score. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        margin: The product above which an element costs nothing. Must be a number, not NaN. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input * target = margin the element counts as active: the
-        gradient is (-target, -input). Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. At input target = margin the element is active: the gradient is
+        (-target, -input). Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    A target of shape (D,) belongs to the columns of an input (N, D), as everywhere in NumPy and torch; one target
-    per row is `target[:, None]`.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.hinge_loss(input, target)
+        >>> round(loss.item(), 3)
+        1.167
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
     """
 
 def hinge_embedding_loss(
@@ -847,41 +1181,60 @@ def hinge_embedding_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Distance of a similar pair, or what a dissimilar pair lacks of the margin, element by element.
+    """Hinge embedding loss: the distance of similar pairs, and the hinge of that of dissimilar pairs.
 
         input where target > 0, max(0, margin - input) where target < 0
 
+    Drop-in replacement for ``torch.nn.functional.hinge_embedding_loss``.
+
     Args:
-        input: The distance. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label, -1 or +1, of which the sign counts; NaN is the loss of 0. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        margin: The distance at which a dissimilar pair costs nothing. Must be a number, not NaN. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The distance of a pair. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label: +1 for similar pairs, -1 for dissimilar ones. Only its sign matters; the loss is NaN where it
+            is 0. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: -1 or +1.
+        margin: Distance from which a dissimilar pair has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input = margin a dissimilar pair counts as active, with
-        gradient -1; the label has gradient 0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. At input = margin a dissimilar pair is active, with gradient -1. The
+        label has gradient 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.hinge_embedding_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.hinge_embedding_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.917
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.
+    References:
+        R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.
     """
 
 def margin_ranking_loss(
@@ -899,42 +1252,65 @@ def margin_ranking_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Hinge loss of the order of two scores, element by element.
+    """Margin ranking loss: hinge loss of the difference of two scores.
 
         max(0, margin - target (input1 - input2))
 
+    Drop-in replacement for ``torch.nn.functional.margin_ranking_loss``.
+
     Args:
-        input1: The score of the first. Shape (*), floating; operands broadcast. Domain: real.
-        input2: The score of the second. Shape (*), floating; operands broadcast. Domain: real.
-        target: +1 where the first should have the higher score, -1 where the second; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        margin: The difference of scores beyond which a pair costs nothing. Must be a number, not NaN. Default 0.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input1: The score of the first item. Any shape that broadcasts with the other operands; floating. Domain: any
+            number.
+        input2: The score of the second item. Any shape that broadcasts with the other operands; floating. Domain: any
+            number.
+        target: +1 where the first item should have the higher score, -1 where the second; other numbers scale the
+            difference. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: -1 or +1.
+        margin: Difference of the scores from which a pair has loss 0. Must be a number, not NaN. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At target (input1 - input2) = margin a pair counts as active:
-        (-target, target, input2 - input1). Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. At target (input1 - input2) = margin the pair is active: the gradient
+        is (-target, target, input2 - input1). Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.margin_ranking_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input1 = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> input2 = torch.tensor([1.0, -1.0, 0.25])
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.margin_ranking_loss(input1, input2, target)
+        >>> round(loss.item(), 3)
+        0.75
+        >>> loss.backward()  # input1.grad holds the gradient
 
-    Source: R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large Margin Classifiers, 2000.
+    References:
+        R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large
+            Margin Classifiers, 2000.
     """
 
 def squared_hinge_loss(
@@ -949,40 +1325,59 @@ def squared_hinge_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Squared hinge loss of a margin classifier, element by element.
+    """Squared hinge loss of a binary classifier, for labels -1 and +1.
 
         max(0, margin - input target)^2
 
+    Keras converts labels 0 to -1; here, a label of 0 is used as it is.
+
     Args:
-        input: The score. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        margin: The product above which an element costs nothing. Must be a number, not NaN. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Keras takes labels of 0 for -1; here they are taken as they are.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.squared_hinge_loss(input, target)
+        >>> round(loss.item(), 3)
+        3.083
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
     """
 
 def logistic_loss(
@@ -996,40 +1391,60 @@ def logistic_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Logistic loss of a score against a label of -1 or +1, element by element.
+    """Logistic loss of a score, for labels -1 and +1.
 
         log(1 + exp(-input target))
 
+    Equals `soft_margin_loss` except at a label of 0, where that is NaN and this is log(2). For labels 0 and 1, use
+    `binary_cross_entropy_with_logits`.
+
     Args:
-        input: The score, which is the logit of the label +1. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted score: the logit of label +1. Any shape that broadcasts with the other operands; floating.
+            Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite score of the right sign costs nothing, with gradient
-        0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    `soft_margin_loss` is the same but for a label of 0, where it is NaN and this log(2). With labels of 0 and 1 it
-    is `binary_cross_entropy_with_logits`.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.logistic_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.951
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    References:
+        D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
     """
 
 def exponential_loss(
@@ -1043,37 +1458,57 @@ def exponential_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Exponential loss of a score against a label of -1 or +1, that of AdaBoost, element by element.
+    """Exponential loss of a score, for labels -1 and +1, as in AdaBoost.
 
         exp(-input target)
 
     Args:
-        input: The score. Shape (*), floating; operands broadcast. Domain: real.
-        target: The label, -1 or +1; any number is taken as it is. Shape (*), floating or integer; operands broadcast. Domain: sign.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. An infinite score of the right sign costs nothing, with gradient
-        0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Source: Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to boosting, Journal of Computer and System Sciences 55, 1997.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.exponential_loss(input, target)
+        >>> round(loss.item(), 3)
+        2.761
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to
+            boosting, Journal of Computer and System Sciences 55, 1997.
     """
 
 def mse_loss(
@@ -1089,41 +1524,61 @@ def mse_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Squared error.
+    """Squared error; mean squared error with the default reduction.
 
         (input - target)^2
 
+    Drop-in replacement for ``torch.nn.functional.mse_loss``.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        As in torch, `mean` with a weight is `weighted_mean` here; other losses divide by the count.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. As in torch, and
+        unlike in other losses, 'mean' with a weight is 'weighted_mean'. A mean of nothing is NaN, with gradients of 0.
+        The result belongs to the library and the device of the operands, and has their promoted dtype unless
+        `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.mse_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.mse_loss(input, target)
+        >>> round(loss.item(), 3)
+        1.125
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: C. F. Gauss, Theoria combinationis observationum, 1823.
+    References:
+        C. F. Gauss, Theoria combinationis observationum, 1823.
     """
 
 def l1_loss(
@@ -1139,41 +1594,61 @@ def l1_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Absolute error.
+    """Absolute error; mean absolute error with the default reduction.
 
         |input - target|
 
+    Drop-in replacement for ``torch.nn.functional.l1_loss``.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        As in torch, `mean` with a weight is `weighted_mean` here; other losses divide by the count.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. As in torch, and
+        unlike in other losses, 'mean' with a weight is 'weighted_mean'. A mean of nothing is NaN, with gradients of 0.
+        The result belongs to the library and the device of the operands, and has their promoted dtype unless
+        `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN so is
-        the gradient.
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
+        gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.l1_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.l1_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.833
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: P. S. Laplace, Theorie analytique des probabilites, 1812.
+    References:
+        P. S. Laplace, Theorie analytique des probabilites, 1812.
     """
 
 def smooth_l1_loss(
@@ -1190,41 +1665,61 @@ def smooth_l1_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Squared error for small differences, absolute error for large ones.
+    """Smooth L1 loss: squared error for small differences, absolute error for large ones.
 
         d^2 / (2 beta) where d < beta, else d - beta / 2, with d = |input - target|
 
+    Drop-in replacement for ``torch.nn.functional.smooth_l1_loss``.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        beta: Where the two branches meet; 0 gives `l1_loss`. Must be a number >= 0. Default 1.0.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        beta: Difference at which the two branches meet; 0 gives `l1_loss`. Must be a number >= 0. Default 1.0.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At d = beta both branches have slope 1; with beta = 0 the gradient
-        at input = target is 0. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. At d = beta both branches have slope 1. With beta = 0, the gradient at
+        input = target is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.smooth_l1_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.smooth_l1_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.469
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: R. Girshick, Fast R-CNN, ICCV 2015.
+    References:
+        R. Girshick, Fast R-CNN, ICCV 2015.
     """
 
 def huber_loss(
@@ -1239,40 +1734,60 @@ def huber_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Squared error for small differences, absolute error scaled by delta for large ones.
+    """Huber loss: squared error for small differences, absolute error scaled by delta for large ones.
 
         d^2 / 2 where d <= delta, else delta (d - delta / 2), with d = |input - target|
 
+    Drop-in replacement for ``torch.nn.functional.huber_loss``.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        delta: Where the two branches meet. Must be a number > 0. Default 1.0.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        delta: Difference at which the two branches meet. Must be a number > 0. Default 1.0.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN
-        so is the gradient.
+        Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN, so
+        is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Drop-in for ``torch.nn.functional.huber_loss``.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.huber_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.469
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: P. J. Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.
+    References:
+        P. J. Huber, Robust estimation of a location parameter, Annals of Mathematical Statistics 35, 1964.
     """
 
 def msle_loss(
@@ -1286,40 +1801,60 @@ def msle_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Squared error of the logarithms, each of 1 plus a number: mean squared logarithmic error.
+    """Squared logarithmic error; mean squared logarithmic error (MSLE) with the default reduction.
 
         (log(1 + input) - log(1 + target))^2
 
+    Keras clamps both operands to at least 1e-7, which hides negative predictions and gives them no gradient. Here,
+    numbers between -1 and 0 are used as they are, and smaller ones give NaN.
+
     Args:
-        input: The prediction, more than -1. Shape (*), floating or integer; operands broadcast. Domain: nonnegative.
-        target: The ground truth, more than -1. Shape (*), floating or integer; operands broadcast. Domain: nonnegative.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction; the loss is NaN below -1. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf).
+        target: The ground truth; the loss is NaN below -1. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf).
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Keras raises either operand to 1e-7 first, which hides a negative prediction and takes its gradient away; here
-    numbers between -1 and 0 are taken as they are, and smaller ones give NaN.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, 1.0, 3.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 4.0])
+        >>> loss = F.msle_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.204
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: J. W. Tukey, Exploratory Data Analysis, 1977, for the started logarithm.
+    References:
+        J. W. Tukey, Exploratory Data Analysis, 1977, for the started logarithm.
     """
 
 def mape_loss(
@@ -1334,40 +1869,61 @@ def mape_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Absolute error relative to the target, in percent: mean absolute percentage error.
+    """Absolute percentage error; mean absolute percentage error (MAPE) with the default reduction.
 
         100 |target - input| / max(|target|, epsilon)
 
+    The default of epsilon is that of Keras.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        epsilon: What a smaller target counts as in the denominator. Must be a number > 0. Default 1e-07.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        epsilon: Lower bound of the denominator. Must be a number > 0. Default 1e-07.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input = target the gradient is 0; at |target| = epsilon the
-        denominator counts as constant. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. At input = target the gradient is 0. At |target| = epsilon the
+        denominator is treated as constant. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    The defaults are those of Keras.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.mape_loss(input, target)
+        >>> round(loss.item(), 3)
+        258.333
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: S. Makridakis, Accuracy measures: theoretical and practical concerns, International Journal of Forecasting 9, 1993.
+    References:
+        S. Makridakis, Accuracy measures: theoretical and practical concerns, International Journal of Forecasting 9,
+            1993.
     """
 
 def log_cosh_loss(
@@ -1381,37 +1937,58 @@ def log_cosh_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Logarithm of the hyperbolic cosine: half the squared error for small differences, the absolute for large.
+    """Log-cosh loss: half the squared error for small differences, the absolute error for large ones.
 
         log(cosh(input - target))
 
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Source: P. J. Green, Bayesian reconstructions from emission tomography data using a modified EM algorithm, IEEE Transactions on Medical Imaging 9, 1990.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.log_cosh_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.413
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        P. J. Green, Bayesian reconstructions from emission tomography data using a modified EM algorithm, IEEE
+            Transactions on Medical Imaging 9, 1990.
     """
 
 def charbonnier_loss(
@@ -1426,41 +2003,62 @@ def charbonnier_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Charbonnier loss, a smooth absolute error, also known as pseudo-Huber.
+    """Charbonnier loss, a smooth absolute error, also known as the pseudo-Huber loss.
 
         sqrt(r^2 + 1) - 1, with r = (input - target) / scale
 
+    Scaled as by kornia. The common form sqrt(d^2 + epsilon^2) is epsilon times this loss, plus epsilon, with scale =
+    epsilon. Equals `general_robust_loss` with alpha = 1.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    As kornia has it: without the 1 taken off, and as sqrt(d^2 + epsilon^2), it is `epsilon` times this plus
-    `epsilon`, with scale = epsilon. It is `general_robust_loss` with alpha = 1.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.charbonnier_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.388
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization algorithms for computed imaging, ICIP 1994.
+    References:
+        P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization
+            algorithms for computed imaging, ICIP 1994.
     """
 
 def cauchy_loss(
@@ -1475,40 +2073,61 @@ def cauchy_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as Lorentzian.
+    """Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as the Lorentzian loss.
 
         log(1 + r^2 / 2), with r = (input - target) / scale
 
+    Scaled as by kornia and Barron. Equals `general_robust_loss` with alpha = 0.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    As kornia and Barron have it; it is `general_robust_loss` with alpha = 0.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.cauchy_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.359
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow fields, Computer Vision and Image Understanding 63, 1996.
+    References:
+        M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow fields,
+            Computer Vision and Image Understanding 63, 1996.
     """
 
 def welsch_loss(
@@ -1523,40 +2142,61 @@ def welsch_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Welsch loss, an upside-down Gaussian; also known as Leclerc.
+    """Welsch loss, an inverted Gaussian; also known as the Leclerc loss.
 
         1 - exp(-r^2 / 2), with r = (input - target) / scale
 
+    Scaled as by kornia and Barron. Equals `general_robust_loss` with alpha = -inf.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    As kornia and Barron have it; it is the limit of `general_robust_loss` for alpha to -inf.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.welsch_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.311
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications in Statistics 7, 1978.
+    References:
+        J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications in
+            Statistics 7, 1978.
     """
 
 def geman_mcclure_loss(
@@ -1571,41 +2211,62 @@ def geman_mcclure_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Geman-McClure loss, which is never more than 2.
+    """Geman-McClure loss, bounded by 2.
 
         2 r^2 / (r^2 + 4), with r = (input - target) / scale
 
+    Scaled as by kornia and Barron. The other common form, r^2 / (r^2 + 1), is half of this loss at half the scale.
+    Equals `general_robust_loss` with alpha = -2.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        scale: The residual around which errors begin to count as outliers. Must be a number > 0. Default 1.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN so is
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
         the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    As kornia and Barron have it; r^2 / (r^2 + 1), which is common too, is half of it with twice the scale. It is
-    `general_robust_loss` with alpha = -2.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.geman_mcclure_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.339
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography, Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.
+    References:
+        S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography,
+            Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.
     """
 
 def wing_loss(
@@ -1621,41 +2282,63 @@ def wing_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Wing loss: logarithmic, and so steep, for small differences, absolute error for large ones.
+    """Wing loss: logarithmic and steep for small differences, absolute error for large ones.
 
-        width log(1 + d / epsilon) where d < width, else d - width + width log(1 + width / epsilon), with d = |input - target|
+        width log(1 + d / epsilon) where d < width, else d - width + width log(1 + width / epsilon), with d = |input -
+        target|
+
+    The defaults are those of segmentation-models-pytorch; the paper uses width 10 and epsilon 2.
 
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        width: Where the two branches meet. Must be a number > 0. Default 5.0.
-        epsilon: How flat the logarithm is around 0. Must be a number > 0. Default 0.5.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        width: Difference at which the two branches meet. Must be a number > 0. Default 5.0.
+        epsilon: Curvature of the logarithm: the slope at 0 is width / epsilon. Must be a number > 0. Default 0.5.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input = target the gradient is 0; at d = width it is that of
-        the absolute error. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. At input = target the gradient is 0. At d = width it is that of the
+        absolute error. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    The defaults are those of segmentation-models-pytorch; the paper has width 10 and epsilon 2.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.wing_loss(input, target)
+        >>> round(loss.item(), 3)
+        4.338
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: Z.-H. Feng, J. Kittler, M. Awais, P. Huber, X.-J. Wu, Wing loss for robust facial landmark localisation with convolutional neural networks, CVPR 2018.
+    References:
+        Z.-H. Feng, J. Kittler, M. Awais, P. Huber, X.-J. Wu, Wing loss for robust facial landmark localisation with
+            convolutional neural networks, CVPR 2018.
     """
 
 def quantile_loss(
@@ -1670,38 +2353,58 @@ def quantile_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Quantile loss, also known as pinball: absolute error with one weight below the target and one above.
+    """Quantile (pinball) loss: absolute error weighted differently below and above the target.
 
         quantile (target - input) where input < target, else (1 - quantile) (input - target)
 
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        quantile: The quantile to predict, between 0 and 1. Must be a number > 0 and < 1. Default 0.5.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        quantile: The quantile to predict. Must be a number > 0 and < 1. Default 0.5.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN so is
-        the gradient.
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
+        gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    Source: R. Koenker, G. Bassett, Regression quantiles, Econometrica 46, 1978.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.quantile_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.417
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        R. Koenker, G. Bassett, Regression quantiles, Econometrica 46, 1978.
     """
 
 def general_robust_loss(
@@ -1717,44 +2420,67 @@ def general_robust_loss(
     dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Barron's general robust loss, of which `alpha` sets how little an outlier counts.
+    """Barron's general and adaptive robust loss; the smaller `alpha`, the less an outlier matters.
 
         (b / alpha) ((r^2 / b + 1)^(alpha / 2) - 1), with b = |alpha - 2| and r = (input - target) / scale
 
+    alpha = 2 gives half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss` and -inf
+    `welsch_loss`. These limits are exact, and values and derivatives near them are as accurate as elsewhere. The loss
+    is NaN for an infinite difference and for a scale that is not positive. To learn `alpha` and `scale`, add log(scale)
+    and the logarithm of the partition function, which depends on `alpha`.
+
     Args:
-        input: The prediction. Shape (*), floating or integer; operands broadcast. Domain: real.
-        target: The ground truth. Shape (*), floating or integer; operands broadcast. Domain: real.
-        alpha: The shape: any number, infinities included. Shape (*), floating or integer, or a number; operands broadcast. Domain: real. Default 1.
-        scale: The residual around which errors begin to count as outliers. Shape (*), floating, or a number; operands broadcast. Domain: positive. Default 1.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'. Default 'mean'.
-        weight: What each element is multiplied by: a number, or an array that broadcasts with the operands, and is
-            differentiable. An element of weight 0 counts for nothing, whatever it holds.
-        mask: Bool, broadcasts with the operands: True where an element counts. Others are skipped
-            whatever they hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        dim: The dimension of the broadcast shape, or several, to reduce over; the others are kept. All by default.
-        out_dtype: The floating dtype of the result; the promoted dtype of the operands by default.
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        alpha: The shape; infinities are allowed. Any shape that broadcasts with the other operands; floating, integer
+            or bool, or a number. Domain: any number. Default 1.
+        scale: The scale of the residual, around which differences become outliers. Any shape that broadcasts with the
+            other operands; floating, or a number. Domain: (0, inf). Default 1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
 
     Returns:
-        With 'none' the broadcast shape; otherwise one number, or with `dim` one per index of the dimensions
-        that are kept. `mean` divides the sum by the number of elements that the mask leaves, `weighted_mean`
-        by the sum of their weights, `batchmean` by the size of the first dimension.
-        In the promoted dtype of the operands, on their device.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. The derivative with respect to alpha is 0 at alpha = 2, where it
-        is infinite, and beyond 2^60 either way, which counts as infinite. Where the loss is NaN so is the gradient.
+        Every floating operand is differentiable. The derivative with respect to `alpha` is 0 at alpha = 2, where the
+        true one is infinite, and where |alpha| exceeds 2^60, which is treated as infinite. Where the loss is NaN, so is
+        the gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not broadcast, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    alpha = 2 is half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss`, -inf
-    `welsch_loss`. The limits are exact, and values and derivatives near them as accurate as elsewhere. The loss is
-    NaN for an infinite difference and for a scale that is not positive. To learn alpha and scale, add log(scale)
-    and the logarithm of the partition function, which is a function of alpha.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = F.general_robust_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.388
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
+    References:
+        J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
 
 @overload
@@ -1782,67 +2508,97 @@ def cross_entropy(
     inplace_backward: bool = False,
     check_targets: _Check = "lazy",
 ) -> _Array:
-    """Cross entropy of logits against class indices, or against a probability per class.
+    """Softmax cross entropy of logits, for class indices or class probabilities.
 
-        (1 - label_smoothing) w_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2, or sum_c
-        -w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss lse^2
+        (1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c w_c log p_c +
+        z_loss lse^2 for a class index y, -sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss
+        lse^2 for probabilities t
 
-    with z = logit_scale input, kept below `softcap`, p = softmax(z), y the label, nll = -log p_y, rest = 1 - p_y,
-    lse = log sum_c exp z_c, smooth = -(1 / C) sum_c w_c log p_c over the C classes, t the target.
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap, p = softmax(z), lse = log
+    sum_c exp z_c, y the label, t the target probabilities, w_c the class weights, 1 by default, C the number of
+    classes.
+
+    The dtype of the target decides: floating ones hold probabilities, integer ones class indices. (In torch, the shape
+    decides.) `gamma` and `poly` need class indices.
+
+    Drop-in replacement for ``torch.nn.functional.cross_entropy``.
 
     Args:
-        input: The logits. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
-        target: Class indices of any integer dtype, of the shape of `input` without its class dimension; or a probability per class, floating and of the shape of `input`.
-        weight: A weight w_c per class, floating, of shape (C,), and without a gradient. What a weight of 0 multiplies
-            counts for nothing, whatever it is.
-        ignore_index: The label of rows that do not count: they are not read, whatever they hold, and their gradients
-            are 0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
-        label_smoothing: The share of the target that all classes have alike. Must be a number >= 0 and <= 1. Default 0.0.
-        z_loss: The weight of the square of the log-partition function, lse^2. Must be a number >= 0. Default 0.0.
-        gamma: How much less a row counts that is decided well. Must be a number >= 0. Default 0.0.
-        poly: The weight of 1 - p, the first term of the polynomial that the cross entropy is. Must be a number >= -1. Default 0.0.
-        class_dim: The dimension of the classes, from either end; 1 by default, or 0 of a single row.
-        softcap: Logits become softcap tanh(logits / softcap), after they are scaled. A number > 0; none by default.
-        logit_scale: What logits are multiplied by. A finite number > 0. Default 1.0.
-        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
-            hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        out_dtype: The floating dtype of the result; that of the operands by default.
-        return_lse: Whether the log-partition function of each row is returned too. It has no gradient.
-        return_accuracy: Whether the share of the rows that count is returned too in which no logit is larger than the
-            label's.
-        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
-            are left as they are.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
-            GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
-            the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension, or class
+            probabilities, floating and in the shape of `input`.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. What is multiplied by a weight of
+            0 contributes nothing, even if it is infinite or NaN. Default None, no weights.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
+            Default 0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
-        the sum of the weights of the labels of rows that count, of probabilities by their number, `batchmean` by
-        the size of the first dimension of the rows. A mean of nothing is NaN, with gradients of 0. In the promoted
-        dtype of the floating operands, on their device; float32 under autocast. With `return_lse` or
-        `return_accuracy` a named tuple (loss, lse, accuracy), None for what was not asked for: `lse` of the shape
-        of the rows, 0 where these do not count, and `accuracy` one number.
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
+        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. The result belongs to the library and the device of the operands, and has their promoted dtype
+        (float32 under autocast) unless `out_dtype` is given. With `return_lse` or `return_accuracy` a named tuple
+        (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape of the rows, and is 0 for rows
+        that do not count; `accuracy` is one number.
 
     Gradient:
-        Every floating operand is differentiable. A label of log-probability -inf costs inf, with a finite gradient.
-        Rows that are ignored or masked have gradient 0. Where the loss is NaN so is the gradient of the row.
+        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
+        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
-        IndexError: a label that is neither a class nor `ignore_index`; see `check_targets`.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
 
-    A floating target holds probabilities, an integer one class indices; shapes do not decide, as they do in torch.
-    Class weights multiply the terms of their classes; the weight of the label alone multiplies the rest.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.cross_entropy(input, target)
+        >>> round(loss.item(), 3)
+        0.853
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Drop-in for ``torch.nn.functional.cross_entropy``.
-
-    Source: I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952; label smoothing: C. Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016; gamma: T.-Y. Lin et al., Focal loss for dense object detection, ICCV 2017; poly: Z. Leng et al., PolyLoss, ICLR 2022.
+    References:
+        I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.
+        label smoothing: C. Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016.
+        gamma: T.-Y. Lin et al., Focal loss for dense object detection, ICCV 2017.
+        poly: Z. Leng et al., PolyLoss, ICLR 2022.
     """
 
 @overload
@@ -1943,60 +2699,85 @@ def softmax_focal_loss(
     inplace_backward: bool = False,
     check_targets: _Check = "lazy",
 ) -> _Array:
-    """Cross entropy of logits against class indices in which rows that are decided well count less.
+    """Softmax focal loss: cross entropy of logits that down-weights well-classified rows.
 
-        (1 - label_smoothing) alpha_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2
+        (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
+        p_c + z_loss lse^2
 
-    with z = logit_scale input, kept below `softcap`, p = softmax(z), y the label, nll = -log p_y, rest = 1 - p_y,
-    lse = log sum_c exp z_c, smooth = -(1 / C) sum_c alpha_c log p_c over the C classes.
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap, p = softmax(z), lse = log
+    sum_c exp z_c, y the label, alpha_c the class weights, 1 by default, C the number of classes.
+
+    Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
 
     Args:
-        input: The logits. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
-        target: Class indices of any integer dtype, of the shape of `input` without its class dimension.
-        alpha: A weight per class, floating, of shape (C,), and without a gradient.
-        gamma: How much less; 0 gives the cross entropy. Must be a number >= 0. Default 2.0.
-        ignore_index: The label of rows that do not count: they are not read, whatever they hold, and their gradients
-            are 0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
-        label_smoothing: The share of the target that all classes have alike. Must be a number >= 0 and <= 1. Default 0.0.
-        z_loss: The weight of the square of the log-partition function, lse^2. Must be a number >= 0. Default 0.0.
-        poly: The weight of 1 - p, the first term of the polynomial that the cross entropy is. Must be a number >= -1. Default 0.0.
-        class_dim: The dimension of the classes, from either end; 1 by default, or 0 of a single row.
-        softcap: Logits become softcap tanh(logits / softcap), after they are scaled. A number > 0; none by default.
-        logit_scale: What logits are multiplied by. A finite number > 0. Default 1.0.
-        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
-            hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        out_dtype: The floating dtype of the result; that of the operands by default.
-        return_lse: Whether the log-partition function of each row is returned too. It has no gradient.
-        return_accuracy: Whether the share of the rows that count is returned too in which no logit is larger than the
-            label's.
-        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
-            are left as they are.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
-            GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
-            the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        alpha: Weight of each class, floating, of shape (C,), without a gradient. Default None, no weights.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
+            Must be a number >= 0. Default 2.0.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
 
     Returns:
-        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
-        the number of rows that count, `batchmean` by the size of the first dimension of the rows. A mean of nothing
-        is NaN, with gradients of 0. In the promoted dtype of the floating operands, on their device; float32 under
-        autocast. With `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), None for what was not
-        asked for: `lse` of the shape of the rows, 0 where these do not count, and `accuracy` one number.
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
+        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
+        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
 
     Gradient:
-        Every floating operand is differentiable. A label of log-probability -inf costs inf, with a finite gradient.
-        Rows that are ignored or masked have gradient 0. Where the loss is NaN so is the gradient of the row.
+        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
+        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
-        IndexError: a label that is neither a class nor `ignore_index`; see `check_targets`.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
 
-    `mean` divides by the number of rows that count, as that of `sigmoid_focal_loss` does by the elements.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.softmax_focal_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.438
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    References:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
     """
 
 @overload
@@ -2083,50 +2864,69 @@ def nll_loss(
     out_dtype: Any = None,
     check_targets: _Check = "lazy",
 ) -> _Array:
-    """Negative log-likelihood of class indices under log-probabilities.
+    """Negative log-likelihood of class indices, given log-probabilities.
 
         -w_y input_y
 
-    with y the label.
+    with y the label, w_c the class weights, 1 by default.
+
+    `cross_entropy` of the logits is faster, since it reads them once, and more accurate for confident predictions.
+
+    Drop-in replacement for ``torch.nn.functional.nll_loss``.
 
     Args:
-        input: The log-probabilities. Shape (N, C), (C,), or any with the classes in `class_dim`; floating. Domain: log-probability.
-        target: Class indices of any integer dtype, of the shape of `input` without its class dimension.
-        weight: A weight w_c per class, floating, of shape (C,), and without a gradient. What a weight of 0 multiplies
-            counts for nothing, whatever it is.
-        ignore_index: The label of rows that do not count: they are not read, whatever they hold, and their gradients
-            are 0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'mean'.
-        class_dim: The dimension of the classes, from either end; 1 by default, or 0 of a single row.
-        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
-            hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        out_dtype: The floating dtype of the result; that of the operands by default.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' now, which waits for the
-            GPU, 'lazy' at the next call after it was found, 'off' never. The loss is NaN then, and the gradient of
-            the row is 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        input: The predicted log-probabilities. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: [-inf, 0].
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. What is multiplied by a weight of
+            0 contributes nothing, even if it is infinite or NaN. Default None, no weights.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
-        the sum of the weights of the labels of rows that count, `batchmean` by the size of the first dimension of
-        the rows. A mean of nothing is NaN, with gradients of 0. In the promoted dtype of the floating operands, on
-        their device; float32 under autocast.
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the sum of the weights of the labels of the rows that count, 'batchmean' by the size of the
+        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. The result belongs to the library
+        and the device of the operands, and has their promoted dtype (float32 under autocast) unless `out_dtype` is
+        given.
 
     Gradient:
-        Every floating operand is differentiable. Only the log-probability of the label has a gradient that is not
-        0. Where the loss is NaN so is the gradient of the row.
+        Every floating operand is differentiable. Only the log-probability of the label has a nonzero gradient. Where
+        the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
-        IndexError: a label that is neither a class nor `ignore_index`; see `check_targets`.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
 
-    `cross_entropy` of the logits reads them once, and keeps the digits of sure predictions.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[-0.3567, -1.6094, -2.3026], [-0.6931, -1.3863, -1.3863]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.nll_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.872
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Drop-in for ``torch.nn.functional.nll_loss``.
-
-    Source: R. A. Fisher, On the mathematical foundations of theoretical statistics, Philosophical Transactions of the Royal Society A 222, 1922.
+    References:
+        R. A. Fisher, On the mathematical foundations of theoretical statistics, Philosophical Transactions of the Royal
+            Society A 222, 1922.
     """
 
 def kl_div_with_logits(
@@ -2142,45 +2942,62 @@ def kl_div_with_logits(
     out_dtype: Any = None,
     inplace_backward: bool = False,
 ) -> _Array:
-    """Kullback-Leibler divergence of the distribution that logits are of from the target.
+    """Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.
 
         sum_c t_c (log t_c - log p_c)
 
-    with z = input / temperature, p = softmax(z), t the target.
+    with z = input / temperature, p = softmax(z), t the target probabilities.
+
+    Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
 
     Args:
-        input: The logits. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
-        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; of the shape of `input`.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'batchmean'.
-        log_target: Whether `target` holds log-probabilities. Default False.
-        class_dim: The dimension of the classes, from either end; -1 by default.
-        temperature: What logits are divided by. A finite number > 0. Default 1.0.
-        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
-            hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        out_dtype: The floating dtype of the result; that of the operands by default.
-        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
-            are left as they are.
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the
+            shape of `input`.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
 
     Returns:
-        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
-        the number of rows that count, `batchmean` by the size of the first dimension of the rows. A mean of nothing
-        is NaN, with gradients of 0. In the promoted dtype of the floating operands, on their device; float32 under
-        autocast.
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
+        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. Where the target has no mass, the term and its gradients are 0,
-        also against an impossible prediction. Where the loss is NaN so is the gradient of the row.
+        Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
+        the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    It is `kl_div` of the log-softmax, in one pass. `mean` divides by the number of rows, `batchmean` by the size of
-    the first dimension. Not multiplied by the square of the temperature.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
+        >>> loss = F.kl_div_with_logits(input, target)
+        >>> round(loss.item(), 3)
+        0.232
+        >>> loss.backward()  # input.grad holds the gradient
 
-    Source: S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    References:
+        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
     """
 
 def distillation_loss(
@@ -2196,46 +3013,64 @@ def distillation_loss(
     out_dtype: Any = None,
     inplace_backward: bool = False,
 ) -> _Array:
-    """Divergence between the distributions of a student's and a teacher's logits.
+    """Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.
 
-        beta KL(q || m) + (1 - beta) KL(p || m), where m = beta q + (1 - beta) p; with beta = 0 KL(q || p), with
-        beta = 1 KL(p || q)
+        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
+        if beta = 1
 
     with z = student_logits / temperature, p = softmax(z), q = softmax(teacher_logits / temperature).
 
+    No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
+    beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
+    square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do (Distilling the
+    knowledge in a neural network, 2015).
+
     Args:
-        student_logits: The logits that are trained. Shape (N, C), (C,), or any with the classes in `class_dim`; floating.
-        teacher_logits: The logits to come near to, of the same shape; differentiable too.
-        temperature: What logits are divided by. A finite number > 0. Default 1.0.
-        beta: The weight of the teacher in the mixture m; 0 is the forward, 1 the reverse divergence. Must be a number >= 0 and <= 1. Default 0.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'. Default 'batchmean'.
-        class_dim: The dimension of the classes, from either end; -1 by default.
-        mask: Bool, broadcasts to the shape of the rows: True where a row counts. Others are not read, whatever they
-            hold: their gradients are 0, and a mean does not count them.
-        normalizer: A number, or an array without dimensions, that a mean divides by instead: tokens, accumulated rows.
-        out_dtype: The floating dtype of the result; that of the operands by default.
-        inplace_backward: Whether backward may write the gradient over the logits, which must not be used afterwards.
-            Autograd raises where another operation, such as `tanh`, has saved them for its own backward. CPU arrays
-            are left as they are.
+        student_logits: The logits of the student. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        teacher_logits: The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        beta: Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence. Must be a number >=
+            0 and <= 1. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
 
     Returns:
-        With 'none' one number per row, of the shape of the rows; otherwise one number. `mean` divides the sum by
-        the number of rows that count, `batchmean` by the size of the first dimension of the rows. A mean of nothing
-        is NaN, with gradients of 0. In the promoted dtype of the floating operands, on their device; float32 under
-        autocast.
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
+        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
 
     Gradient:
-        Every floating operand is differentiable. A class without mass on one side has gradient 0 there. Where the
-        loss is NaN so is the gradient of the row.
+        Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.
+        Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: an operand that is no array, has another dtype, or belongs to another library.
-        ValueError: shapes that do not fit, another device, a parameter or reduction out of range.
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
 
-    No row is below 0, and students that are near their teacher keep their digits. As Liger has it, beta = 0 and 1
-    are the Kullback-Leibler divergences, and not the limits, which are 0. The gradient falls with the square of the
-    temperature; multiply the loss by it, as G. Hinton et al. do (Distilling the knowledge in a neural network,
-    2015), to keep its size. `mean` divides by the number of rows, `batchmean` by the size of the first dimension.
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> student_logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> teacher_logits = torch.tensor([[1.0, 1.0, -1.0], [0.5, 1.0, 0.0]])
+        >>> loss = F.distillation_loss(student_logits, teacher_logits)
+        >>> round(loss.item(), 3)
+        0.17
+        >>> loss.backward()  # student_logits.grad holds the gradient
 
-    Source: R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
+    References:
+        R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
     """

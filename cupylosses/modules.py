@@ -1,7 +1,8 @@
-"""From a definition to the class of its Modules."""
+"""Builds the class of a loss's Modules from its definition."""
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Callable
 from functools import cache, partial
@@ -12,19 +13,31 @@ import torch
 from cupylosses import checks
 from cupylosses.build import HOME
 from cupylosses.definition.base import Definition
+from cupylosses.definition.docstring import module_docstring
 from cupylosses.definition.signature import compiled
 
 
 @cache
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
-    """The class of modules of a function of this library, or of ``define_loss``; the same for the same function.
+    """Returns the class of Modules of a loss.
 
-    An instance of the latter can be pickled if the class is kept under its own name in the module that defined the
+    Instances for users' losses can be pickled if the class is bound to its own name in the module that defines the
     loss: ``TukeyLoss = module_of(tukey_loss)``.
 
+    Args:
+        function: A function of ``cupylosses.functional``, or one made by ``define_loss``.
+
+    Returns:
+        A subclass of ``torch.nn.Module``, or of torch's class for the same loss; always the same one for a function.
+
     Raises:
-        TypeError: no function of a loss.
-        ValueError: an option whose name every Module has for something else, such as ``half`` or ``training``.
+        TypeError: ``function`` is not the function of a loss.
+        ValueError: An option has the name of an attribute of every Module, such as ``half`` or ``training``.
+
+    Example:
+        >>> from cupylosses import functional, nn
+        >>> nn.module_of(functional.hinge_loss)(margin=0.5)
+        HingeLoss(margin=0.5)
     """
     loss = getattr(function, "loss", None)
     if not isinstance(loss, Definition):
@@ -46,8 +59,9 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
 
 
 def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., Any]:
-    """``forward`` with the operands as its arguments. A twin in torch keeps its options as attributes of the same
-    names, some of which it may lack.
+    """``forward`` with the operands as arguments.
+
+    A subclass of torch's class stores the options as attributes of the same names, and may lack some of them.
     """
     operands = [x.name for x in loss.operands if x.default is None]
     names = list(loss.kept)
@@ -65,7 +79,7 @@ def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., An
 
 
 def _constructor(loss: Definition) -> Callable[..., None]:
-    """``__init__`` with the options as its arguments; what a call takes by keyword, by keyword."""
+    """``__init__`` with the options as arguments; those that a call can override are keyword-only."""
 
     def initialise(self: torch.nn.Module, values: tuple[Any, ...]) -> None:
         torch.nn.Module.__init__(self)
@@ -82,7 +96,7 @@ def _constructor(loss: Definition) -> Callable[..., None]:
 
 
 def _extra_repr(loss: Definition) -> Callable[[Any], str]:
-    """The options of the loss, and what every loss takes where it is not the default."""
+    """``extra_repr`` with the loss's own options, and the common ones that differ from their defaults."""
     own = {x.name for x in loss.options}
 
     def extra_repr(self: Any) -> str:
@@ -99,9 +113,8 @@ def _extra_repr(loss: Definition) -> Callable[[Any], str]:
 
 
 def _docstring(loss: Definition, function: str, twin: Any) -> str:
-    like = f" A ``torch.nn.{twin.__name__}``." if twin else ""
-    return (
-        f"{loss.summary}{like}\n\n    {loss.formula}\n\n"
-        f"Keeps the options of ``{function}``, which describes them. A call takes the operands\n"
-        f"and, by keyword, {', '.join(loss.keywords)}.\n"
-    )
+    if twin is None:
+        return module_docstring(loss, function, list(loss.kept), None)
+    known = dict(loss.arguments)
+    options = [x for x in inspect.signature(twin).parameters if x in known]
+    return module_docstring(loss, function, options, f"torch.nn.{twin.__name__}")

@@ -16,7 +16,7 @@ __all__: list[str]
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
 class BCELoss(torch.nn.BCELoss):
-    """Cross entropy of predicted probabilities and labels of 0 and 1, element by element."""
+    """Binary cross entropy of predicted probabilities."""
 
     def forward(
         self,
@@ -31,7 +31,7 @@ class BCELoss(torch.nn.BCELoss):
     ) -> torch.Tensor: ...
 
 class BCEWithLogitsLoss(torch.nn.BCEWithLogitsLoss):
-    """Cross entropy of logits and labels of 0 and 1, element by element."""
+    """Binary cross entropy of logits."""
 
     def forward(
         self,
@@ -46,7 +46,7 @@ class BCEWithLogitsLoss(torch.nn.BCEWithLogitsLoss):
     ) -> torch.Tensor: ...
 
 class MultiLabelSoftMarginLoss(torch.nn.MultiLabelSoftMarginLoss):
-    """Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension."""
+    """Multi-label binary cross entropy of logits, averaged over the classes in the last dimension."""
 
     def forward(
         self,
@@ -61,7 +61,7 @@ class MultiLabelSoftMarginLoss(torch.nn.MultiLabelSoftMarginLoss):
     ) -> torch.Tensor: ...
 
 class SoftMarginLoss(torch.nn.SoftMarginLoss):
-    """Logistic loss of a score against a label of -1 or +1, element by element."""
+    """Logistic loss of a score, for labels -1 and +1."""
 
     def forward(
         self,
@@ -76,7 +76,7 @@ class SoftMarginLoss(torch.nn.SoftMarginLoss):
     ) -> torch.Tensor: ...
 
 class KLDivLoss(torch.nn.KLDivLoss):
-    """Kullback-Leibler divergence of the prediction from the target, element by element."""
+    """Kullback-Leibler divergence KL(target || prediction)."""
 
     def forward(
         self,
@@ -91,7 +91,70 @@ class KLDivLoss(torch.nn.KLDivLoss):
     ) -> torch.Tensor: ...
 
 class GeneralizedKlDivLoss(torch.nn.Module):
-    """Kullback-Leibler divergence of measures that need not sum to 1, of which no term is negative."""
+    """Generalized Kullback-Leibler divergence, for measures that need not sum to 1; no element is negative.
+
+        target log(target / input) - target + input
+
+    Also known as I-divergence, and as half the deviance of a Poisson distribution. An infinite or negative operand
+    gives NaN. For distributions the sum equals that of `kl_div`, whose elements have both signs, so that rounding can
+    make its sum negative. Equals the loss of optax, except that `input` is the prediction, not its logarithm.
+
+    Module of ``cupylosses.functional.generalized_kl_div``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction, for example an intensity. Any shape that broadcasts with the other operands; floating.
+            Domain: (0, inf).
+        target: The ground truth, for example a count. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf).
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where `target` is 0, the gradient with respect to it is 0. Where
+        `input` is 0 and `target` is positive, the loss is infinite. Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.GeneralizedKlDivLoss()
+        >>> input = torch.tensor([0.5, 1.5, 3.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 4.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.615
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        I. Csiszar, Why least squares and maximum entropy? Annals of Statistics 19, 1991.
+    """
 
     def __init__(
         self,
@@ -114,7 +177,68 @@ class GeneralizedKlDivLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class ItakuraSaitoLoss(torch.nn.Module):
-    """Itakura-Saito divergence of power spectra, which asks for their ratio alone."""
+    """Itakura-Saito divergence of power spectra, which depends on their ratio only.
+
+        target / input - log(target / input) - 1
+
+    The loss is infinite where one operand is 0, and NaN where both are 0 or one is negative or infinite.
+
+    Module of ``cupylosses.functional.itakura_saito_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted power. Any shape that broadcasts with the other operands; floating. Domain: (0, inf).
+        target: The true power. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            (0, inf).
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.ItakuraSaitoLoss()
+        >>> input = torch.tensor([0.5, 1.5, 3.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 1.25, 2.5])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.113
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th International
+            Congress on Acoustics, 1968.
+    """
 
     def __init__(
         self,
@@ -137,7 +261,77 @@ class ItakuraSaitoLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class JsDivLoss(torch.nn.Module):
-    """Jensen-Shannon divergence of prediction and target, element by element."""
+    """Generalized Jensen-Shannon divergence of prediction and target.
+
+        beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, p = target and q = exp(input); p
+        log(p / q) if beta = 0, and q log(q / p) if beta = 1
+
+    No element is negative for beta strictly between 0 and 1. The divergence is the sum over a distribution, so its
+    average over the batch is reduction 'batchmean'. As in Liger Kernel, beta = 0 and beta = 1 give the Kullback-Leibler
+    divergences instead of the limits, which are 0.
+
+    Module of ``cupylosses.functional.js_div``.
+
+    Args:
+        beta: Weight of the target in the mixture m. Must be a number >= 0 and <= 1. Default 0.5.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        log_input: If True, `input` holds log-probabilities; otherwise it holds probabilities, and the kernel takes the
+            logarithm. Default True.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted distribution q as log-probabilities, or as probabilities with `log_input=False`. Any shape
+            that broadcasts with the other operands; floating. Domain: [-inf, 0] if `log_input` is True, [0, 1] if
+            `log_input` is False.
+        target: The true distribution p as probabilities, or as log-probabilities with `log_target=True`. Any shape that
+            broadcasts with the other operands; floating. Domain: [-inf, 0] if `log_target` is True, [0, 1] if
+            `log_target` is False.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where p or q is 0, the gradient with respect to it is 0. Where the
+        loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.JsDivLoss()
+        >>> input = torch.tensor([-0.3567, -1.6094, -2.3026], requires_grad=True)
+        >>> target = torch.tensor([0.5, 0.25, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.009
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. Lin, Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37, 1991.
+    """
 
     def __init__(
         self,
@@ -163,7 +357,66 @@ class JsDivLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class TvDistanceLoss(torch.nn.Module):
-    """Total variation distance between distributions, element by element."""
+    """Total variation distance between distributions.
+
+        |input - target| / 2
+
+    The distance is the sum over a distribution, so its average over the batch is reduction 'batchmean'.
+
+    Module of ``cupylosses.functional.tv_distance``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted probabilities. Any shape that broadcasts with the other operands; floating. Domain: [0, 1].
+        target: The true probabilities. Any shape that broadcasts with the other operands; floating. Domain: [0, 1].
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
+        gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.TvDistanceLoss()
+        >>> input = torch.tensor([0.7, 0.2, 0.1], requires_grad=True)
+        >>> target = torch.tensor([0.5, 0.25, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.067
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, 2002.
+    """
 
     def __init__(
         self,
@@ -186,7 +439,74 @@ class TvDistanceLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class SigmoidFocalLoss(torch.nn.Module):
-    """Focal loss of logits and labels of 0 and 1: cross entropy that counts less what is decided well."""
+    """Sigmoid focal loss: binary cross entropy of logits that down-weights well-classified elements.
+
+        -a (1 - p)^gamma log(p), with p = sigmoid(input) and a = alpha where target = 1, and p = 1 - sigmoid(input) and
+        a = 1 - alpha where target = 0; a = 1 if alpha < 0
+
+    Equals the loss of torchvision and fvcore: for a target between 0 and 1, a, 1 - p and the cross entropy are each
+    interpolated linearly between the two labels. Other targets give NaN. Keras has the same defaults; optax, MONAI and
+    kornia use no alpha by default.
+
+    Module of ``cupylosses.functional.sigmoid_focal_loss``.
+
+    Args:
+        alpha: Weight of positive examples; negative ones have 1 - alpha. A negative alpha turns the weights off. Must
+            be a number <= 1. Default 0.25.
+        gamma: Focusing exponent: an element of probability p is weighted by (1 - p)^gamma. 0 gives the cross entropy.
+            Must be a number >= 0. Default 2.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
+        any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.SigmoidFocalLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.009
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollar, Focal loss for dense object detection, ICCV 2017.
+    """
 
     def __init__(
         self,
@@ -211,7 +531,73 @@ class SigmoidFocalLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class AsymmetricLoss(torch.nn.Module):
-    """Asymmetric loss of logits and labels of 0 and 1: focal loss that forgives easy negatives most."""
+    """Asymmetric multi-label loss: focal loss with a stronger focus and a margin for negatives.
+
+        -target (1 - p)^gamma_pos log(p) - (1 - target) q^gamma_neg log(1 - q), with p = sigmoid(input) and q = max(p -
+        clip, 0)
+
+    The defaults are those of the authors' code and of timm, which clamp the logarithms at log(1e-8); here they are
+    exact. The focusing factors are differentiated, which their code can turn off.
+
+    Module of ``cupylosses.functional.asymmetric_loss``.
+
+    Args:
+        gamma_neg: Focusing exponent of negatives, weighted by q^gamma_neg. Must be a number >= 0. Default 4.0.
+        gamma_pos: Focusing exponent of positives, weighted by (1 - p)^gamma_pos. Must be a number >= 0. Default 1.0.
+        clip: Probability up to which a negative has loss 0. Must be a number >= 0 and <= 1. Default 0.05.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where p <= clip, a negative has loss 0 and gradient 0. So has an
+        infinite logit of the correct sign. Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.AsymmetricLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.065
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        T. Ridnik, E. Ben-Baruch, N. Zamir, A. Noy, I. Friedman, M. Protter, L. Zelnik-Manor, Asymmetric loss for
+            multi-label classification, ICCV 2021.
+    """
 
     def __init__(
         self,
@@ -237,7 +623,70 @@ class AsymmetricLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class Poly1Loss(torch.nn.Module):
-    """Poly-1 loss of logits and labels of 0 and 1: cross entropy plus a multiple of the probability of error."""
+    """Poly-1 loss: binary cross entropy of logits plus a multiple of the probability of error.
+
+        -log(p) + epsilon (1 - p), with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
+
+    The default is that of optax, whose loss is of softmax probabilities. For a target between 0 and 1, both terms are
+    interpolated linearly between the two labels.
+
+    Module of ``cupylosses.functional.poly1_loss``.
+
+    Args:
+        epsilon: Weight of 1 - p; 0 gives the cross entropy. Must be a number >= -1. Default 2.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
+        any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.Poly1Loss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.764
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Z. Leng, M. Tan, C. Liu, E. D. Cubuk, X. Shi, S. Cheng, D. Anguelov, PolyLoss: a polynomial expansion
+            perspective of classification loss functions, ICLR 2022.
+    """
 
     def __init__(
         self,
@@ -261,7 +710,72 @@ class Poly1Loss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class GeneralizedCrossEntropyLoss(torch.nn.Module):
-    """Generalized cross entropy of logits and labels of 0 and 1, which mislabelled elements pull on less."""
+    """Generalized binary cross entropy of logits, robust to label noise.
+
+        (1 - p^q) / q, with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0
+
+    For a target between 0 and 1, the loss is interpolated linearly between the two labels, as the cross entropy is;
+    Keras, whose loss is of softmax probabilities, takes the power of the mean probability instead. An infinite logit of
+    the wrong sign has loss 1 / q.
+
+    Module of ``cupylosses.functional.generalized_cross_entropy``.
+
+    Args:
+        q: Robustness: 0 gives the cross entropy, 1 the absolute error of the probability. Must be a number >= 0 and <=
+            1. Default 0.7.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted logit. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
+            floating, integer or bool. Domain: [0, 1].
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.GeneralizedCrossEntropyLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.252
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Z. Zhang, M. R. Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels,
+            NeurIPS 2018.
+    """
 
     def __init__(
         self,
@@ -285,7 +799,7 @@ class GeneralizedCrossEntropyLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class PoissonNLLLoss(torch.nn.PoissonNLLLoss):
-    """Negative log-likelihood of counts, given the rates of their Poisson distributions."""
+    """Poisson negative log-likelihood of counts, given the rate or its logarithm."""
 
     def forward(
         self,
@@ -300,7 +814,7 @@ class PoissonNLLLoss(torch.nn.PoissonNLLLoss):
     ) -> torch.Tensor: ...
 
 class GaussianNLLLoss(torch.nn.GaussianNLLLoss):
-    """Negative log-likelihood of a target, given mean and variance of its normal distribution."""
+    """Gaussian negative log-likelihood of a target, given mean and variance."""
 
     def forward(
         self,
@@ -316,7 +830,69 @@ class GaussianNLLLoss(torch.nn.GaussianNLLLoss):
     ) -> torch.Tensor: ...
 
 class HingeLoss(torch.nn.Module):
-    """Hinge loss of a margin classifier, element by element, with broadcasting."""
+    """Hinge loss of a binary classifier, for labels -1 and +1.
+
+        max(0, margin - input target)
+
+    A target of shape (D,) broadcasts along the rows of an input of shape (N, D), as in NumPy and torch. For one target
+    per row, pass `target[:, None]`.
+
+    Module of ``cupylosses.functional.hinge_loss``.
+
+    Args:
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At input target = margin the element is active: the gradient is
+        (-target, -input). Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.HingeLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        1.167
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
 
     def __init__(
         self,
@@ -340,7 +916,7 @@ class HingeLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class HingeEmbeddingLoss(torch.nn.HingeEmbeddingLoss):
-    """Distance of a similar pair, or what a dissimilar pair lacks of the margin, element by element."""
+    """Hinge embedding loss: the distance of similar pairs, and the hinge of that of dissimilar pairs."""
 
     def forward(
         self,
@@ -355,7 +931,7 @@ class HingeEmbeddingLoss(torch.nn.HingeEmbeddingLoss):
     ) -> torch.Tensor: ...
 
 class MarginRankingLoss(torch.nn.MarginRankingLoss):
-    """Hinge loss of the order of two scores, element by element."""
+    """Margin ranking loss: hinge loss of the difference of two scores."""
 
     def forward(
         self,
@@ -371,7 +947,68 @@ class MarginRankingLoss(torch.nn.MarginRankingLoss):
     ) -> torch.Tensor: ...
 
 class SquaredHingeLoss(torch.nn.Module):
-    """Squared hinge loss of a margin classifier, element by element."""
+    """Squared hinge loss of a binary classifier, for labels -1 and +1.
+
+        max(0, margin - input target)^2
+
+    Keras converts labels 0 to -1; here, a label of 0 is used as it is.
+
+    Module of ``cupylosses.functional.squared_hinge_loss``.
+
+    Args:
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.SquaredHingeLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        3.083
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
 
     def __init__(
         self,
@@ -395,7 +1032,69 @@ class SquaredHingeLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class LogisticLoss(torch.nn.Module):
-    """Logistic loss of a score against a label of -1 or +1, element by element."""
+    """Logistic loss of a score, for labels -1 and +1.
+
+        log(1 + exp(-input target))
+
+    Equals `soft_margin_loss` except at a label of 0, where that is NaN and this is log(2). For labels 0 and 1, use
+    `binary_cross_entropy_with_logits`.
+
+    Module of ``cupylosses.functional.logistic_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score: the logit of label +1. Any shape that broadcasts with the other operands; floating.
+            Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.LogisticLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.951
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    """
 
     def __init__(
         self,
@@ -418,7 +1117,66 @@ class LogisticLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class ExponentialLoss(torch.nn.Module):
-    """Exponential loss of a score against a label of -1 or +1, that of AdaBoost, element by element."""
+    """Exponential loss of a score, for labels -1 and +1, as in AdaBoost.
+
+        exp(-input target)
+
+    Module of ``cupylosses.functional.exponential_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.ExponentialLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        2.761
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to
+            boosting, Journal of Computer and System Sciences 55, 1997.
+    """
 
     def __init__(
         self,
@@ -441,7 +1199,7 @@ class ExponentialLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class MSELoss(torch.nn.MSELoss):
-    """Squared error."""
+    """Squared error; mean squared error with the default reduction."""
 
     def forward(
         self,
@@ -456,7 +1214,7 @@ class MSELoss(torch.nn.MSELoss):
     ) -> torch.Tensor: ...
 
 class L1Loss(torch.nn.L1Loss):
-    """Absolute error."""
+    """Absolute error; mean absolute error with the default reduction."""
 
     def forward(
         self,
@@ -471,7 +1229,7 @@ class L1Loss(torch.nn.L1Loss):
     ) -> torch.Tensor: ...
 
 class SmoothL1Loss(torch.nn.SmoothL1Loss):
-    """Squared error for small differences, absolute error for large ones."""
+    """Smooth L1 loss: squared error for small differences, absolute error for large ones."""
 
     def forward(
         self,
@@ -486,7 +1244,7 @@ class SmoothL1Loss(torch.nn.SmoothL1Loss):
     ) -> torch.Tensor: ...
 
 class HuberLoss(torch.nn.HuberLoss):
-    """Squared error for small differences, absolute error scaled by delta for large ones."""
+    """Huber loss: squared error for small differences, absolute error scaled by delta for large ones."""
 
     def forward(
         self,
@@ -501,7 +1259,69 @@ class HuberLoss(torch.nn.HuberLoss):
     ) -> torch.Tensor: ...
 
 class MsleLoss(torch.nn.Module):
-    """Squared error of the logarithms, each of 1 plus a number: mean squared logarithmic error."""
+    """Squared logarithmic error; mean squared logarithmic error (MSLE) with the default reduction.
+
+        (log(1 + input) - log(1 + target))^2
+
+    Keras clamps both operands to at least 1e-7, which hides negative predictions and gives them no gradient. Here,
+    numbers between -1 and 0 are used as they are, and smaller ones give NaN.
+
+    Module of ``cupylosses.functional.msle_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction; the loss is NaN below -1. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf).
+        target: The ground truth; the loss is NaN below -1. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: [0, inf).
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.MsleLoss()
+        >>> input = torch.tensor([0.5, 1.0, 3.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, 0.0, 4.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.204
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. W. Tukey, Exploratory Data Analysis, 1977, for the started logarithm.
+    """
 
     def __init__(
         self,
@@ -524,7 +1344,70 @@ class MsleLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class MapeLoss(torch.nn.Module):
-    """Absolute error relative to the target, in percent: mean absolute percentage error."""
+    """Absolute percentage error; mean absolute percentage error (MAPE) with the default reduction.
+
+        100 |target - input| / max(|target|, epsilon)
+
+    The default of epsilon is that of Keras.
+
+    Module of ``cupylosses.functional.mape_loss``.
+
+    Args:
+        epsilon: Lower bound of the denominator. Must be a number > 0. Default 1e-07.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. At |target| = epsilon the
+        denominator is treated as constant. Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.MapeLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        258.333
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. Makridakis, Accuracy measures: theoretical and practical concerns, International Journal of Forecasting 9,
+            1993.
+    """
 
     def __init__(
         self,
@@ -548,7 +1431,67 @@ class MapeLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class LogCoshLoss(torch.nn.Module):
-    """Logarithm of the hyperbolic cosine: half the squared error for small differences, the absolute for large."""
+    """Log-cosh loss: half the squared error for small differences, the absolute error for large ones.
+
+        log(cosh(input - target))
+
+    Module of ``cupylosses.functional.log_cosh_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.LogCoshLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.413
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        P. J. Green, Bayesian reconstructions from emission tomography data using a modified EM algorithm, IEEE
+            Transactions on Medical Imaging 9, 1990.
+    """
 
     def __init__(
         self,
@@ -571,7 +1514,71 @@ class LogCoshLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class CharbonnierLoss(torch.nn.Module):
-    """Charbonnier loss, a smooth absolute error, also known as pseudo-Huber."""
+    """Charbonnier loss, a smooth absolute error, also known as the pseudo-Huber loss.
+
+        sqrt(r^2 + 1) - 1, with r = (input - target) / scale
+
+    Scaled as by kornia. The common form sqrt(d^2 + epsilon^2) is epsilon times this loss, plus epsilon, with scale =
+    epsilon. Equals `general_robust_loss` with alpha = 1.
+
+    Module of ``cupylosses.functional.charbonnier_loss``.
+
+    Args:
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.CharbonnierLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.388
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization
+            algorithms for computed imaging, ICIP 1994.
+    """
 
     def __init__(
         self,
@@ -595,7 +1602,70 @@ class CharbonnierLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class CauchyLoss(torch.nn.Module):
-    """Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as Lorentzian."""
+    """Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as the Lorentzian loss.
+
+        log(1 + r^2 / 2), with r = (input - target) / scale
+
+    Scaled as by kornia and Barron. Equals `general_robust_loss` with alpha = 0.
+
+    Module of ``cupylosses.functional.cauchy_loss``.
+
+    Args:
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.CauchyLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.359
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow fields,
+            Computer Vision and Image Understanding 63, 1996.
+    """
 
     def __init__(
         self,
@@ -619,7 +1689,70 @@ class CauchyLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class WelschLoss(torch.nn.Module):
-    """Welsch loss, an upside-down Gaussian; also known as Leclerc."""
+    """Welsch loss, an inverted Gaussian; also known as the Leclerc loss.
+
+        1 - exp(-r^2 / 2), with r = (input - target) / scale
+
+    Scaled as by kornia and Barron. Equals `general_robust_loss` with alpha = -inf.
+
+    Module of ``cupylosses.functional.welsch_loss``.
+
+    Args:
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.WelschLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.311
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications in
+            Statistics 7, 1978.
+    """
 
     def __init__(
         self,
@@ -643,7 +1776,71 @@ class WelschLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class GemanMcclureLoss(torch.nn.Module):
-    """Geman-McClure loss, which is never more than 2."""
+    """Geman-McClure loss, bounded by 2.
+
+        2 r^2 / (r^2 + 4), with r = (input - target) / scale
+
+    Scaled as by kornia and Barron. The other common form, r^2 / (r^2 + 1), is half of this loss at half the scale.
+    Equals `general_robust_loss` with alpha = -2.
+
+    Module of ``cupylosses.functional.geman_mcclure_loss``.
+
+    Args:
+        scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.GemanMcclureLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.339
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography,
+            Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.
+    """
 
     def __init__(
         self,
@@ -667,7 +1864,72 @@ class GemanMcclureLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class WingLoss(torch.nn.Module):
-    """Wing loss: logarithmic, and so steep, for small differences, absolute error for large ones."""
+    """Wing loss: logarithmic and steep for small differences, absolute error for large ones.
+
+        width log(1 + d / epsilon) where d < width, else d - width + width log(1 + width / epsilon), with d = |input -
+        target|
+
+    The defaults are those of segmentation-models-pytorch; the paper uses width 10 and epsilon 2.
+
+    Module of ``cupylosses.functional.wing_loss``.
+
+    Args:
+        width: Difference at which the two branches meet. Must be a number > 0. Default 5.0.
+        epsilon: Curvature of the logarithm: the slope at 0 is width / epsilon. Must be a number > 0. Default 0.5.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. At d = width it is that of the
+        absolute error. Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.WingLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        4.338
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Z.-H. Feng, J. Kittler, M. Awais, P. Huber, X.-J. Wu, Wing loss for robust facial landmark localisation with
+            convolutional neural networks, CVPR 2018.
+    """
 
     def __init__(
         self,
@@ -692,7 +1954,67 @@ class WingLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class QuantileLoss(torch.nn.Module):
-    """Quantile loss, also known as pinball: absolute error with one weight below the target and one above."""
+    """Quantile (pinball) loss: absolute error weighted differently below and above the target.
+
+        quantile (target - input) where input < target, else (1 - quantile) (input - target)
+
+    Module of ``cupylosses.functional.quantile_loss``.
+
+    Args:
+        quantile: The quantile to predict. Must be a number > 0 and < 1. Default 0.5.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
+        gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.QuantileLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.417
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        R. Koenker, G. Bassett, Regression quantiles, Econometrica 46, 1978.
+    """
 
     def __init__(
         self,
@@ -716,7 +2038,76 @@ class QuantileLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class GeneralRobustLoss(torch.nn.Module):
-    """Barron's general robust loss, of which `alpha` sets how little an outlier counts."""
+    """Barron's general and adaptive robust loss; the smaller `alpha`, the less an outlier matters.
+
+        (b / alpha) ((r^2 / b + 1)^(alpha / 2) - 1), with b = |alpha - 2| and r = (input - target) / scale
+
+    alpha = 2 gives half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss` and -inf
+    `welsch_loss`. These limits are exact, and values and derivatives near them are as accurate as elsewhere. The loss
+    is NaN for an infinite difference and for a scale that is not positive. To learn `alpha` and `scale`, add log(scale)
+    and the logarithm of the partition function, which depends on `alpha`.
+
+    Module of ``cupylosses.functional.general_robust_loss``.
+
+    Args:
+        alpha: The shape; infinities are allowed. Any shape that broadcasts with the other operands; floating, integer
+            or bool, or a number. Domain: any number. Default 1.
+        scale: The scale of the residual, around which differences become outliers. Any shape that broadcasts with the
+            other operands; floating, or a number. Domain: (0, inf). Default 1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The prediction. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: any
+            number.
+        target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
+            any number.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
+        promoted dtype unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The derivative with respect to `alpha` is 0 at alpha = 2, where the
+        true one is infinite, and where |alpha| exceeds 2^60, which is treated as infinite. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.GeneralRobustLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, 0.25])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.388
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
+    """
 
     def __init__(
         self,
@@ -741,7 +2132,7 @@ class GeneralRobustLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """Cross entropy of logits against class indices, or against a probability per class."""
+    """Softmax cross entropy of logits, for class indices or class probabilities."""
 
     @overload
     def forward(
@@ -825,7 +2216,102 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     ) -> torch.Tensor | RowResult: ...
 
 class SoftmaxFocalLoss(torch.nn.Module):
-    """Cross entropy of logits against class indices in which rows that are decided well count less."""
+    """Softmax focal loss: cross entropy of logits that down-weights well-classified rows.
+
+        (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
+        p_c + z_loss lse^2
+
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap, p = softmax(z), lse = log
+    sum_c exp z_c, y the label, alpha_c the class weights, 1 by default, C the number of classes.
+
+    Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
+
+    Module of ``cupylosses.functional.softmax_focal_loss``.
+
+    Args:
+        alpha: Weight of each class, floating, of shape (C,), without a gradient. Default None, no weights.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
+            Must be a number >= 0. Default 2.0.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+
+    Call:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        label_smoothing: Overrides the option of the constructor for this call, unless None.
+        z_loss: Overrides the option of the constructor for this call, unless None.
+        poly: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        softcap: Overrides the option of the constructor for this call, unless None.
+        logit_scale: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        return_lse: Overrides the option of the constructor for this call, unless None.
+        return_accuracy: Overrides the option of the constructor for this call, unless None.
+        inplace_backward: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
+        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
+        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+
+    Gradient:
+        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
+        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.SoftmaxFocalLoss()
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.438
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    """
 
     def __init__(
         self,
@@ -928,7 +2414,7 @@ class SoftmaxFocalLoss(torch.nn.Module):
     ) -> torch.Tensor | RowResult: ...
 
 class NLLLoss(torch.nn.NLLLoss):
-    """Negative log-likelihood of class indices under log-probabilities."""
+    """Negative log-likelihood of class indices, given log-probabilities."""
 
     def forward(
         self,
@@ -943,7 +2429,72 @@ class NLLLoss(torch.nn.NLLLoss):
     ) -> torch.Tensor: ...
 
 class KLDivWithLogitsLoss(torch.nn.Module):
-    """Kullback-Leibler divergence of the distribution that logits are of from the target."""
+    """Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.
+
+        sum_c t_c (log t_c - log p_c)
+
+    with z = input / temperature, p = softmax(z), t the target probabilities.
+
+    Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
+
+    Module of ``cupylosses.functional.kl_div_with_logits``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+
+    Call:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the
+            shape of `input`.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        temperature: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        inplace_backward: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
+        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
+        the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.KLDivWithLogitsLoss()
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.232
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    """
 
     def __init__(
         self,
@@ -969,7 +2520,75 @@ class KLDivWithLogitsLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class DistillationLoss(torch.nn.Module):
-    """Divergence between the distributions of a student's and a teacher's logits."""
+    """Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.
+
+        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
+        if beta = 1
+
+    with z = student_logits / temperature, p = softmax(z), q = softmax(teacher_logits / temperature).
+
+    No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
+    beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
+    square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do (Distilling the
+    knowledge in a neural network, 2015).
+
+    Module of ``cupylosses.functional.distillation_loss``.
+
+    Args:
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        beta: Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence. Must be a number >=
+            0 and <= 1. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+
+    Call:
+        student_logits: The logits of the student. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        teacher_logits: The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        inplace_backward: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
+        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.
+        Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.DistillationLoss()
+        >>> student_logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> teacher_logits = torch.tensor([[1.0, 1.0, -1.0], [0.5, 1.0, 0.0]])
+        >>> loss = criterion(student_logits, teacher_logits)
+        >>> round(loss.item(), 3)
+        0.17
+        >>> loss.backward()  # student_logits.grad holds the gradient
+
+    References:
+        R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
+    """
 
     def __init__(
         self,

@@ -19,13 +19,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import numpy
 from tools.mutants import MUTANTS, OUTSIDE
 from tools.row_variants import row_variants
 from tools.variants import variants
 
+from cupylosses import functional
 from cupylosses.definition import expressions
 from cupylosses.definition.base import REDUCTIONS, Definition
-from cupylosses.docstring import docstring
+from cupylosses.definition.docstring import docstring, module_docstring
+from cupylosses.definition.example_results import RESULTS
 from cupylosses.engines.pointwise.codegen import Variant
 from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax import definition as softmax_definition
@@ -33,6 +36,29 @@ from cupylosses.engines.softmax.codegen import RowVariant
 from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.engines.softmax.dense_codegen import TermVariant
 from cupylosses.jit.kernel import Kernel
+
+RESULTS_HEAD = '''\
+"""Values of the documented examples, by name of the loss. Written by scripts/generate.py; do not edit."""
+
+RESULTS: dict[str, float] = {
+'''
+
+
+def example_results() -> str:
+    """``example_results.py``: the value of each documented example, computed with NumPy, so that torch is not needed.
+
+    The values enter the docstrings that are generated afterwards.
+    """
+    for loss in definitions():
+        operands = [numpy.asarray(x, numpy.float32 if is_floating(x) else None) for x in loss.example_operands.values()]
+        RESULTS[loss.name] = round(float(getattr(functional, loss.name)(*operands)), 3)
+    return RESULTS_HEAD + "".join(f'    "{x.name}": {RESULTS[x.name]!r},\n' for x in definitions()) + "}\n"
+
+
+def is_floating(x: Any) -> bool:
+    """True of nested sequences that hold a float."""
+    return any(map(is_floating, x)) if isinstance(x, Sequence) else isinstance(x, float)
+
 
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
@@ -109,9 +135,15 @@ def nn_stub() -> str:
 def stub_class(loss: Definition) -> str:
     name = loss.class_name
     base = f"torch.nn.{name}" if loss.torch and loss.module else "torch.nn.Module"
-    lines = [f"class {name}({base}):", f'    """{loss.summary}"""', ""]
-    if base == "torch.nn.Module":
+    if base != "torch.nn.Module":
+        # torch has the constructor, and its arguments; pre-commit runs this without torch.
+        lines = [f"class {name}({base}):", f'    """{loss.summary}"""', ""]
+    else:
         given = loss.kept
+        text = indent(
+            f'"""{module_docstring(loss, f"cupylosses.functional.{loss.name}", list(given), None)}"""', "    "
+        )
+        lines = [f"class {name}({base}):", text, ""]
         first = [x for x in given if x not in loss.keywords]
         arguments = [*first, "*", *(x for x in given if x not in first)]
         lines += ["    def __init__(", "        self,"]
@@ -367,7 +399,8 @@ def golden() -> Path:
 
 def generated() -> dict[Path, str]:
     """What each generated file should contain."""
-    files = {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
+    files = {ROOT / "cupylosses" / "definition" / "example_results.py": example_results()}
+    files |= {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
     files |= {golden() / f"{x.title}.cu": x.glue() for x in (*examples(), *row_examples())}
     for name, parts in PARTS.items():
         text = (ROOT / name).read_text(encoding="utf-8")

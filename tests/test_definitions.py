@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 import cupylosses.functional as F
 from cupylosses.definition.base import COMMON, DOMAINS, MAX_OWN_OPERANDS, RESERVED, Flag, Kink, Operand, Parameter
-from cupylosses.docstring import docstring
+from cupylosses.definition.docstring import docstring
 from cupylosses.engines.pointwise import definition as pointwise_definition
 from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax.definition import row_registry
@@ -200,12 +199,8 @@ def test_docstring_says_everything(loss: Loss) -> None:
     text = inspect.getdoc(function)
     assert text == inspect.cleandoc(docstring(loss))
     assert text.startswith(loss.summary)
-    sections = [line.rstrip(":") for line in text.splitlines() if line in ("Args:", "Returns:", "Gradient:", "Raises:")]
-    assert sections == ["Args", "Returns", "Gradient", "Raises"]
     words = " ".join(text.split())
     for part in (loss.formula, loss.convention, loss.notes, loss.source, *(repr(r) for r in loss.reductions)):
         assert " ".join(part.split()) in words
-    for name in (x for x, _ in loss.arguments if x != "*"):
-        assert re.search(rf"^    (\w+, )?{name}[:,]", text, re.MULTILINE), name
     assert function.__module__ == "cupylosses.functional"
     assert function.__name__ == function.__qualname__ == loss.name

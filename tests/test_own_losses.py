@@ -317,7 +317,7 @@ def test_the_function_describes_itself() -> None:
     with pytest.raises(TypeError, match=r"tukey\(\) got an unexpected keyword argument 'k'"):
         cupylosses.value_and_grad(tukey, torch.ones(2), torch.ones(2), k=1.0)
     documented = define_loss("d", "input", ["input"], summary="Said.", formula="i", notes="Noted.", source="S, 1900.")
-    assert all(x in documented.__doc__ for x in ("Said.", "    i\n", "Noted.", "Source: S, 1900."))
+    assert all(x in documented.__doc__ for x in ("Said.", "    i\n", "Noted.", "References:\n    S, 1900."))
 
 
 def test_everything_that_a_definition_takes(device: str) -> None:

@@ -94,7 +94,8 @@ def test_pre_commit_watches_what_files_are_generated_from() -> None:
     watched = re.search(r"- id: generated\n(?:.*\n)*?        files: (.*)\n", hooks)[1]
     sources = [
         *(f"kernels/{name}" for name in PRIMITIVES),
-        *("cupylosses/definition/expressions.py", "cupylosses/docstring.py"),
+        *("cupylosses/definition/expressions.py", "cupylosses/definition/docstring.py"),
+        "cupylosses/definition/example_results.py",
         *("cupylosses/testing/mutants.py", "cupylosses/testing/transforms.py", "docs/transforms.csv"),
         *("cupylosses/functional.pyi", "cupylosses/nn.pyi", "README.md", "docs/mutations.md"),
         *(str(x.relative_to(ROOT)) for x in (ROOT / "tests" / "golden").glob("*.cu")),

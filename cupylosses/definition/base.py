@@ -1,8 +1,9 @@
-"""What a loss is: one object from which everything else is derived.
+"""Definition of a loss: one object from which everything else is derived.
 
-A :class:`Loss` holds the name, the operands, the parameters, the value as a short CUDA expression, a naive reference
-formula through the array API, and what tests and documentation need to know (domains, kinks, formula, source).
-Kernels, functions with true signatures, docstrings, stubs, tables, comparisons, benchmarks and tests read it.
+A :class:`Definition` holds the name, the operands, the parameters, the value as a short CUDA expression, a plain
+reference formula through the array API, and the facts that tests and documentation need (domains, kinks, formula,
+publication). Kernels, functions with true signatures, docstrings, type stubs, tables, comparisons, benchmarks and tests
+are derived from it. Each engine subclasses it.
 
 Nothing here imports an array library, CUDA or a compiler.
 """
@@ -22,24 +23,43 @@ from cupylosses.definition.expressions import Part, check, primitives
 
 REDUCTIONS = ("none", "mean", "sum", "batchmean", "weighted_mean")
 
-#: Arguments that every loss takes beside its own, by name, with their defaults.
+#: Keyword arguments common to all element-wise losses, with their defaults.
 COMMON: Mapping[str, Any] = {
     "reduction": "mean", "weight": None, "mask": None, "normalizer": None, "dim": None, "out_dtype": None,
 }  # fmt: skip
-#: Of these, what a Module keeps unless a call says otherwise, and what is given anew with each call.
+#: Of these, options of a Module's constructor that a call can override, and arguments of each call only.
 PER_MODULE = ("weight", "dim", "out_dtype")
 PER_CALL = ("mask", "normalizer")
+#: Deprecated arguments of torch's losses, taken by the twins of losses that have them.
 LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
-#: Names that operands, parameters, flags, `constants` and `let` must not have: the common arguments, the loss before
-#: its weight, and the first argument of a Module's methods.
+#: Names forbidden to operands, parameters, flags, `constants` and `let`: the common arguments, the loss before its
+#: weight is applied, and the first argument of a Module's methods.
 RESERVED = frozenset({*COMMON, *LEGACY, "unweighted", "self"})
 
-#: What operands hold: any number; [0, 1]; the logarithm of one of these; -1 or +1; 0 or 1; (0, inf); [0, inf).
-DOMAINS = ("real", "probability", "log_probability", "sign", "binary", "positive", "nonnegative")
+#: Domains of operands by name, as docstrings spell them.
+DOMAINS: Mapping[str, str] = {
+    "real": "any number",
+    "probability": "[0, 1]",
+    "log_probability": "[-inf, 0]",
+    "sign": "-1 or +1",
+    "binary": "0 or 1",
+    "positive": "(0, inf)",
+    "nonnegative": "[0, inf)",
+}  # fmt: skip
 
+#: Operands of documented examples by domain: one choice for each position among the operands of a loss.
+SAMPLES: Mapping[str, Sequence[Sequence[float]]] = {
+    "real": ((0.5, -1.25, 2.0), (1.0, -1.0, 0.25), (-0.5, 0.75, 1.5)),
+    "probability": ((0.7, 0.2, 0.1), (0.5, 0.25, 0.25)),
+    "log_probability": ((-0.3567, -1.6094, -2.3026), (-0.6931, -1.3863, -1.3863)),
+    "sign": ((1.0, -1.0, -1.0),),
+    "binary": ((1.0, 0.0, 1.0),),
+    "positive": ((0.5, 1.5, 3.0), (1.0, 1.25, 2.5)),
+    "nonnegative": ((0.5, 1.0, 3.0), (1.0, 0.0, 4.0)),
+}
 
-#: The words of C++ up to its newest, those of Python aside, and what is a macro where kernels are compiled.
+#: Keywords of C++ up to the newest standard, without those of Python, and macros of the kernels' compilers.
 _KEYWORDS = frozenset({
     "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
     "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast", "consteval",
@@ -57,14 +77,14 @@ _KEYWORDS = frozenset({
 class Operand:
     """A tensor argument of a loss.
 
-    ``domain`` names what its values are, for sampling and documentation: one of :data:`DOMAINS`, or a pair
+    ``domain``: the range of its values, for sampling and documentation. One of :data:`DOMAINS`, or a pair
     ``(flag, {False: domain, True: domain})`` when a flag of the loss decides.
-    ``integer`` says that integer and bool tensors are accepted too; they are read in their own dtype and have no
-    gradient. Every floating operand is differentiable.
-    ``number`` says that a number may stand for the tensor. With a ``default`` that number does if the argument is left
-    out, or None.
-    ``per_row`` says that the tensor may have one dimension fewer than the first operand: one value per row. It then
-    broadcasts along the last dimension, and no other shape of fewer dimensions is taken.
+    ``integer``: integer and bool tensors are accepted too; they are read in their own dtype and have no gradient.
+    Every floating operand is differentiable.
+    ``number``: a Python number may replace the tensor. If there is a ``default``, None and an omitted argument mean
+    that number.
+    ``per_row``: the tensor may have one dimension fewer than the first operand, one value per row. It then broadcasts
+    along the last dimension, and no other shape of fewer dimensions is accepted.
     """
 
     name: str
@@ -76,21 +96,32 @@ class Operand:
     per_row: bool = False
 
     def domain_for(self, parameters: Mapping[str, Any]) -> str:
-        """The domain under the given parameter values."""
+        """Name of the domain under the given values of the flags."""
         if isinstance(self.domain, str):
             return self.domain
         flag, choices = self.domain
         return choices[parameters[flag]]
 
+    @property
+    def domain_text(self) -> str:
+        """The domain as docstrings spell it, for each choice of the flag if one decides."""
+        if isinstance(self.domain, str):
+            return DOMAINS[self.domain]
+        flag, domains = self.domain
+        choices: dict[str, list[str]] = {}
+        for choice, domain in domains.items():
+            choices.setdefault(DOMAINS[domain], []).append(f"{choice!r}")
+        return ", ".join(f"{text} if `{flag}` is {' or '.join(x)}" for text, x in choices.items())
 
-#: The operands that a call may add to any loss.
-WEIGHT = Operand("weight", "What each element is multiplied by.", domain="nonnegative")
+
+#: The operands that a call may add to any element-wise loss.
+WEIGHT = Operand("weight", "Factor of each element.", domain="nonnegative")
 MASK = Operand("mask", "True where an element counts.", domain="binary", integer=True)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a kernel takes at run time. ``minimum`` and ``maximum`` are allowed unless ``exclusive``."""
+    """A number that kernels take at run time. ``minimum`` and ``maximum`` are in range unless ``exclusive``."""
 
     name: str
     default: float
@@ -101,25 +132,25 @@ class Parameter:
 
     @property
     def requirement(self) -> str:
-        """The range in words, as error messages and docstrings put it."""
+        """The range in words, for error messages and docstrings."""
         equal = "" if self.exclusive else "="
         bounds = [f">{equal} {self.minimum:g}"] if self.minimum != -math.inf else []
         bounds += [f"<{equal} {self.maximum:g}"] if self.maximum != math.inf else []
         return f"a number {' and '.join(bounds)}" if bounds else "a number, not NaN"
 
     def accepts(self, value: float) -> bool:
-        """Whether ``value`` is in range; NaN never is."""
+        """True if ``value`` is in range; NaN never is."""
         if self.exclusive:
-            # An infinity that is the default of a bound is a bound that was not given.
+            # An infinite maximum is a bound that was not given, so infinity itself is in range.
             return value > self.minimum and (value < self.maximum or self.maximum == math.inf)
         return self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A choice that selects a variant of the kernel when it is compiled: a bool, or one of ``choices``.
+    """A compile-time choice that selects a variant of the kernel: a bool, or one of ``choices``.
 
-    Expressions see the position of the choice, so a bool as itself.
+    Expressions see the index of the choice, so a bool as itself.
     """
 
     name: str
@@ -130,7 +161,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Kink:
-    """A point where the derivative is a convention, and that convention."""
+    """A point where the loss has no derivative, and the one that is returned there by convention."""
 
     operands: tuple[float, ...]
     value: float
@@ -139,9 +170,9 @@ class Kink:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Definition:
-    """What every loss says of itself, and what follows: names, arguments, parameters and flags.
+    """Fields common to the definitions of all engines, and the signature, names and documentation derived from them.
 
-    Fields are described in ``docs/adding-a-loss.md``; :meth:`__post_init__` validates them.
+    ``docs/adding-a-loss.md`` describes the fields; :meth:`__post_init__` validates them.
     """
 
     name: str
@@ -158,6 +189,7 @@ class Definition:
     convention: str = "The loss is differentiable everywhere."
     cases: tuple[Mapping[str, Any], ...] = ({},)
     notes: str = ""
+    example: str = ""
     source: str = ""
     places: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -184,7 +216,7 @@ class Definition:
             for domain in [operand.domain] if isinstance(operand.domain, str) else operand.domain[1].values():
                 if domain not in DOMAINS:
                     raise ValueError(
-                        f"{self.name}: domain of `{operand.name}` must be one of {DOMAINS}, got {domain!r}"
+                        f"{self.name}: domain of `{operand.name}` must be one of {tuple(DOMAINS)}, got {domain!r}"
                     )
         for case in self.cases:
             for name in case:
@@ -219,7 +251,7 @@ class Definition:
                 raise ValueError(f"{self.name}: the name {name!r} is that of a primitive; choose another")
 
     def check_expressions(self) -> None:
-        """Raises unless the expressions are ones."""
+        """Raises :class:`ExpressionError` unless every expression is well formed."""
         names = [x.name for x in self.parameters]
         for name, expression in self.constants.items():
             check(expression, names, Part(self.name, name, self.places.get(name)), functions={})
@@ -227,45 +259,45 @@ class Definition:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of what is computed from operands and options before the value."""
+        """Names of the intermediate results that are computed before the value."""
         return tuple(self.constants)
 
     @property
     def common(self) -> Mapping[str, Any]:
-        """Arguments that every loss of this kind takes beside its own, by name, with their defaults."""
+        """Arguments shared by the losses of the engine, by name, with their defaults."""
         return COMMON
 
     @property
     def reserved(self) -> Collection[str]:
-        """Names that the loss must not use."""
+        """Names forbidden to operands, options and intermediate results."""
         return RESERVED
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """What a call of its Module takes by keyword beside the operands."""
+        """Keyword arguments of a call of its Module, in addition to the operands."""
         return tuple(x for x in COMMON if x != "reduction")
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        """The reductions that the loss accepts."""
+        """Accepted values of ``reduction``."""
         return REDUCTIONS
 
     @property
     def options(self) -> tuple[Parameter | Flag, ...]:
-        """The parameters, then the flags: what a function takes besides operands and what every loss takes."""
+        """The parameters, then the flags: the arguments of the loss's own that are no arrays."""
         return (*self.parameters, *self.flags)
 
     @cached_property
     def legacy(self) -> bool:
-        """Whether the loss takes torch's deprecated arguments."""
+        """True if the loss takes torch's deprecated arguments."""
         return "size_average" in self.positional.split()
 
     @cached_property
     def arguments(self) -> tuple[tuple[str, Any], ...]:
-        """``(name, default)`` of each argument of the function, in order; ``...`` is no default.
+        """``(name, default)`` of each argument of the function, in order; a default of ``...`` means there is none.
 
-        ``positional`` decides what stands first, as torch has it for its losses; without it, the operands, the options
-        and the reduction do. What every loss takes besides can be given by keyword only, behind ``("*", ...)``.
+        ``positional`` lists the arguments that can be passed by position, in torch's order for torch's losses; without
+        it they are the operands, the options and the reduction. All others follow ``("*", ...)``, keyword-only.
         """
         own: dict[str, Any] = {x.name: ... if x.default is None else None for x in self.operands}
         own |= {x.name: x.default for x in self.options}
@@ -276,30 +308,30 @@ class Definition:
 
     @property
     def shipped(self) -> bool:
-        """Whether every process has the loss by its name alone."""
+        """True for the library's own losses, which every process can find by name."""
         return False
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What makes it another loss than one of the same name."""
+        """Everything that distinguishes the loss from another one of the same name."""
         raise NotImplementedError
 
     @cached_property
     def key(self) -> str:
-        """What names the loss in a graph that outlives it: its name, with a digest if it is a user's loss."""
+        """Name of the loss in a serialized graph: its own name, with a digest appended if it is a user's loss."""
         if self.shipped:
             return self.name
         return f"{self.name}-{sha256(repr(self.identity).encode()).hexdigest()[:16]}"
 
     @cached_property
     def class_name(self) -> str:
-        """The name of its Module: ``HingeLoss`` for ``hinge_loss``."""
+        """Name of its Module: ``HingeLoss`` for ``hinge_loss``."""
         name = self.module or "".join(x.capitalize() for x in self.name.split("_"))
         return name if name.endswith("Loss") else f"{name}Loss"
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        """What a Module keeps, with the defaults: the arguments but operands, and what is given anew with each call."""
+        """Options that a Module stores, with their defaults: all arguments but operands and those of each call."""
         needed = {x.name for x in self.operands if x.default is None}
         return {n: v for n, v in self.arguments if n not in {*needed, *PER_CALL, *LEGACY, "*"}}
 
@@ -313,37 +345,105 @@ class Definition:
         return dict(zip((x.name for x in self.options), (*parameters, *chosen), strict=True))
 
     def choose(self, values: Mapping[str, Any]) -> tuple[int, ...]:
-        """The positions of the choices of the flags: what kernels are compiled for."""
+        """Index of the choice of each flag, by which kernels are compiled."""
         return tuple(
             next(i for i, c in enumerate(x.choices) if c is values[x.name] or c == values[x.name]) for x in self.flags
         )
 
+    # ------------------------------------------------------------------------------------------------------------------
+    # Documentation, which `definition/docstring.py` assembles. An engine overrides the texts that differ for its
+    # losses.
 
-#: Operands of a definition; the weight and the mask come on top.
+    def describe_operand(self, operand: Operand) -> str:
+        """Text on an operand: meaning, shape, dtypes and domain."""
+        return f"{operand.doc} Floating. Domain: {operand.domain_text}."
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        """Texts on the arguments of :attr:`common`, by name. A default is appended unless it is None."""
+        return COMMON_TEXTS
+
+    @property
+    def symbols(self) -> str:
+        """Sentence on the symbols of the formula that are no arguments; empty if there are none."""
+        return ""
+
+    @property
+    def result_text(self) -> str:
+        """Text of the section "Returns": shape, divisors of the means, dtype and device."""
+        return (
+            "The reduced loss, or with 'none' all of its values, in the promoted dtype of the floating operands unless "
+            "`out_dtype` is given, on their device."
+        )
+
+    @property
+    def gradient_text(self) -> str:
+        """Text of the section "Gradient": differentiable operands and the conventions at kinks."""
+        return f"Every floating operand is differentiable. {self.convention} Where the loss is NaN, so is the gradient."
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """Causes of each exception, by the exception's name."""
+        return {
+            "TypeError": "An operand is not an array, has a dtype that the loss does not take (floating ones are "
+            "float16, bfloat16, float32 and float64), or comes from another library than the others; an option has the "
+            "wrong type.",
+            "ValueError": "Shapes do not fit, operands are on different devices, or an option is out of range.",
+            "ImportError": "The operands are on a GPU, and CuPy is not installed.",
+            "cupylosses.KernelError": "A kernel cannot be compiled or loaded.",
+        }
+
+    @property
+    def example_operands(self) -> Mapping[str, Any]:
+        """Operands of the documented example, by name, as nested sequences of numbers."""
+        values, samples = self.values(), {}
+        for i, operand in enumerate(x for x in self.operands if x.default is None):
+            domain = operand.domain_for(values)
+            # A probability that may be an integer is a label.
+            choices = SAMPLES["binary" if domain == "probability" and operand.integer else domain]
+            samples[operand.name] = choices[min(i, len(choices) - 1)]
+        return samples
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """True if the loss has the reference formula that CPU arrays need."""
+        return True
+
+
+#: Texts on common arguments of losses, by name.
+COMMON_TEXTS: dict[str, str] = {
+    "normalizer": "Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the "
+    "number of tokens of all accumulated batches. Default None.",
+    "out_dtype": "Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the "
+    "operands.",
+}
+
+
+#: Maximum number of operands of a definition, without the weight and the mask of a call.
 MAX_OWN_OPERANDS = 4
 
-#: Operands of a loss with a weight and a mask. A derivative along directions has as many directions on top at most; the
-#: kernels keep one tangent for each (``kernels/core/dual.cuh``).
+#: Maximum number of operands with a weight and a mask. A directional derivative adds at most as many directions; the
+#: kernels hold one tangent per operand (``kernels/core/dual.cuh``).
 MAX_OPERANDS = 6
 
 
-#: Losses with a function by their keys, those of users too.
+#: Losses that have a public function, users' losses included, by key.
 _named: dict[str, Any] = {}
 
 
 def remember(loss: Definition) -> None:
-    """Makes a loss known by its key; the newest of that key."""
+    """Makes a loss available by its key; the newest loss of a key wins."""
     _named[loss.key] = loss
 
 
 def code_of(reference: Callable[..., Any] | None) -> Any:
-    """What of a formula is the same in every process."""
+    """Parts of a formula's code that are equal in every process."""
     code = getattr(reference, "__code__", None)
     return (code.co_code, code.co_names, code.co_varnames) if code else reference is None
 
 
 def named(key: str) -> Any:
-    """The loss of a key."""
+    """The loss of a key, for a graph that refers to it."""
     found = _named.get(key)
     if found is None:
         name = key.partition("-")[0]

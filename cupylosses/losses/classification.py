@@ -1,4 +1,4 @@
-"""Losses of independent yes-or-no decisions: of probabilities, of logits, and of scores against labels of -1 and +1."""
+"""Losses of binary classification: of probabilities, of logits, and of scores with labels -1 and +1."""
 
 from math import inf
 
@@ -6,15 +6,15 @@ from cupylosses.definition.base import Kink, Operand
 from cupylosses.engines.pointwise.definition import define
 from cupylosses.reference_math import detached, softplus, softplus_excess, where_nan, with_derivative_of
 
-LABEL = Operand("target", "The label: 0, 1, or a probability.", domain="probability", integer=True)
-LOGIT = Operand("input", "The logit of the prediction.")
+LABEL = Operand("target", "The label, 0 or 1, or a probability between them.", domain="probability", integer=True)
+LOGIT = Operand("input", "The predicted logit.")
 
-#: Bounds of the logarithm of a probability and of its derivative.
+#: Lower bound of the logarithm of a probability, and upper bound of its derivative.
 _LEAST_LOG, _MOST_SLOPE = -100.0, 1e12
 
 
 def _bounded_log(xp, p, log):
-    # `log` is log p where p is not tiny; below, the derivative is that of a line, whose value is corrected.
+    # `log` is log p where p is not tiny. Below, the derivative is that of a line, with the value of the logarithm.
     zero = xp.zeros_like(p)
     tiny = p < 1 / _MOST_SLOPE
     value = xp.log(detached(xp.where(tiny & (p > 0), p, zero + 1)))
@@ -33,8 +33,8 @@ def _bce_reference(xp, input, target):
 
 binary_cross_entropy = define(
     name="binary_cross_entropy",
-    summary="Cross entropy of predicted probabilities and labels of 0 and 1, element by element.",
-    formula="-(target log(input) + (1 - target) log(1 - input)), each logarithm at least -100",
+    summary="Binary cross entropy of predicted probabilities.",
+    formula="-(target log(input) + (1 - target) log(1 - input)), with each logarithm clamped to at least -100",
     operands=(Operand("input", "The predicted probability.", domain="probability"), LABEL),
     value="log_loss(input, target)",
     reference=_bce_reference,
@@ -44,12 +44,13 @@ binary_cross_entropy = define(
     positional="input target weight size_average reduce reduction",
     kinks=lambda: [Kink((0.0, 0.0), 0.0, (1.0, 100.0)), Kink((1.0, 1.0), 0.0, (-1.0, -100.0))],
     convention=(
-        "The derivative is (1 - target) / (1 - input) - target / input, where neither 1 / input nor 1 / (1 - input) "
-        "exceeds 1e12, and for the target the difference of the bounded logarithms."
+        "The derivative with respect to `input` is (1 - target) / (1 - input) - target / input, in which 1 / input and "
+        "1 / (1 - input) are clamped to at most 1e12. That with respect to `target` is the difference of the clamped "
+        "logarithms."
     ),
     notes=(
-        "The loss is NaN where input or target is no probability. Logits keep more digits: a sigmoid rounds to 1 what "
-        "`binary_cross_entropy_with_logits` still tells apart."
+        "The loss is NaN where `input` or `target` is outside of [0, 1]. `binary_cross_entropy_with_logits` is more "
+        "accurate: the sigmoid of a large logit rounds to 1."
     ),
     source="I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.",
 )
@@ -61,7 +62,7 @@ def logistic_reference(xp, x, y, weight):
     size = xp.where(x > 0, x, -x)
     # 0 * inf = 0, and the derivatives with it.
     nothing = ((label == 0) | (factor == 0)) & xp.isinf(x)
-    # The sum keeps the digits of a small weight, the product those of the derivative with weight 1.
+    # The sum keeps the digits of a small weight, the product those of the derivative at weight 1.
     curved = with_derivative_of((1 - y) + weight * y, 1 + (weight - 1) * y) * softplus_excess(xp, x)
     return factor * (label * xp.where(nothing, xp.zeros_like(size), size)) + curved
 
@@ -78,14 +79,14 @@ def perfect_logits(**_):
 
 binary_cross_entropy_with_logits = define(
     name="binary_cross_entropy_with_logits",
-    summary="Cross entropy of logits and labels of 0 and 1, element by element.",
+    summary="Binary cross entropy of logits.",
     formula="pos_weight target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))",
     operands=(
         LOGIT,
         LABEL,
         Operand(
             "pos_weight",
-            "The weight of the label 1; finite.",
+            "The weight of positive examples; finite.",
             domain="nonnegative",
             integer=True,
             number=True,
@@ -99,8 +100,8 @@ binary_cross_entropy_with_logits = define(
     module="BCEWithLogitsLoss",
     positional="input target weight size_average reduce reduction pos_weight",
     kinks=lambda: [Kink((*x.operands, 1.0), x.value, (*x.gradient, 0.0)) for x in perfect_logits()],
-    convention="An infinite logit for the right label costs nothing, with gradient 0.",
-    notes="Value and gradient keep their digits where the prediction is right and confident: neither becomes 0.",
+    convention="An infinite logit of the correct sign has loss 0 and gradient 0.",
+    notes="Value and gradient stay accurate for confident correct predictions: neither underflows to 0 early.",
     source=(
         "D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958."
     ),
@@ -109,7 +110,7 @@ binary_cross_entropy_with_logits = define(
 
 multilabel_soft_margin_loss = define(
     name="multilabel_soft_margin_loss",
-    summary="Cross entropy of logits and labels of 0 and 1, averaged over the classes in the last dimension.",
+    summary="Multi-label binary cross entropy of logits, averaged over the classes in the last dimension.",
     formula="target log(1 + exp(-input)) + (1 - target) log(1 + exp(input))",
     operands=(LOGIT, LABEL),
     value="log_loss_of_logit(input, target, 1)",
@@ -120,7 +121,7 @@ multilabel_soft_margin_loss = define(
     positional="input target weight size_average reduce reduction",
     mean_of_rows=True,
     kinks=perfect_logits,
-    convention="An infinite logit for the right label costs nothing, with gradient 0.",
+    convention="An infinite logit of the correct sign has loss 0 and gradient 0.",
     source=(
         "G. Tsoumakas, I. Katakis, Multi-label classification: an overview, International Journal of Data Warehousing "
         "and Mining 3, 2007."
@@ -129,7 +130,7 @@ multilabel_soft_margin_loss = define(
 
 
 def _soft_margin_reference(xp, input, target):
-    # Beyond the range of exp the gradient is 0 also where an operand is infinite: the product is not formed there.
+    # At an infinite margin the gradient is 0 although an operand is infinite, so the product is not formed there.
     beyond = input * target == inf
     zero = xp.zeros_like(input * target)
     margin = xp.where(beyond, zero, input) * xp.where(beyond, zero, target)
@@ -138,11 +139,11 @@ def _soft_margin_reference(xp, input, target):
 
 soft_margin_loss = define(
     name="soft_margin_loss",
-    summary="Logistic loss of a score against a label of -1 or +1, element by element.",
+    summary="Logistic loss of a score, for labels -1 and +1.",
     formula="log(1 + exp(-input target))",
     operands=(
-        Operand("input", "The score."),
-        Operand("target", "The label, -1 or +1; NaN is the loss of 0.", domain="sign", integer=True),
+        Operand("input", "The predicted score."),
+        Operand("target", "The label; the loss is NaN where it is 0.", domain="sign", integer=True),
     ),
     value="nan_unless(abs(target) > 0, softplus(-(input * target)))",
     reference=_soft_margin_reference,
@@ -151,7 +152,7 @@ soft_margin_loss = define(
     module="SoftMarginLoss",
     positional="input target size_average reduce reduction",
     kinks=lambda: [Kink((inf, 1.0), 0.0, (0.0, 0.0)), Kink((-inf, -1.0), 0.0, (0.0, 0.0))],
-    convention="An infinite score of the right sign costs nothing, with gradient 0.",
+    convention="An infinite score of the correct sign has loss 0 and gradient 0.",
     source=(
         "J. Friedman, T. Hastie, R. Tibshirani, Additive logistic regression: a statistical view of boosting, Annals "
         "of Statistics 28, 2000."

@@ -1,4 +1,4 @@
-"""Divergences between distributions, element by element."""
+"""Divergences between distributions: the summand of each element."""
 
 from math import inf
 
@@ -8,8 +8,8 @@ from cupylosses.reference_math import itakura_saito, log_ratio, of_degree_one, r
 
 
 def _log_ratio(xp, a, b):
-    # log(a / b) without the digits that log(a) - log(b) cancels, where the quotient is in range; each branch is kept
-    # from operands that it is not chosen for, because their NaN would reach the gradient.
+    # log(a / b) without the cancellation of log(a) - log(b), where the quotient is in range. Each branch gets harmless
+    # operands where it is not chosen, because the NaN of the real ones would reach the gradient.
     less = a < b
     high, low = xp.where(less, b, a), xp.where(less, a, b)
     near = (low > 0) & (high < 1e30 * low)
@@ -20,8 +20,8 @@ def _log_ratio(xp, a, b):
 
 
 def kl_reference(xp, input, target, log_target, log_input):
-    # Where the target has no mass the term is 0 with gradient 0 whatever finite or infinite the other operand is,
-    # so both operands are replaced there before anything is computed: 0 * log 0 and 0 * inf never arise.
+    # Where the target has no mass, the term and its gradient are 0 for any finite or infinite prediction. Both operands
+    # are replaced there first, so that neither 0 * log 0 nor 0 * inf arises.
     empty = (xp.exp(target) if log_target else target) == 0
     one = xp.ones_like(target)
     t = xp.where(empty, 0.0 * one if log_target else one, target)
@@ -43,8 +43,8 @@ def _kl_kinks(log_target, log_input):
 
 kl_div = define(
     name="kl_div",
-    summary="Kullback-Leibler divergence of the prediction from the target, element by element.",
-    formula="target (log target - input), with input = log of the predicted probability",
+    summary="Kullback-Leibler divergence KL(target || prediction).",
+    formula="target (log(target) - input), with the log-probability input",
     operands=(
         Operand(
             "input",
@@ -58,8 +58,13 @@ kl_div = define(
         ),
     ),
     flags=(
-        Flag("log_target", False, "Whether `target` holds log-probabilities."),
-        Flag("log_input", True, "Whether `input` holds log-probabilities; False fuses the logarithm in."),
+        Flag("log_target", False, "If True, `target` holds log-probabilities; otherwise it holds probabilities."),
+        Flag(
+            "log_input",
+            True,
+            "If True, `input` holds log-probabilities; otherwise it holds probabilities, and the kernel takes the "
+            "logarithm.",
+        ),
     ),
     let={
         "mass": "where(log_target, exp(target), target)",
@@ -72,11 +77,11 @@ kl_div = define(
     positional="input target size_average reduce reduction log_target",
     module="KLDivLoss",
     kinks=_kl_kinks,
-    convention="Where the target has no mass, value and both gradients are 0, also against an impossible prediction.",
+    convention="Where the target probability is 0, value and gradients are 0, even if the predicted one is 0 too.",
     cases=({}, {"log_target": True}, {"log_input": False}, {"log_target": True, "log_input": False}),
     notes=(
-        "`mean` divides by the number of elements, as torch does; `batchmean`, which divides by the size of the first "
-        "dimension of the broadcast shape, is the divergence itself."
+        "Reduction 'mean' divides by the number of elements, as in torch. 'batchmean', which divides by the size of "
+        "the first dimension, is the divergence averaged over the batch."
     ),
     source="S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.",
 )
@@ -85,7 +90,7 @@ kl_div = define(
 def _generalized_kl_reference(xp, input, target):
     empty = (target == 0) & (input >= 0)
     one = xp.ones_like(target)
-    # Without mass the derivative with respect to the target would be -inf.
+    # Where the target is 0, the derivative with respect to it would be -inf.
     t, x = xp.where(empty, one, target), xp.where(empty, one, input)
     ordinary = (t > 0) & (x > 0)
     safe_t, safe_x = xp.where(ordinary, t, one), xp.where(ordinary, x, one)
@@ -97,24 +102,25 @@ def _generalized_kl_reference(xp, input, target):
 
 generalized_kl_div = define(
     name="generalized_kl_div",
-    summary="Kullback-Leibler divergence of measures that need not sum to 1, of which no term is negative.",
+    summary="Generalized Kullback-Leibler divergence, for measures that need not sum to 1; no element is negative.",
     formula="target log(target / input) - target + input",
     operands=(
-        Operand("input", "The prediction, such as an intensity.", domain="positive"),
-        Operand("target", "The ground truth, such as a count.", domain="nonnegative", integer=True),
+        Operand("input", "The prediction, for example an intensity.", domain="positive"),
+        Operand("target", "The ground truth, for example a count.", domain="nonnegative", integer=True),
     ),
     value="relative_entropy(target, input)",
     reference=_generalized_kl_reference,
     heavy=2,
     kinks=lambda: [Kink((0.25, 0.0), 0.25, (1.0, 0.0)), Kink((0.0, 0.0), 0.0, (1.0, 0.0))],
     convention=(
-        "Where the target is 0, the gradient with respect to it is 0; against an input of 0 and a target above, the "
+        "Where `target` is 0, the gradient with respect to it is 0. Where `input` is 0 and `target` is positive, the "
         "loss is infinite."
     ),
     notes=(
-        "Also known as I-divergence, and half the deviance of a Poisson distribution. An infinite or negative operand "
-        "gives NaN. For distributions the sum is that of `kl_div`, whose terms have both signs and round to sums below "
-        "0. As optax has it, but of the prediction, not of its logarithm."
+        "Also known as I-divergence, and as half the deviance of a Poisson distribution. An infinite or negative "
+        "operand gives NaN. For distributions the sum equals that of `kl_div`, whose elements have both signs, so that "
+        "rounding can make its sum negative. Equals the loss of optax, except that `input` is the prediction, not its "
+        "logarithm."
     ),
     source="I. Csiszar, Why least squares and maximum entropy? Annals of Statistics 19, 1991.",
 )
@@ -133,7 +139,7 @@ def _itakura_saito_reference(xp, input, target):
 
 itakura_saito_loss = define(
     name="itakura_saito_loss",
-    summary="Itakura-Saito divergence of power spectra, which asks for their ratio alone.",
+    summary="Itakura-Saito divergence of power spectra, which depends on their ratio only.",
     formula="target / input - log(target / input) - 1",
     operands=(
         Operand("input", "The predicted power.", domain="positive"),
@@ -142,7 +148,7 @@ itakura_saito_loss = define(
     value="itakura_saito(target, input)",
     reference=_itakura_saito_reference,
     heavy=2,
-    notes="It is infinite where one of both is 0, and NaN where both are or one is negative or infinite.",
+    notes="The loss is infinite where one operand is 0, and NaN where both are 0 or one is negative or infinite.",
     source="F. Itakura, S. Saito, Analysis synthesis telephony based on the maximum likelihood method, 6th "
     "International Congress on Acoustics, 1968.",
 )
@@ -156,7 +162,7 @@ def js_reference(xp, input, target, beta, log_target, log_input):
     q = xp.exp(input) if log_input else input
     zero, one = xp.zeros_like(p + q), xp.ones_like(p + q)
     no_p, no_q = p == 0, q == 0
-    # Where a mass is 0, its derivative is 0 by convention, so it is a constant.
+    # Where a probability is 0, its derivative is 0 by convention, so it becomes a constant.
     p, q = xp.where(no_p, zero, p), xp.where(no_q, zero, q)
     difference = p - q
     if log_target and log_input:
@@ -170,8 +176,8 @@ def js_reference(xp, input, target, beta, log_target, log_input):
         a, b, gap = xp.where(nothing, one, a), xp.where(nothing, one, b), xp.where(nothing, zero, gap)
         value = xp.where(nothing, zero, a * log_ratio(xp, a, b, gap))
     else:
-        # Numbers so small that their products vanish are scaled, and, the loss being homogeneous, weighed by the
-        # derivatives.
+        # Numbers so small that their products underflow are scaled up. The loss is homogeneous of degree one, so its
+        # value follows from the derivatives.
         tiny = (p < _TINY) & (q < _TINY)
         scale = xp.where(tiny, one * 2.0**32, one)
         gap = difference * scale
@@ -188,9 +194,9 @@ def js_reference(xp, input, target, beta, log_target, log_input):
 
 js_div = define(
     name="js_div",
-    summary="Jensen-Shannon divergence of prediction and target, element by element.",
-    formula="beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, q = exp(input) and "
-    "p = target; with beta = 0 p log(p / q), with beta = 1 q log(q / p)",
+    summary="Generalized Jensen-Shannon divergence of prediction and target.",
+    formula="beta p log(p / m) + (1 - beta) q log(q / m), with m = beta p + (1 - beta) q, p = target and "
+    "q = exp(input); p log(p / q) if beta = 0, and q log(q / p) if beta = 1",
     operands=(
         Operand(
             "input",
@@ -203,10 +209,15 @@ js_div = define(
             domain=("log_target", {True: "log_probability", False: "probability"}),
         ),
     ),
-    parameters=(Parameter("beta", 0.5, "The weight of the target in the mixture m.", minimum=0.0, maximum=1.0),),
+    parameters=(Parameter("beta", 0.5, "Weight of the target in the mixture m.", minimum=0.0, maximum=1.0),),
     flags=(
-        Flag("log_target", False, "Whether `target` holds log-probabilities."),
-        Flag("log_input", True, "Whether `input` holds log-probabilities; False fuses the logarithm in."),
+        Flag("log_target", False, "If True, `target` holds log-probabilities; otherwise it holds probabilities."),
+        Flag(
+            "log_input",
+            True,
+            "If True, `input` holds log-probabilities; otherwise it holds probabilities, and the kernel takes the "
+            "logarithm.",
+        ),
     ),
     constants={"rest": "1 - beta"},
     let={
@@ -220,7 +231,7 @@ js_div = define(
     kinks=lambda beta, log_target, log_input: [
         Kink((-inf if log_input else 0.0, -inf if log_target else 0.0), 0.0, (0.0, 0.0))
     ],
-    convention="Where the target, or the prediction, has no mass, the gradient with respect to it is 0.",
+    convention="Where p or q is 0, the gradient with respect to it is 0.",
     cases=(
         {},
         {"log_target": True},
@@ -230,9 +241,9 @@ js_div = define(
         {"log_input": False, "beta": 1.0},
     ),
     notes=(
-        "No term is negative for beta between 0 and 1. The divergence itself is the sum over a distribution, so the "
-        'mean over a batch is `reduction="batchmean"`. As Liger has it, beta = 0 and 1 are the Kullback-Leibler '
-        "divergences, and not the limits, which are 0."
+        "No element is negative for beta strictly between 0 and 1. The divergence is the sum over a distribution, so "
+        "its average over the batch is reduction 'batchmean'. As in Liger Kernel, beta = 0 and beta = 1 give the "
+        "Kullback-Leibler divergences instead of the limits, which are 0."
     ),
     source="J. Lin, Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37, "
     "1991.",
@@ -241,7 +252,7 @@ js_div = define(
 
 tv_distance = define(
     name="tv_distance",
-    summary="Total variation distance between distributions, element by element.",
+    summary="Total variation distance between distributions.",
     formula="|input - target| / 2",
     operands=(
         Operand("input", "The predicted probabilities.", domain="probability"),
@@ -251,7 +262,7 @@ tv_distance = define(
     reference=lambda xp, input, target: 0.5 * xp.abs(input - target),
     kinks=lambda: [Kink((0.25, 0.25), 0.0, (0.0, 0.0))],
     convention="At input = target the gradient is 0.",
-    notes='The distance itself is the sum over a distribution, so the mean over a batch is `reduction="batchmean"`.',
+    notes="The distance is the sum over a distribution, so its average over the batch is reduction 'batchmean'.",
     source="A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, "
     "2002.",
 )

@@ -1,4 +1,4 @@
-"""Losses of independent yes-or-no decisions, from logits, that weigh a decision by how sure it is."""
+"""Losses of binary classification, from logits, that weight an element by the predicted probability."""
 
 import math
 
@@ -9,7 +9,7 @@ from cupylosses.reference_math import detached, softplus, softplus_excess, where
 
 
 def _power(xp, x, exponent):
-    # Of 0 neither the logarithm nor a negative power is formed, and 0^0 = 1.
+    # At 0 neither the logarithm nor a negative power is computed, and 0^0 = 1.
     if exponent == 0:
         return xp.ones_like(x)
     positive = x > 0
@@ -17,12 +17,13 @@ def _power(xp, x, exponent):
 
 
 def _wrong(xp, x, y):
-    # How much of the label is on the other side than the logit.
+    # The part of the label that disagrees with the sign of the logit.
     return xp.where(x > 0, 1 - y, y)
 
 
 def _miss(xp, x, y):
-    # Not as y sigmoid(-x) + (1 - y) sigmoid(x), whose derivative with respect to y cancels around x = 0.
+    # Probability of a wrong decision. In y sigmoid(-x) + (1 - y) sigmoid(x), the derivative with respect to y would
+    # cancel around x = 0.
     size = xp.where(x > 0, x, -x)
     return xp.exp(-softplus(xp, size)) + _wrong(xp, x, y) * xp.tanh(0.5 * size)
 
@@ -35,7 +36,7 @@ def _focal_reference(xp, input, target, alpha, gamma):
     wrong, weight = detached(_wrong(xp, input, target)), detached(balance)
     counts = infinite & (wrong != 0) & (weight != 0)
     limit = weight * wrong * xp.where(counts, xp.abs(input), xp.zeros_like(input))
-    # One factor after the other, because the power may underflow, and 0 * inf is not inf.
+    # The factors are multiplied one at a time, because the power may underflow, and 0 * inf is not inf.
     steps = max(1, math.ceil(float(gamma)))
     for _ in range(steps):
         limit = limit * _power(xp, wrong, gamma / steps)
@@ -45,26 +46,36 @@ def _focal_reference(xp, input, target, alpha, gamma):
 
 sigmoid_focal_loss = define(
     name="sigmoid_focal_loss",
-    summary="Focal loss of logits and labels of 0 and 1: cross entropy that counts less what is decided well.",
-    formula="a (1 - p)^gamma (-log p), with p = sigmoid(input) and a = alpha where target = 1, and "
+    summary="Sigmoid focal loss: binary cross entropy of logits that down-weights well-classified elements.",
+    formula="-a (1 - p)^gamma log(p), with p = sigmoid(input) and a = alpha where target = 1, and "
     "p = 1 - sigmoid(input) and a = 1 - alpha where target = 0; a = 1 if alpha < 0",
     operands=(LOGIT, LABEL),
     parameters=(
-        Parameter("alpha", 0.25, "The weight of the label 1, that of 0 being 1 - alpha; -1 for none.", maximum=1.0),
-        Parameter("gamma", 2.0, "How much less; 0 gives the cross entropy.", minimum=0.0),
+        Parameter(
+            "alpha",
+            0.25,
+            "Weight of positive examples; negative ones have 1 - alpha. A negative alpha turns the weights off.",
+            maximum=1.0,
+        ),
+        Parameter(
+            "gamma",
+            2.0,
+            "Focusing exponent: an element of probability p is weighted by (1 - p)^gamma. 0 gives the cross entropy.",
+            minimum=0.0,
+        ),
     ),
     constants={"rest": "1 - alpha"},
     value="focal(input, target, alpha, rest, gamma)",
     reference=_focal_reference,
     heavy=2,
     kinks=lambda alpha, gamma: perfect_logits(),
-    convention="An infinite logit for the right label costs nothing, with gradient 0; against an infinite logit, the "
-    "label has gradient 0.",
+    convention="An infinite logit of the correct sign has loss 0 and gradient 0. At any infinite logit, the gradient "
+    "with respect to `target` is 0.",
     cases=({}, {"alpha": -1.0}, {"gamma": 0.5}, {"gamma": 0.0}, {"alpha": 0.6, "gamma": 3.0}),
     notes=(
-        "As torchvision and fvcore have it: of a label between 0 and 1, a, 1 - p and the cross entropy are each the "
-        "mean for the two labels; the loss of any other is NaN. Keras has the same defaults; optax, MONAI and kornia "
-        "have no alpha by default."
+        "Equals the loss of torchvision and fvcore: for a target between 0 and 1, a, 1 - p and the cross entropy are "
+        "each interpolated linearly between the two labels. Other targets give NaN. Keras has the same defaults; "
+        "optax, MONAI and kornia use no alpha by default."
     ),
     source="T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollar, Focal loss for dense object detection, ICCV 2017.",
 )
@@ -76,7 +87,7 @@ def _asymmetric_reference(xp, input, target, gamma_neg, gamma_pos, clip):
     infinite = xp.isinf(input)
 
     def focused(mass, exponent, log):
-        # The exponential is 0 beside an infinite logarithm, with derivative 0.
+        # At an infinite logarithm the probability is 0, with derivative 0.
         beyond = xp.isinf(log)
         power = xp.where(beyond, one, _power(xp, xp.where(beyond, one, mass), exponent))
         return power * log
@@ -98,26 +109,25 @@ def _asymmetric_reference(xp, input, target, gamma_neg, gamma_pos, clip):
 
 asymmetric_loss = define(
     name="asymmetric_loss",
-    summary="Asymmetric loss of logits and labels of 0 and 1: focal loss that forgives easy negatives most.",
-    formula="target (1 - p)^gamma_pos (-log p) + (1 - target) q^gamma_neg (-log(1 - q)), with p = sigmoid(input) and "
+    summary="Asymmetric multi-label loss: focal loss with a stronger focus and a margin for negatives.",
+    formula="-target (1 - p)^gamma_pos log(p) - (1 - target) q^gamma_neg log(1 - q), with p = sigmoid(input) and "
     "q = max(p - clip, 0)",
     operands=(LOGIT, LABEL),
     parameters=(
-        Parameter("gamma_neg", 4.0, "How much less a negative counts that is decided well.", minimum=0.0),
-        Parameter("gamma_pos", 1.0, "How much less a positive counts that is decided well.", minimum=0.0),
-        Parameter("clip", 0.05, "The probability up to which a negative costs nothing.", minimum=0.0, maximum=1.0),
+        Parameter("gamma_neg", 4.0, "Focusing exponent of negatives, weighted by q^gamma_neg.", minimum=0.0),
+        Parameter("gamma_pos", 1.0, "Focusing exponent of positives, weighted by (1 - p)^gamma_pos.", minimum=0.0),
+        Parameter("clip", 0.05, "Probability up to which a negative has loss 0.", minimum=0.0, maximum=1.0),
     ),
     value="asymmetric(input, target, gamma_neg, gamma_pos, clip)",
     reference=_asymmetric_reference,
     heavy=1,
-    # With a clip, even a perfect positive has a derivative with respect to the label.
+    # With a clip, even a perfectly predicted positive has a derivative with respect to the label.
     kinks=lambda gamma_neg, gamma_pos, clip: [x for x in perfect_logits() if clip == 0 or x.operands[1] == 0],
-    convention="Where p <= clip a negative costs nothing, with gradient 0; so does an infinite logit for the right "
-    "label.",
+    convention="Where p <= clip, a negative has loss 0 and gradient 0. So has an infinite logit of the correct sign.",
     cases=({}, {"clip": 0.0}, {"gamma_neg": 1.0, "gamma_pos": 0.0, "clip": 0.0}, {"gamma_neg": 2.5, "gamma_pos": 0.5}),
     notes=(
-        "The defaults are those of the authors and of timm, who bound the logarithms by that of 1e-8; here they are "
-        "exact. The factors are differentiated, which their code can switch off."
+        "The defaults are those of the authors' code and of timm, which clamp the logarithms at log(1e-8); here they "
+        "are exact. The focusing factors are differentiated, which their code can turn off."
     ),
     source="T. Ridnik, E. Ben-Baruch, N. Zamir, A. Noy, I. Friedman, M. Protter, L. Zelnik-Manor, Asymmetric loss for "
     "multi-label classification, ICCV 2021.",
@@ -128,7 +138,7 @@ def _poly1_reference(xp, input, target, epsilon):
     infinite = xp.isinf(input)
     x = xp.where(infinite, xp.zeros_like(input), input)
     size = xp.where(x > 0, x, -x)
-    # Each label by -log p - (1 - p), which the first powers of 1 - p cancel from.
+    # -log(p) - (1 - p) as the series of -log(p) without its first term, so that nothing cancels.
     wrong = _wrong(xp, x, target)
     smaller, confidence = xp.exp(-softplus(xp, size)), xp.tanh(0.5 * size)
     near = smaller < 0.03125
@@ -146,22 +156,22 @@ def _poly1_reference(xp, input, target, epsilon):
 
 poly1_loss = define(
     name="poly1_loss",
-    summary="Poly-1 loss of logits and labels of 0 and 1: cross entropy plus a multiple of the probability of error.",
-    formula="-log p + epsilon (1 - p), with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where "
+    summary="Poly-1 loss: binary cross entropy of logits plus a multiple of the probability of error.",
+    formula="-log(p) + epsilon (1 - p), with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where "
     "target = 0",
     operands=(LOGIT, LABEL),
-    parameters=(Parameter("epsilon", 2.0, "The weight of 1 - p; 0 gives the cross entropy.", minimum=-1.0),),
+    parameters=(Parameter("epsilon", 2.0, "Weight of 1 - p; 0 gives the cross entropy.", minimum=-1.0),),
     constants={"sum": "1 + epsilon"},
     value="poly1(input, target, epsilon, sum)",
     reference=_poly1_reference,
     heavy=2,
     kinks=lambda epsilon: perfect_logits(),
-    convention="An infinite logit for the right label costs nothing, with gradient 0; against an infinite logit, the "
-    "label has gradient 0.",
+    convention="An infinite logit of the correct sign has loss 0 and gradient 0. At any infinite logit, the gradient "
+    "with respect to `target` is 0.",
     cases=({}, {"epsilon": -1.0}),
     notes=(
-        "The default is that of optax, which has the loss for classes. Of a label between 0 and 1, both terms are the "
-        "mean for the two labels."
+        "The default is that of optax, whose loss is of softmax probabilities. For a target between 0 and 1, both "
+        "terms are interpolated linearly between the two labels."
     ),
     source="Z. Leng, M. Tan, C. Liu, E. D. Cubuk, X. Shi, S. Cheng, D. Anguelov, PolyLoss: a polynomial expansion "
     "perspective of classification loss functions, ICLR 2022.",
@@ -172,9 +182,9 @@ def _generalized_reference(xp, input, target, q):
     if q == 0:
         return logistic_reference(xp, input, target, 1.0)
 
-    def integral(s):  # of e^(-q s)
+    def integral(s):  # of e^(-q x) over x from 0 to s
         z = q * s
-        # torch has the derivative of expm1 as expm1 + 1, which cancels for large z.
+        # torch computes the derivative of expm1 as expm1 + 1, which cancels for large z.
         small = xp.where(z < 1, z, xp.zeros_like(z))
         tiny = xp.where(z < 1e-20, z, xp.zeros_like(z))
         near = xp.where(z < 1e-20, s * (1 - 0.5 * tiny), -xp.expm1(-small) / q)
@@ -187,14 +197,14 @@ def _generalized_reference(xp, input, target, q):
 
 generalized_cross_entropy = define(
     name="generalized_cross_entropy",
-    summary="Generalized cross entropy of logits and labels of 0 and 1, which mislabelled elements pull on less.",
+    summary="Generalized binary cross entropy of logits, robust to label noise.",
     formula="(1 - p^q) / q, with p = sigmoid(input) where target = 1, and p = 1 - sigmoid(input) where target = 0",
     operands=(LOGIT, LABEL),
     parameters=(
         Parameter(
             "q",
             0.7,
-            "Between 0, which gives the cross entropy, and 1, which gives the absolute error of the probability.",
+            "Robustness: 0 gives the cross entropy, 1 the absolute error of the probability.",
             minimum=0.0,
             maximum=1.0,
         ),
@@ -204,8 +214,9 @@ generalized_cross_entropy = define(
     heavy=2,
     cases=({}, {"q": 0.0}, {"q": 1e-6}, {"q": 1.0}),
     notes=(
-        "Between 0 and 1 a label counts in proportion, as in the cross entropy; Keras, which has the loss for classes, "
-        "takes the power of the mean probability instead. An infinite logit costs 1 / q against the wrong label."
+        "For a target between 0 and 1, the loss is interpolated linearly between the two labels, as the cross entropy "
+        "is; Keras, whose loss is of softmax probabilities, takes the power of the mean probability instead. An "
+        "infinite logit of the wrong sign has loss 1 / q."
     ),
     source=(
         "Z. Zhang, M. R. Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, "

@@ -1,4 +1,4 @@
-"""Negative logarithms of the likelihood of a target, given the parameters of its distribution."""
+"""Negative log-likelihoods of a target under the predicted parameters of its distribution."""
 
 from math import inf, log, pi
 
@@ -8,7 +8,7 @@ from cupylosses.reference_math import detached, log_factorial, stirling_remainde
 
 
 def _log_of_sum(xp, x, eps):
-    # Where x is about 1, what the sum x + eps rounds off is as large as its logarithm.
+    # Where x is close to 1, the rounding error of x + eps is as large as the logarithm.
     one = xp.ones_like(x)
     split = (x > eps) & (x < inf)
     safe = detached(xp.where(split, x, one))
@@ -17,15 +17,16 @@ def _log_of_sum(xp, x, eps):
 
 
 def _product(xp, rate, target, factor):
-    # The rate is larger where both overflow. The derivative with respect to the target is the factor all the same.
+    # Where both overflow, the rate is larger, so the product is dropped; its derivative with respect to the target, the
+    # factor, is kept.
     product = target * factor
     both = xp.isinf(rate) & xp.isinf(product) & xp.isfinite(factor)
     return xp.where(both, (target - detached(target)) * xp.where(both, factor, xp.zeros_like(factor)), product)
 
 
 def _deviance(xp, rate, log_ratio, target):
-    # rate - target - target log_ratio with log_ratio = log(rate / target), which cancels where the two are close: there
-    # it is target (exp(log_ratio) - 1 - log_ratio) as a series.
+    # rate - target - target log_ratio, with log_ratio = log(rate / target). It cancels where the two are close, and is
+    # there computed as target (exp(log_ratio) - 1 - log_ratio) by a series.
     near = xp.abs(log_ratio) < 0.5
     zero = xp.zeros_like(log_ratio)
     u = xp.where(near, log_ratio, zero)
@@ -47,7 +48,8 @@ def _poisson_reference(xp, input, target, eps, log_input, full):
     plain = (rate if log_input else input) - _product(xp, rate, target, log_rate)
     if full is False:
         return plain
-    # Beyond 1, target log(target) - target of log(target!) is taken together with the rest, of which little remains.
+    # For targets above 1, the part target log(target) - target of log(target!) is combined with the other terms, most
+    # of which it cancels.
     count = xp.where(large, target, xp.ones_like(target))
     log_rate = xp.where(large, input, zero) if log_input else xp.log(xp.where(large, rate, one))
     deviance = _deviance(xp, rate, log_rate - xp.log(count), count) - (0.0 if log_input else eps)
@@ -69,29 +71,29 @@ def _poisson_kinks(eps, log_input, full):
 
 poisson_nll_loss = define(
     name="poisson_nll_loss",
-    summary="Negative log-likelihood of counts, given the rates of their Poisson distributions.",
-    formula="exp(input) - target input, or input - target log(input + eps), plus log(target!) if full",
+    summary="Poisson negative log-likelihood of counts, given the rate or its logarithm.",
+    formula="exp(input) - target input if log_input, else input - target log(input + eps); plus log(target!) if full",
     operands=(
         Operand(
             "input",
-            "The logarithm of the rate, or with `log_input=False` the rate, whose loss is NaN where it is negative.",
+            "The logarithm of the rate, or with `log_input=False` the rate; the loss is NaN where a rate is negative.",
             domain=("log_input", {True: "real", False: "positive"}),
         ),
         Operand(
             "target",
-            "The count; any number from 0 is taken as it is.",
+            "The count; it need not be an integer.",
             domain=("full", {False: "nonnegative", True: "nonnegative", "exact": "positive"}),
             integer=True,
         ),
     ),
-    parameters=(Parameter("eps", 1e-8, "Added to the rate before the logarithm if `log_input=False`.", minimum=0.0),),
+    parameters=(Parameter("eps", 1e-8, "Added to the rate before the logarithm, if `log_input=False`.", minimum=0.0),),
     flags=(
-        Flag("log_input", True, "Whether `input` is the logarithm of the rate."),
+        Flag("log_input", True, "If True, `input` is the logarithm of the rate; otherwise it is the rate."),
         Flag(
             "full",
             False,
-            "Whether log(target!) is added: True adds Stirling's approximation of it where target > 1, as torch does, "
-            '"exact" the term itself, log Gamma(1 + target).',
+            "Adds the term log(target!): if True, Stirling's approximation where target > 1, as in torch; if 'exact', "
+            "the term itself, log Gamma(1 + target).",
             choices=(False, True, "exact"),
         ),
     ),
@@ -103,8 +105,8 @@ poisson_nll_loss = define(
     positional="input target log_input full size_average eps reduce reduction",
     kinks=_poisson_kinks,
     convention=(
-        "Where target is 0, target log(rate) is 0 for any rate, with derivatives 0 where the logarithm is infinite. At "
-        "target = 1 the gradient is that without Stirling's term."
+        "Where `target` is 0, target log(rate) is 0 for any rate, with derivatives of 0 where the logarithm is "
+        "infinite. At target = 1 the gradient is that without Stirling's approximation."
     ),
     cases=(
         {},
@@ -128,22 +130,23 @@ def _gaussian_reference(xp, input, target, var, eps, full):
 
 gaussian_nll_loss = define(
     name="gaussian_nll_loss",
-    summary="Negative log-likelihood of a target, given mean and variance of its normal distribution.",
-    formula="(log v + (input - target)^2 / v) / 2, plus log(2 pi) / 2 if full, with v = max(var, eps)",
+    summary="Gaussian negative log-likelihood of a target, given mean and variance.",
+    formula="(log(v) + (input - target)^2 / v) / 2, with v = max(var, eps); plus log(2 pi) / 2 if full",
     operands=(
-        Operand("input", "The mean.", integer=True),
+        Operand("input", "The predicted mean.", integer=True),
         Operand("target", "The ground truth.", integer=True),
         Operand(
             "var",
-            "The variance; the loss is NaN where it is negative. One dimension fewer than `input` is one per row.",
+            "The predicted variance; the loss is NaN where it is negative. With one dimension fewer than `input`, it "
+            "holds one variance per row.",
             domain="positive",
             integer=True,
             number=True,
             per_row=True,
         ),
     ),
-    parameters=(Parameter("eps", 1e-6, "The least variance.", minimum=0.0),),
-    flags=(Flag("full", False, "Whether the constant log(2 pi) / 2 is added."),),
+    parameters=(Parameter("eps", 1e-6, "Lower bound of the variance.", minimum=0.0),),
+    flags=(Flag("full", False, "If True, adds the constant log(2 pi) / 2."),),
     let={
         "variance": "nan_unless(var >= 0, at_least(var, eps))",
         "plain": "0.5 * log(variance) + half_square_over(input - target, variance)",
@@ -154,9 +157,10 @@ gaussian_nll_loss = define(
     torch="gaussian_nll_loss",
     module="GaussianNLLLoss",
     positional="input target var full eps reduction",
-    convention="Where var < eps the gradient is that at v = eps, for var as well, which so can grow again.",
+    convention="Where var < eps, the gradients are those at v = eps, with respect to `var` too, so that it can "
+    "recover.",
     cases=({}, {"full": True}),
-    notes="`var` is checked where it is, on the GPU, so the host does not wait for it.",
+    notes="A negative `var` gives NaN instead of an error, so that the host does not wait for the GPU.",
     source=(
         "D. A. Nix, A. S. Weigend, Estimating the mean and variance of the target probability distribution, IEEE "
         "International Conference on Neural Networks, 1994."

@@ -1,4 +1,4 @@
-"""Losses of a difference: mean squared error, absolute error, and the two that join them."""
+"""Regression losses: squared error, absolute error, smooth L1 and Huber."""
 
 from cupylosses.definition.base import Kink, Operand, Parameter
 from cupylosses.engines.pointwise.definition import define
@@ -13,7 +13,7 @@ def _zero_difference(**parameters):
 
 mse_loss = define(
     name="mse_loss",
-    summary="Squared error.",
+    summary="Squared error; mean squared error with the default reduction.",
     formula="(input - target)^2",
     operands=(_INPUT, _TARGET),
     value="square(input - target)",
@@ -28,7 +28,7 @@ mse_loss = define(
 
 l1_loss = define(
     name="l1_loss",
-    summary="Absolute error.",
+    summary="Absolute error; mean absolute error with the default reduction.",
     formula="|input - target|",
     operands=(_INPUT, _TARGET),
     value="abs(input - target)",
@@ -48,7 +48,7 @@ def _smooth_l1_reference(xp, input, target, beta):
     d = xp.abs(input - target)
     if beta == 0:
         return d
-    # Each branch sees only its own elements: the square of a large d, not chosen, would still give a NaN gradient.
+    # Each branch gets its own elements only: the square of a large d, not chosen, would still make the gradient NaN.
     small = xp.where(d < beta, d, xp.zeros_like(d))
     return xp.where(d < beta, 0.5 * small * (small / beta), d - 0.5 * beta)
 
@@ -60,11 +60,12 @@ def _smooth_l1_kinks(beta):
 
 smooth_l1_loss = define(
     name="smooth_l1_loss",
-    summary="Squared error for small differences, absolute error for large ones.",
+    summary="Smooth L1 loss: squared error for small differences, absolute error for large ones.",
     formula="d^2 / (2 beta) where d < beta, else d - beta / 2, with d = |input - target|",
     operands=(_INPUT, _TARGET),
-    parameters=(Parameter("beta", 1.0, "Where the two branches meet; 0 gives `l1_loss`.", minimum=0.0),),
-    # d * slope stands alone so that neither beta = inf gives inf * 0 nor the gradient of a tiny d is flushed to zero.
+    parameters=(Parameter("beta", 1.0, "Difference at which the two branches meet; 0 gives `l1_loss`.", minimum=0.0),),
+    # The product d * slope is formed first: otherwise beta = inf would give inf * 0, and the gradient of a tiny d would
+    # be flushed to zero.
     let={"d": "abs(input - target)", "slope": "1 / beta"},
     value="where(d < beta, 0.5 * (d * (d * slope)), d - 0.5 * beta)",
     reference=_smooth_l1_reference,
@@ -73,7 +74,7 @@ smooth_l1_loss = define(
     positional="input target size_average reduce reduction beta",
     warn_broadcast=True,
     kinks=_smooth_l1_kinks,
-    convention="At d = beta both branches have slope 1; with beta = 0 the gradient at input = target is 0.",
+    convention="At d = beta both branches have slope 1. With beta = 0, the gradient at input = target is 0.",
     cases=({}, {"beta": 0.25}, {"beta": 0.0}, {"beta": float("inf")}),
     source="R. Girshick, Fast R-CNN, ICCV 2015.",
 )
@@ -94,13 +95,13 @@ def _huber_kinks(delta):
 
 huber_loss = define(
     name="huber_loss",
-    summary="Squared error for small differences, absolute error scaled by delta for large ones.",
+    summary="Huber loss: squared error for small differences, absolute error scaled by delta for large ones.",
     formula="d^2 / 2 where d <= delta, else delta (d - delta / 2), with d = |input - target|",
     operands=(_INPUT, _TARGET),
-    parameters=(Parameter("delta", 1.0, "Where the two branches meet.", minimum=0.0, exclusive=True),),
+    parameters=(Parameter("delta", 1.0, "Difference at which the two branches meet.", minimum=0.0, exclusive=True),),
     let={"d": "abs(input - target)"},
-    # Not `<`: with delta = inf an infinite d must not reach the second branch, where it is inf - inf.
-    # Nor half of `square(d)`, which overflows where half of it does not.
+    # `<=`, because with delta = inf an infinite d must not reach the second branch, which is inf - inf there.
+    # `half_square(d)`, because `square(d)` overflows where half of it does not.
     value="where(d <= delta, half_square(d), delta * (d - 0.5 * delta))",
     reference=_huber_reference,
     torch="huber_loss",

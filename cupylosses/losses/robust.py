@@ -1,4 +1,4 @@
-"""Losses of a difference that outliers pull on less than on the squared error, and the quantile's."""
+"""Robust regression losses, whose gradient for outliers is smaller than that of the squared error; quantile loss."""
 
 import math
 
@@ -9,19 +9,19 @@ from cupylosses.reference_math import where_nan
 _INPUT = Operand("input", "The prediction.", integer=True)
 _TARGET = Operand("target", "The ground truth.", integer=True)
 _SCALE = Parameter(
-    "scale", 1.0, "The residual around which errors begin to count as outliers.", minimum=0.0, exclusive=True
+    "scale", 1.0, "Scale of the residual, around which differences become outliers.", minimum=0.0, exclusive=True
 )
 
-#: Multiplied by instead of divided by: a kernel divides once per thread.
+#: A multiplication in place of a division: a kernel then divides once per thread.
 _SHARPNESS = {"sharpness": "1 / scale"}
 
-#: Beyond this residual, 1 + r^2 is r^2, and its square need not be in range.
+#: Above this residual, 1 + r^2 rounds to r^2, whose square may overflow.
 _LARGE = 2.0**60
 
 
 def _residual(xp, input, target, scale):
-    # The residual, where it is large, and 1 there instead: what a formula must not see, not even where it is not
-    # chosen, because the inf or NaN of it would reach the gradient.
+    # The residual, a mask of the large ones, and the residual with 1 in their place: the inf or NaN that a formula
+    # makes of a large residual would reach the gradient even where the formula is not chosen.
     r = (input - target) * (1 / scale)
     large = xp.abs(r) > _LARGE
     return r, large, xp.where(large, xp.ones_like(r), r)
@@ -37,7 +37,7 @@ def _log_cosh_reference(xp, input, target):
 
 log_cosh_loss = define(
     name="log_cosh_loss",
-    summary="Logarithm of the hyperbolic cosine: half the squared error for small differences, the absolute for large.",
+    summary="Log-cosh loss: half the squared error for small differences, the absolute error for large ones.",
     formula="log(cosh(input - target))",
     operands=(_INPUT, _TARGET),
     value="log_cosh(input - target)",
@@ -55,7 +55,7 @@ def _charbonnier_reference(xp, input, target, scale):
 
 charbonnier_loss = define(
     name="charbonnier_loss",
-    summary="Charbonnier loss, a smooth absolute error, also known as pseudo-Huber.",
+    summary="Charbonnier loss, a smooth absolute error, also known as the pseudo-Huber loss.",
     formula="sqrt(r^2 + 1) - 1, with r = (input - target) / scale",
     operands=(_INPUT, _TARGET),
     parameters=(_SCALE,),
@@ -65,8 +65,8 @@ charbonnier_loss = define(
     heavy=1,
     cases=({}, {"scale": 2.0}),
     notes=(
-        "As kornia has it: without the 1 taken off, and as sqrt(d^2 + epsilon^2), it is `epsilon` times this plus "
-        "`epsilon`, with scale = epsilon. It is `general_robust_loss` with alpha = 1."
+        "Scaled as by kornia. The common form sqrt(d^2 + epsilon^2) is epsilon times this loss, plus epsilon, with "
+        "scale = epsilon. Equals `general_robust_loss` with alpha = 1."
     ),
     source="P. Charbonnier, L. Blanc-Feraud, G. Aubert, M. Barlaud, Two deterministic half-quadratic regularization "
     "algorithms for computed imaging, ICIP 1994.",
@@ -81,7 +81,7 @@ def _cauchy_reference(xp, input, target, scale):
 
 cauchy_loss = define(
     name="cauchy_loss",
-    summary="Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as Lorentzian.",
+    summary="Cauchy loss, the negative log-likelihood of a Cauchy distribution; also known as the Lorentzian loss.",
     formula="log(1 + r^2 / 2), with r = (input - target) / scale",
     operands=(_INPUT, _TARGET),
     parameters=(_SCALE,),
@@ -90,7 +90,7 @@ cauchy_loss = define(
     reference=_cauchy_reference,
     heavy=1,
     cases=({}, {"scale": 2.0}),
-    notes="As kornia and Barron have it; it is `general_robust_loss` with alpha = 0.",
+    notes="Scaled as by kornia and Barron. Equals `general_robust_loss` with alpha = 0.",
     source="M. J. Black, P. Anandan, The robust estimation of multiple motions: parametric and piecewise-smooth flow "
     "fields, Computer Vision and Image Understanding 63, 1996.",
 )
@@ -98,14 +98,14 @@ cauchy_loss = define(
 
 def _welsch_reference(xp, input, target, scale):
     _, large, r1 = _residual(xp, input, target, scale)
-    # Two ways to write one thing: torch differentiates the first with a cancellation where the value is near 1.
+    # Equal in exact arithmetic, but torch's derivative of the first cancels where the value is close to 1.
     z = 0.5 * r1 * r1
     return xp.where(large, xp.ones_like(z), xp.where(z < 1, -xp.expm1(-z), 1 - xp.exp(-z)))
 
 
 welsch_loss = define(
     name="welsch_loss",
-    summary="Welsch loss, an upside-down Gaussian; also known as Leclerc.",
+    summary="Welsch loss, an inverted Gaussian; also known as the Leclerc loss.",
     formula="1 - exp(-r^2 / 2), with r = (input - target) / scale",
     operands=(_INPUT, _TARGET),
     parameters=(_SCALE,),
@@ -114,7 +114,7 @@ welsch_loss = define(
     reference=_welsch_reference,
     heavy=1,
     cases=({}, {"scale": 2.0}),
-    notes="As kornia and Barron have it; it is the limit of `general_robust_loss` for alpha to -inf.",
+    notes="Scaled as by kornia and Barron. Equals `general_robust_loss` with alpha = -inf.",
     source="J. E. Dennis, R. E. Welsch, Techniques for nonlinear least squares and robust regression, Communications "
     "in Statistics 7, 1978.",
 )
@@ -123,7 +123,7 @@ welsch_loss = define(
 def _geman_mcclure_reference(xp, input, target, scale):
     r, large, r1 = _residual(xp, input, target, scale)
     far = xp.where(large, r, xp.ones_like(r))
-    # Two ways to write one thing: the derivative of the first cancels for large residuals, the second for small ones.
+    # Equal in exact arithmetic, but the derivative of the first cancels for large residuals, and the second for small.
     near = xp.abs(r1) < 2
     value = xp.where(near, 2 * r1 * r1 / (r1 * r1 + 4), 2 - 8 / (r1 * r1 + 4))
     return xp.where(large, 2 - 8 / far / far, value)
@@ -131,7 +131,7 @@ def _geman_mcclure_reference(xp, input, target, scale):
 
 geman_mcclure_loss = define(
     name="geman_mcclure_loss",
-    summary="Geman-McClure loss, which is never more than 2.",
+    summary="Geman-McClure loss, bounded by 2.",
     formula="2 r^2 / (r^2 + 4), with r = (input - target) / scale",
     operands=(_INPUT, _TARGET),
     parameters=(_SCALE,),
@@ -141,8 +141,8 @@ geman_mcclure_loss = define(
     heavy=1,
     cases=({}, {"scale": 2.0}),
     notes=(
-        "As kornia and Barron have it; r^2 / (r^2 + 1), which is common too, is half of it with twice the scale. "
-        "It is `general_robust_loss` with alpha = -2."
+        "Scaled as by kornia and Barron. The other common form, r^2 / (r^2 + 1), is half of this loss at half "
+        "the scale. Equals `general_robust_loss` with alpha = -2."
     ),
     source="S. Geman, D. E. McClure, Bayesian image analysis: an application to single photon emission tomography, "
     "Proceedings of the Statistical Computing Section of the American Statistical Association, 1985.",
@@ -162,13 +162,19 @@ def _wing_kinks(width, epsilon):
 
 wing_loss = define(
     name="wing_loss",
-    summary="Wing loss: logarithmic, and so steep, for small differences, absolute error for large ones.",
+    summary="Wing loss: logarithmic and steep for small differences, absolute error for large ones.",
     formula="width log(1 + d / epsilon) where d < width, else d - width + width log(1 + width / epsilon), "
     "with d = |input - target|",
     operands=(_INPUT, _TARGET),
     parameters=(
-        Parameter("width", 5.0, "Where the two branches meet.", minimum=0.0, exclusive=True),
-        Parameter("epsilon", 0.5, "How flat the logarithm is around 0.", minimum=0.0, exclusive=True),
+        Parameter("width", 5.0, "Difference at which the two branches meet.", minimum=0.0, exclusive=True),
+        Parameter(
+            "epsilon",
+            0.5,
+            "Curvature of the logarithm: the slope at 0 is width / epsilon.",
+            minimum=0.0,
+            exclusive=True,
+        ),
     ),
     constants={"steepness": "1 / epsilon"},
     # One logarithm for both branches.
@@ -181,23 +187,19 @@ wing_loss = define(
     reference=_wing_reference,
     heavy=1,
     kinks=_wing_kinks,
-    convention="At input = target the gradient is 0; at d = width it is that of the absolute error.",
+    convention="At input = target the gradient is 0. At d = width it is that of the absolute error.",
     cases=({}, {"width": 2.0, "epsilon": 4.0}),
-    notes="The defaults are those of segmentation-models-pytorch; the paper has width 10 and epsilon 2.",
+    notes="The defaults are those of segmentation-models-pytorch; the paper uses width 10 and epsilon 2.",
     source="Z.-H. Feng, J. Kittler, M. Awais, P. Huber, X.-J. Wu, Wing loss for robust facial landmark localisation "
     "with convolutional neural networks, CVPR 2018.",
 )
 
 quantile_loss = define(
     name="quantile_loss",
-    summary="Quantile loss, also known as pinball: absolute error with one weight below the target and one above.",
+    summary="Quantile (pinball) loss: absolute error weighted differently below and above the target.",
     formula="quantile (target - input) where input < target, else (1 - quantile) (input - target)",
     operands=(_INPUT, _TARGET),
-    parameters=(
-        Parameter(
-            "quantile", 0.5, "The quantile to predict, between 0 and 1.", minimum=0.0, maximum=1.0, exclusive=True
-        ),
-    ),
+    parameters=(Parameter("quantile", 0.5, "The quantile to predict.", minimum=0.0, maximum=1.0, exclusive=True),),
     constants={"complement": "1 - quantile"},
     let={"d": "target - input"},
     value="where(d < 0, complement * -d, where(d > 0, quantile * d, d * 0))",
@@ -222,7 +224,7 @@ def _log1p_ratio(u):
 
 
 def _robust_series(z, b, sign):
-    # The binomial series, where its terms fall fast: the derivatives of all other formulas cancel there.
+    # The binomial series, where it converges fast: the derivatives of all other formulas cancel there.
     term, total = 1.0, 1.0
     for k in range(1, 29):
         term = term * (0.5 * sign * z - (k - 1) * (z / b)) / k
@@ -231,7 +233,8 @@ def _robust_series(z, b, sign):
 
 
 def _robust_power(xp, alpha, b, sign, log, product, times_z):
-    # By log = log(1 + z / b) and b log, where z itself may be beyond range; times_z(x, there) is z e^x there.
+    # In terms of log = log(1 + z / b) and product = b log, because z may overflow; times_z(x, there) is z e^x where
+    # there.
     power = 0.5 * sign * product
     exponent = log + power  # which is alpha / 2 log
     near_two = b < 0.5
@@ -248,7 +251,7 @@ def _robust_power(xp, alpha, b, sign, log, product, times_z):
 
 
 def _general_reference(xp, input, target, alpha, scale):
-    # In float64, where neither the exponential nor the residual leaves the range before the loss does.
+    # In float64, neither the exponential nor the residual overflows before the loss does.
     kind = (input + target + alpha + scale).dtype
     input, target, alpha, scale = (xp.astype(x, xp.float64, copy=False) for x in (input, target, alpha, scale))
     d = input - target
@@ -260,13 +263,13 @@ def _general_reference(xp, input, target, alpha, scale):
     usual = (distance > 0) & (distance < _LARGE)
     beyond = ~(r * r < 2.0**100 * distance)
     smooth = (r * r <= 2) & (r * r <= 0.25 * distance)
-    # Where the power overflows, its derivatives would be differences of infinities.
+    # Where the power overflows, its derivatives would be inf - inf.
     log = xp.where(beyond, 2 * xp.log(xp.abs(d)) - 2 * xp.log(scale) - xp.log(distance), xp.log1p(r * r / distance))
     over = xp.where(usual, 0.5 * alpha * log, xp.where(alpha > 2, 0.5 * r * r, zero)) > 709
     usual = usual & ~over
 
     def choose(value, region, formula):
-        # Every region sees its own elements, and 1 in the others.
+        # Each formula gets the elements of its own region, and 1 elsewhere.
         x, a, c = (xp.where(region, y, one) for y in (d, alpha, scale))
         return xp.where(region, formula(x, x / c, a, xp.abs(a - 2), xp.where(a > 2, one, -one), c), value)
 
@@ -286,7 +289,7 @@ def _general_reference(xp, input, target, alpha, scale):
         u = r * r / b
         small = u < 0.5
         ratio, large = _log1p_ratio(xp.where(small, u, one)), xp.log1p(xp.where(small, one, u))
-        # Each by what it is proportional to, because their derivatives cancel otherwise.
+        # Each as a product with its leading factor, because their derivatives cancel otherwise.
         log, product = xp.where(small, u * ratio, large), xp.where(small, r * r * ratio, b * large)
         return _robust_power(xp, a, b, sign, log, product, lambda p, _: r * r * xp.exp(p))
 
@@ -305,15 +308,15 @@ def _general_reference(xp, input, target, alpha, scale):
 
 general_robust_loss = define(
     name="general_robust_loss",
-    summary="Barron's general robust loss, of which `alpha` sets how little an outlier counts.",
+    summary="Barron's general and adaptive robust loss; the smaller `alpha`, the less an outlier matters.",
     formula="(b / alpha) ((r^2 / b + 1)^(alpha / 2) - 1), with b = |alpha - 2| and r = (input - target) / scale",
     operands=(
         _INPUT,
         _TARGET,
-        Operand("alpha", "The shape: any number, infinities included.", integer=True, number=True, default=1.0),
+        Operand("alpha", "The shape; infinities are allowed.", integer=True, number=True, default=1.0),
         Operand(
             "scale",
-            "The residual around which errors begin to count as outliers.",
+            "The scale of the residual, around which differences become outliers.",
             domain="positive",
             number=True,
             default=1.0,
@@ -323,14 +326,14 @@ general_robust_loss = define(
     reference=_general_reference,
     heavy=2,
     convention=(
-        "The derivative with respect to alpha is 0 at alpha = 2, where it is infinite, and beyond 2^60 either way, "
-        "which counts as infinite."
+        "The derivative with respect to `alpha` is 0 at alpha = 2, where the true one is infinite, and where |alpha| "
+        "exceeds 2^60, which is treated as infinite."
     ),
     notes=(
-        "alpha = 2 is half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss`, -inf "
-        "`welsch_loss`. The limits are exact, and values and derivatives near them as accurate as elsewhere. The loss "
-        "is NaN for an infinite difference and for a scale that is not positive. To learn alpha and scale, add "
-        "log(scale) and the logarithm of the partition function, which is a function of alpha."
+        "alpha = 2 gives half the squared error, 1 `charbonnier_loss`, 0 `cauchy_loss`, -2 `geman_mcclure_loss` and "
+        "-inf `welsch_loss`. These limits are exact, and values and derivatives near them are as accurate as "
+        "elsewhere. The loss is NaN for an infinite difference and for a scale that is not positive. To learn `alpha` "
+        "and `scale`, add log(scale) and the logarithm of the partition function, which depends on `alpha`."
     ),
     source="J. T. Barron, A general and adaptive robust loss function, CVPR 2019.",
 )

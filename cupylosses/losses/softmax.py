@@ -1,23 +1,23 @@
-"""Losses of rows of logits over classes, and of log-probabilities."""
+"""Losses of rows of logits, or of log-probabilities, over classes."""
 
 from cupylosses.definition.base import Flag, Operand, Parameter
 from cupylosses.engines.softmax.definition import define_row
 from cupylosses.losses.divergence import js_reference, kl_reference
 from cupylosses.reference_math import log_relative_entropy, power, weighted
 
-LOGITS = Operand("input", "The logits.")
-INDICES = "Class indices of any integer dtype, of the shape of `input` without its class dimension"
+LOGITS = Operand("input", "The predicted logits.")
+INDICES = "Class indices of any integer dtype, in the shape of `input` without its class dimension"
 SMOOTHING = Parameter(
-    "label_smoothing", 0.0, "The share of the target that all classes have alike.", minimum=0.0, maximum=1.0
+    "label_smoothing", 0.0, "Share of the target that is spread evenly over all classes.", minimum=0.0, maximum=1.0
 )
-Z_LOSS = Parameter("z_loss", 0.0, "The weight of the square of the log-partition function, lse^2.", minimum=0.0)
+Z_LOSS = Parameter("z_loss", 0.0, "Weight of the z-loss: the square of the log-partition function, lse^2.", minimum=0.0)
 POLY = Parameter(
-    "poly", 0.0, "The weight of 1 - p, the first term of the polynomial that the cross entropy is.", minimum=-1.0
+    "poly", 0.0, "Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy.", minimum=-1.0
 )
 
 
 def _focused(xp, nll, rest, gamma):
-    # An infinite logarithm has no derivative with respect to 1 - p, which p = 0 stands against.
+    # At p = 0 the logarithm is infinite, and the derivative with respect to 1 - p is dropped.
     infinite = xp.isinf(nll)
     return xp.where(infinite, nll, power(xp, rest, gamma) * xp.where(infinite, xp.zeros_like(nll), nll))
 
@@ -42,27 +42,28 @@ ROW = {
     "scale": "logit_scale",
 }
 CONVENTION = (
-    "A label of log-probability -inf costs inf, with a finite gradient. Rows that are ignored or masked have gradient "
-    "0."
+    "A label of log-probability -inf has an infinite loss with a finite gradient. Ignored and masked rows have "
+    "gradient 0."
 )
 
 cross_entropy = define_row(
     **ROW,
     name="cross_entropy",
-    summary="Cross entropy of logits against class indices, or against a probability per class.",
-    formula="(1 - label_smoothing) w_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2, or "
-    "sum_c -w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss lse^2",
+    summary="Softmax cross entropy of logits, for class indices or class probabilities.",
+    formula="(1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C "
+    "sum_c w_c log p_c + z_loss lse^2 for a class index y, "
+    "-sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss lse^2 for probabilities t",
     operands=(
         LOGITS,
-        Operand(
-            "target", f"{INDICES}; or a probability per class, floating and of the shape of `input`.", integer=True
-        ),
+        Operand("target", f"{INDICES}, or class probabilities, floating and in the shape of `input`.", integer=True),
     ),
     targets=("indices", "probabilities"),
     parameters=(
         SMOOTHING,
         Z_LOSS,
-        Parameter("gamma", 0.0, "How much less a row counts that is decided well.", minimum=0.0),
+        Parameter(
+            "gamma", 0.0, "Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma.", minimum=0.0
+        ),
         POLY,
     ),
     term="weighted(weight * (hard * target + label_smoothing / classes), -log_p)",
@@ -82,8 +83,8 @@ cross_entropy = define_row(
         {"label_smoothing": 0.2, "z_loss": 1e-3, "gamma": 1.5, "poly": -0.5},
     ),
     notes=(
-        "A floating target holds probabilities, an integer one class indices; shapes do not decide, as they do in "
-        "torch. Class weights multiply the terms of their classes; the weight of the label alone multiplies the rest."
+        "The dtype of the target decides: floating ones hold probabilities, integer ones class indices. (In torch, the "
+        "shape decides.) `gamma` and `poly` need class indices."
     ),
     source="I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952; label smoothing: C. "
     "Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016; gamma: T.-Y. Lin et al., "
@@ -93,14 +94,20 @@ cross_entropy = define_row(
 softmax_focal_loss = define_row(
     **ROW,
     name="softmax_focal_loss",
-    summary="Cross entropy of logits against class indices in which rows that are decided well count less.",
-    formula="(1 - label_smoothing) alpha_y (rest^gamma nll + poly rest) + label_smoothing smooth + z_loss lse^2",
+    summary="Softmax focal loss: cross entropy of logits that down-weights well-classified rows.",
+    formula="(1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C "
+    "sum_c alpha_c log p_c + z_loss lse^2",
     operands=(LOGITS, Operand("target", f"{INDICES}.", integer=True)),
     targets=("indices",),
     parameters=(
         SMOOTHING,
         Z_LOSS,
-        Parameter("gamma", 2.0, "How much less; 0 gives the cross entropy.", minimum=0.0),
+        Parameter(
+            "gamma",
+            2.0,
+            "Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.",
+            minimum=0.0,
+        ),
         POLY,
     ),
     references={"row": _cross_entropy_row, "penalty": _cross_entropy_penalty},
@@ -108,7 +115,7 @@ softmax_focal_loss = define_row(
     positional="input target alpha gamma ignore_index reduction",
     convention=CONVENTION,
     cases=({}, {"gamma": 0.0}, {"gamma": 0.5}, {"gamma": 3.0, "label_smoothing": 0.1}),
-    notes="`mean` divides by the number of rows that count, as that of `sigmoid_focal_loss` does by the elements.",
+    notes="Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.",
     source="T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.",
 )
 
@@ -119,10 +126,10 @@ def _nll_row(xp, nll, weight):
 
 nll_loss = define_row(
     name="nll_loss",
-    summary="Negative log-likelihood of class indices under log-probabilities.",
+    summary="Negative log-likelihood of class indices, given log-probabilities.",
     formula="-w_y input_y",
     operands=(
-        Operand("input", "The log-probabilities.", domain="log_probability"),
+        Operand("input", "The predicted log-probabilities.", domain="log_probability"),
         Operand("target", f"{INDICES}.", integer=True),
     ),
     targets=("indices",),
@@ -134,8 +141,9 @@ nll_loss = define_row(
     torch="nll_loss",
     module="NLLLoss",
     positional="input target weight size_average ignore_index reduce reduction",
-    convention="Only the log-probability of the label has a gradient that is not 0.",
-    notes="`cross_entropy` of the logits reads them once, and keeps the digits of sure predictions.",
+    convention="Only the log-probability of the label has a nonzero gradient.",
+    notes="`cross_entropy` of the logits is faster, since it reads them once, and more accurate for confident "
+    "predictions.",
     source="R. A. Fisher, On the mathematical foundations of theoretical statistics, Philosophical Transactions of the "
     "Royal Society A 222, 1922.",
 )
@@ -148,19 +156,19 @@ def _kl_term(xp, log_p, target, weight, classes, log_target):
 kl_div_with_logits = define_row(
     name="kl_div_with_logits",
     module="KLDivWithLogitsLoss",
-    summary="Kullback-Leibler divergence of the distribution that logits are of from the target.",
+    summary="Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.",
     formula="sum_c t_c (log t_c - log p_c)",
     operands=(
         LOGITS,
         Operand(
             "target",
-            "The true distribution as probabilities, or as log-probabilities with `log_target=True`; of the shape of "
-            "`input`.",
+            "The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the "
+            "shape of `input`.",
             domain=("log_target", {True: "log_probability", False: "probability"}),
         ),
     ),
     targets=("probabilities",),
-    flags=(Flag("log_target", False, "Whether `target` holds log-probabilities."),),
+    flags=(Flag("log_target", False, "If True, `target` holds log-probabilities; otherwise it holds probabilities."),),
     term="where(where(log_target, exp(target), target) == 0, zero_unless_nan(log_p), "
     "where(log_target, exp(target) * (target - log_p), times_log(target, log_p)))",
     references={"term": _kl_term},
@@ -168,11 +176,11 @@ kl_div_with_logits = define_row(
     reduction="batchmean",
     class_dim=-1,
     positional="input target reduction log_target",
-    convention="Where the target has no mass, the term and its gradients are 0, also against an impossible prediction.",
+    convention="Where a target probability is 0, its term and gradients are 0, even if the predicted one is 0 too.",
     cases=({}, {"log_target": True}),
     notes=(
-        "It is `kl_div` of the log-softmax, in one pass. `mean` divides by the number of rows, `batchmean` by the size "
-        "of the first dimension. Not multiplied by the square of the temperature."
+        "Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the "
+        "temperature."
     ),
     source="S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.",
 )
@@ -186,19 +194,22 @@ def _distillation_term(xp, log_p, log_q, classes, beta):
 
 distillation_loss = define_row(
     name="distillation_loss",
-    summary="Divergence between the distributions of a student's and a teacher's logits.",
-    formula="beta KL(q || m) + (1 - beta) KL(p || m), where m = beta q + (1 - beta) p; with beta = 0 KL(q || p), with "
-    "beta = 1 KL(p || q)",
+    summary="Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.",
+    formula="beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and "
+    "KL(p || q) if beta = 1",
     operands=(
-        Operand("student_logits", "The logits that are trained."),
-        Operand("teacher_logits", "The logits to come near to, of the same shape; differentiable too."),
+        Operand("student_logits", "The logits of the student."),
+        Operand(
+            "teacher_logits",
+            "The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.",
+        ),
     ),
     targets=("logits",),
     parameters=(
         Parameter(
             "beta",
             0.0,
-            "The weight of the teacher in the mixture m; 0 is the forward, 1 the reverse divergence.",
+            "Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence.",
             minimum=0.0,
             maximum=1.0,
         ),
@@ -210,14 +221,13 @@ distillation_loss = define_row(
     reduction="batchmean",
     class_dim=-1,
     positional="student_logits teacher_logits temperature beta reduction",
-    convention="A class without mass on one side has gradient 0 there.",
+    convention="Where p_c or q_c is 0, the gradient with respect to its logit is 0.",
     cases=({}, {"beta": 0.5}, {"beta": 1.0}, {"beta": 0.1}),
     notes=(
-        "No row is below 0, and students that are near their teacher keep their digits. As Liger has it, beta = 0 and "
-        "1 are the Kullback-Leibler divergences, and not the limits, which are 0. The gradient falls with the square "
-        "of the temperature; multiply the loss by it, as G. Hinton et al. do (Distilling the knowledge in a neural "
-        "network, 2015), to keep its size. `mean` divides by the number of rows, `batchmean` by the size of the first "
-        "dimension."
+        "No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 "
+        "and beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases "
+        "with the square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do "
+        "(Distilling the knowledge in a neural network, 2015)."
     ),
     source="R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR "
     "2024.",

@@ -1,8 +1,8 @@
-"""Definition of an element-wise loss, the registry of these, and what a call adds to a loss: a weight, a mask, numbers
-in place of operands. The result of that is a loss of its own.
+"""Definition of an element-wise loss, the registry, and modified losses.
 
-So the engine knows neither weights nor masks: they are operands like the others, broadcast like them, and read in the
-same pass.
+A call may add a weight and a mask to a loss, and pass numbers in place of operands. The result is a loss of its own
+(:class:`Form`), so the engine knows neither weights nor masks: they are operands like the others, broadcast like them,
+and read in the same pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from functools import cache, cached_property
 from itertools import compress, product
 from typing import Any
 
-from cupylosses.definition.base import MASK, WEIGHT, Definition, Kink, Operand, Parameter, code_of, remember
+from cupylosses.definition.base import (
+    COMMON_TEXTS,
+    MASK,
+    WEIGHT,
+    Definition,
+    Kink,
+    Operand,
+    Parameter,
+    code_of,
+    remember,
+)
 from cupylosses.definition.expressions import Part, check
 from cupylosses.reference_math import follows, tangent_plane
 
@@ -63,20 +73,83 @@ class Loss(Definition):
 
     @cached_property
     def forms(self) -> Mapping[Any, Loss]:
-        """The modified losses that calls can make of it (:func:`all_forms`)."""
+        """Every modified loss that a call can make of it (:func:`all_forms`)."""
         return all_forms(self)
 
     @cached_property
     def takes_numbers(self) -> bool:
-        """Whether a number may stand for one of the operands."""
+        """True if a number may replace one of the operands."""
         return any(x.number or x.default is not None for x in self.operands)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Documentation
+
+    def describe_operand(self, operand: Operand) -> str:
+        dtypes = "floating, integer or bool" if operand.integer else "floating"
+        number = ", or a number" if operand.number else ""
+        shape = "Any shape" if len(self.operands) == 1 else "Any shape that broadcasts with the other operands"
+        default = "" if operand.default is None else f" Default {operand.default:g}."
+        return f"{operand.doc} {shape}; {dtypes}{number}. Domain: {operand.domain_text}.{default}"
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        return _COMMON_TEXTS
+
+    @property
+    def result_text(self) -> str:
+        if self.mean_of_rows:
+            divisors = (
+                "With reduction 'none' the mean over the last dimension, one value per row; 'sum' adds these, 'mean' "
+                "averages them. 'weighted_mean' divides the sum of all elements by the sum of their weights, "
+                "'batchmean' divides the sum of the rows by the size of the first dimension. With `dim`, elements are "
+                "reduced, not rows."
+            )
+        else:
+            divisors = (
+                "With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with "
+                "`dim` of the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask "
+                "keeps, 'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension."
+            )
+        if self.mean_of_weights:
+            divisors += " As in torch, and unlike in other losses, 'mean' with a weight is 'weighted_mean'."
+        return (
+            f"{divisors} A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the "
+            "device of the operands, and has their promoted dtype unless `out_dtype` is given."
+        )
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        errors = dict(super().errors)
+        errors["ValueError"] = (
+            "Shapes do not broadcast, operands are on different devices, or an option is out of range."
+        )
+        if not self.runs_on_cpu:
+            errors["NotImplementedError"] = (
+                "The operands are on the CPU, or a third derivative is asked for: the loss has no `reference`."
+            )
+        return errors
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        return self.reference is not None
+
+
+#: Texts on the arguments that all element-wise losses have in common.
+_COMMON_TEXTS = COMMON_TEXTS | {
+    "weight": "Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An "
+    "element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.",
+    "mask": "Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing "
+    "to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.",
+    "dim": "Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or "
+    "'weighted_mean'; the others are kept. Default None, all dimensions.",
+}
 
 
 _registry: dict[str, Loss] = {}
 
 
 def define(**fields: Any) -> Loss:
-    """Make a :class:`Loss` and enter it in the registry, from which the public functions are built."""
+    """Makes a :class:`Loss` and enters it in the registry, from which the public functions are built."""
     loss = Loss(**fields)
     if loss.name in _registry:
         raise ValueError(f"a loss named {loss.name!r} is defined already")
@@ -85,7 +158,7 @@ def define(**fields: Any) -> Loss:
 
 
 def registry() -> Mapping[str, Loss]:
-    """Every defined loss by name, in the order of definition."""
+    """The library's element-wise losses by name, in the order of definition."""
     return _registry
 
 
@@ -95,10 +168,10 @@ def registry() -> Mapping[str, Loss]:
 
 @dataclass(frozen=True, eq=False)
 class Form(Loss):
-    """A loss with some of its operands given as ``numbers``, and perhaps a weight (an array or a number) and a mask.
+    """A loss with ``numbers`` in place of some operands, an optional weight (array or number) and an optional mask.
 
-    An element without weight, or masked, is 0 whatever it holds, and so are its gradients: it is replaced, not
-    multiplied. The derivative with respect to a weight of 0 still is the element, where that is finite, and moves with
+    An element of weight 0 or masked out is 0 whatever it holds, and so are its gradients: it is replaced, not
+    multiplied. The derivative with respect to a weight of 0 is still the element, where that is finite, and depends on
     the operands as the element does, where the element's derivatives are finite.
     """
 
@@ -108,21 +181,21 @@ class Form(Loss):
     mask: bool = False
 
     def __post_init__(self) -> None:
-        """Nothing: what is put together here was validated."""
+        """Skips the validation: the loss and what is added to it were validated before."""
 
     @property
     def suffix(self) -> str:
-        """What distinguishes the form from others of its loss, for the names of kernels."""
+        """Suffix of kernel names that tells the form from others of its loss."""
         parts = [f"{x.name}-number" for x in (self.base or self).operands if x.name in self.numbers]
         return "_".join([*parts, *([f"weight-{self.weight}"] if self.weight else []), *(["mask"] if self.mask else [])])
 
 
 @cache
 def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None = None, mask: bool = False) -> Loss:
-    """The form of a loss, always the same object for the same arguments; the loss itself if nothing is added.
+    """The form of a loss with these additions, cached; the loss itself if there are none.
 
-    ``weight`` is ``"array"``, ``"number"`` or None. Numbers become parameters behind those of the loss, in the order of
-    the operands, the weight last; the arrays of weight and mask become the last operands.
+    ``weight`` is ``"array"``, ``"number"`` or None. Numbers become parameters after those of the loss, in the order of
+    the operands, the weight last. A weight array and a mask become the last operands.
     """
     if not numbers and weight is None and not mask:
         return loss
@@ -137,9 +210,9 @@ def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None =
 
 
 def all_forms(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss]:
-    """Every form of a loss by what it adds: the names of numbers in the order of the operands, weight and mask.
+    """Every form of a loss by its additions: names of numbers in the order of the operands, weight, mask.
 
-    All of them at once: torch.compile can follow a look into a dictionary that stays as it is, and no construction.
+    All are made in advance, because torch.compile can trace a lookup in a constant dictionary but no construction.
     """
     able = [x.name for x in loss.operands if x.number or x.default is not None]
     chosen = [tuple(compress(able, x)) for x in product((False, True), repeat=len(able))]
@@ -150,7 +223,7 @@ def all_forms(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss
 
 
 def _typical(operand: Operand, values: Mapping[str, Any]) -> float:
-    """A number at which every loss is smooth in this operand, with these flags."""
+    """A number at which every loss is smooth in this operand, under these flags."""
     if operand.default is not None:
         return operand.default
     # A half is a probability, a real and a positive number, but no label and no logarithm.
@@ -158,13 +231,13 @@ def _typical(operand: Operand, values: Mapping[str, Any]) -> float:
 
 
 def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool) -> Callable[..., Any]:
-    """The formula of a form from that of its loss."""
+    """Reference formula of a form, from that of its loss."""
     formula = loss.reference
     assert formula is not None
 
     def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
         given = dict(zip(names, arrays, strict=True))
-        # Of the full shape, and no part of the graph: an infinite derivative of a number would reach every operand.
+        # Zeros of the full shape, outside of the graph: the infinite derivative of a number would reach every operand.
         zero = sum(xp.zeros_like(x) for x in given.values())
         for constant in [x.name for x in loss.operands if x.name not in given] + ["weight"] * (weighted == "number"):
             given[constant] = zero + values.pop(constant)
@@ -175,12 +248,12 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
             unused = unused | (given["weight"] == 0)
         if masked:
             unused = unused | (given["mask"] == 0)
-        # Replaced before the formula sees them: afterwards their NaN would be in the gradient already.
+        # Replaced before the formula reads them: later, their NaN would already be in the gradient.
         safe = [xp.where(unused, zero + _typical(x, values), own[x.name]) for x in loss.operands]
         elements = formula(xp, *safe, **values)
         if weighted:
-            # Of weight 0 the plane will do: there the weight's product with it has the derivatives of that with the
-            # element, up to the second, and none that is 0 * inf.
+            # At weight 0 the tangent plane replaces the element: its product with the weight has the same derivatives
+            # up to the second, and none of them is 0 * inf.
             full = [zero + x for x in own.values()]
             plane = tangent_plane(
                 xp, lambda *x: formula(xp, *x, **values), full, moves=weighted == "array" and follows(*arrays)
@@ -199,7 +272,7 @@ def _counting(weighted: bool, masked: bool) -> Loss:
     def reference(xp: Any, *arrays: Any) -> Any:
         return xp.where(arrays[1] != 0, arrays[0], xp.zeros_like(arrays[0])) if len(arrays) == 2 else arrays[0]
 
-    summary = "What a mean is divided by."
+    summary = "Divisor of a mean."
     loss = Loss(name=name, summary=summary, formula=value, operands=operands, value=value, reference=reference)
     remember(loss)
     return loss
@@ -209,5 +282,5 @@ _COUNTING = {(w, m): _counting(w, m) for w, m in ((True, False), (False, True), 
 
 
 def counting(weighted: bool, masked: bool) -> Loss:
-    """The loss whose sum is the divisor of a mean: of the weights, or of 1, over what the mask leaves."""
+    """The loss whose sum is the divisor of a mean: the weights, or ones, of the elements that the mask keeps."""
     return _COUNTING[weighted, masked]

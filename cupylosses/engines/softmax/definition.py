@@ -1,14 +1,14 @@
-"""What a loss of rows of logits is: a definition whose value belongs to all classes of a row together.
+"""Definition of a loss of rows of logits, whose value depends on all classes of a row together.
 
-    z_c = softcap tanh(logit_scale x_c / softcap)    or logit_scale x_c without a softcap
+    z_c = softcap tanh(logit_scale x_c / softcap), or logit_scale x_c without a softcap
     lse = log sum_c exp(z_c),    log p_c = z_c - lse
 
-A :class:`RowLoss` says what a row costs by expressions of these, from which value and gradients follow:
+A :class:`RowLoss` gives the loss of a row by expressions of these, from whose derivatives value and gradients follow:
 
-    row      of a class index y: a function of nll = -log p_y, rest = 1 - p_y, smooth = -(1 / C) sum_c w_c log p_c and
+    row      for a class index y: a function of nll = -log p_y, rest = 1 - p_y, smooth = -(1 / C) sum_c w_c log p_c and
              the class weight w_y
-    term     of a target per class: what a class adds to the sum, a function of log p_c and the target t_c (or log_q_c,
-             the log-probability of the teacher), of the class weight w_c and the number of classes C
+    term     for dense targets: the summand of class c, a function of log p_c and the target t_c (or log_q_c, the
+             log-probability of the teacher), of the class weight w_c and the number of classes C
     penalty  a function of lse, added once per row
 
 Nothing here imports an array library, CUDA or a compiler.
@@ -22,24 +22,24 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cupylosses.definition.base import LEGACY, Definition, code_of
+from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 
-#: What a target can be: a class index per row, a probability per class, or logits of a teacher.
+#: Kinds of targets: a class index per row, a probability per class, or the logits of a teacher.
 TARGETS = ("indices", "probabilities", "logits")
 
-#: Reductions of rows. A mean divides by the rows that count, or by the sum of their class weights.
+#: Reductions of rows. A mean divides by the number of rows that count, or by the sum of their class weights.
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
-#: What the expressions see beside the parameters: of losses with a softmax, and of others.
+#: Names that the expressions see besides the parameters: in losses with a softmax, and in others.
 ROW_NAMES = {True: ("nll", "rest", "smooth", "weight"), False: ("nll", "weight")}
 TERM_NAMES = {"probabilities": ("log_p", "target", "weight", "classes"), "logits": ("log_p", "log_q", "classes")}
 PENALTY_NAMES = ("lse",)
 
-#: The label that does not count unless a call says otherwise, as in torch.
+#: Default of ``ignore_index``, as in torch.
 IGNORED = -100
 
-#: When a label that is no class raises: now, at the next call, or never.
+#: Moments at which a label out of range raises: at the next call, immediately, or never.
 CHECKS = ("lazy", "sync", "off")
 
 
@@ -47,16 +47,16 @@ CHECKS = ("lazy", "sync", "off")
 class RowLoss(Definition):
     """A loss of rows of logits, or of log-probabilities.
 
-    ``targets``      what the second operand may be, of :data:`TARGETS`.
-    ``references``   the same as ``row``, ``term`` and ``penalty``, by these names, through the array API: functions of
-                     ``xp`` and, by name, of what the expressions see.
-    ``softmax``      whether the first operand holds logits; log-probabilities otherwise, of which only that of the
-                     label counts.
-    ``weights``      the name of the argument with the class weights; None if the loss has none.
-    ``mean_of_weights``  whether a mean over class indices divides by the sum of the weights of the labels.
-    ``scale``        the argument that scales the logits: ``"logit_scale"`` multiplies, and comes with ``softcap``;
-                     ``"temperature"`` divides.
-    ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 of a single row, as in torch.
+    ``targets``      kinds of the second operand, of :data:`TARGETS`.
+    ``references``   ``row``, ``term`` and ``penalty`` through the array API, by these names: functions of ``xp`` and,
+                     by name, of the values that the expressions see.
+    ``softmax``      True if the first operand holds logits; otherwise it holds log-probabilities, and only that of the
+                     label matters.
+    ``weights``      name of the argument with the class weights; None if the loss has none.
+    ``mean_of_weights``  True if a mean over class indices divides by the sum of the weights of the labels.
+    ``scale``        argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
+                     ``"temperature"`` divides them.
+    ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
     targets: tuple[str, ...]
@@ -93,24 +93,24 @@ class RowLoss(Definition):
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
-        """Those that the loss has, by name."""
+        """The expressions of the loss, by name."""
         found = {"row": self.row, "term": self.term, "penalty": self.penalty}
         return {name: x for name, x in found.items() if x is not None}
 
     @cached_property
     def dense(self) -> str | None:
-        """What a target per class holds; None if the loss takes none."""
+        """Kind of the dense targets; None if the loss takes none."""
         return next((x for x in self.targets if x != "indices"), None)
 
     def sees(self, part: str) -> tuple[str, ...]:
-        """The names that an expression sees beside parameters, flags and constants."""
+        """Names that an expression sees besides parameters, flags and constants."""
         if part == "row":
             return ROW_NAMES[self.softmax]
         return PENALTY_NAMES if part == "penalty" else TERM_NAMES[str(self.dense)]
 
     @cached_property
     def only_of_indices(self) -> tuple[str, ...]:
-        """Parameters without a meaning for a target per class."""
+        """Parameters without a meaning for dense targets."""
         if self.row is None or self.term is None:
             return ()
         rest = " ".join([self.term, self.penalty or "", *self.constants.values()])
@@ -158,12 +158,122 @@ class RowLoss(Definition):
     def reductions(self) -> tuple[str, ...]:
         return REDUCTIONS
 
+    # ------------------------------------------------------------------------------------------------------------------
+    # Documentation
+
+    def describe_operand(self, operand: Operand) -> str:
+        if operand is not self.operands[0]:
+            return operand.doc
+        return (
+            f"{operand.doc} Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain: "
+            f"{operand.domain_text}."
+        )
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        default = " Default None: 1, or 0 for a single row." if self.class_dim is None else ""
+        return _COMMON_TEXTS | {"class_dim": f"Dimension of the classes, from either end.{default}"}
+
+    @property
+    def symbols(self) -> str:
+        first = self.operands[0].name
+        scaled = f"logit_scale {first}" if self.scale == "logit_scale" else f"{first} / temperature"
+        capped = f", or softcap tanh({scaled} / softcap) with a softcap" if "softcap" in self.common else ""
+        meanings = [f"z = {scaled}{capped}"] if self.scale else []
+        meanings += ["p = softmax(z)"] if self.softmax else []
+        meanings += ["lse = log sum_c exp z_c"] if self.penalty else []
+        if self.dense == "logits":
+            meanings.append(f"q = softmax({self.operands[1].name} / temperature)")
+        meanings += ["y the label"] if self.row else []
+        if self.dense == "probabilities":
+            meanings.append("t the target probabilities")
+        if self.weights:
+            letter = "w" if self.weights == "weight" else self.weights
+            meanings.append(f"{letter}_c the class weights, 1 by default")
+        meanings += ["C the number of classes"] if self.softmax and self.row else []
+        return f"with {', '.join(meanings)}."
+
+    @property
+    def result_text(self) -> str:
+        counted = "number of rows that count"
+        if self.mean_of_weights:
+            counted = "sum of the weights of the labels of the rows that count"
+            if self.dense:
+                counted += " (for probabilities, by the number of these rows)"
+        more = (
+            " With `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not "
+            "asked for: `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number."
+            if "return_lse" in self.common
+            else ""
+        )
+        return (
+            f"With reduction 'none' one value per row, in the shape of the rows; otherwise an array without "
+            f"dimensions. 'mean' divides the sum by the {counted}, 'batchmean' by the size of the first dimension of "
+            "the rows. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device "
+            "of the operands, and has their promoted dtype (float32 under autocast) unless `out_dtype` is given." + more
+        )
+
+    @property
+    def gradient_text(self) -> str:
+        return (
+            f"Every floating operand is differentiable. {self.convention} Where the loss of a row is NaN, so is its "
+            "gradient."
+        )
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        errors = dict(super().errors)
+        if self.row:
+            errors["IndexError"] = "A label is neither a class nor `ignore_index`; see `check_targets`."
+        return errors
+
+    @property
+    def example_operands(self) -> Mapping[str, Any]:
+        first, second = self.operands
+        domain = second.domain_for(self.values())
+        samples = _SAMPLES["real" if self.softmax else "log_probability"]
+        targets = _SAMPLES["indices" if self.row else f"{domain}_target"]
+        return {first.name: samples, second.name: targets}
+
+
+#: Rows of documented examples: first operands by domain, and targets.
+_SAMPLES: Mapping[str, Any] = {
+    "real": ((2.0, 0.5, -1.0), (0.0, 1.5, 0.5)),
+    "log_probability": ((-0.3567, -1.6094, -2.3026), (-0.6931, -1.3863, -1.3863)),
+    "indices": (0, 2),
+    "real_target": ((1.0, 1.0, -1.0), (0.5, 1.0, 0.0)),
+    "probability_target": ((0.7, 0.2, 0.1), (0.5, 0.25, 0.25)),
+}
+
+#: Texts on arguments that losses of rows have in common; each loss has some of them.
+_COMMON_TEXTS = COMMON_TEXTS | {
+    "weight": "Weight w_c of each class, floating, of shape (C,), without a gradient. What is multiplied by a weight "
+    "of 0 contributes nothing, even if it is infinite or NaN. Default None, no weights.",
+    "alpha": "Weight of each class, floating, of shape (C,), without a gradient. Default None, no weights.",
+    "ignore_index": "Label of rows that do not count. Their logits are not read, and their gradients are 0.",
+    "softcap": "Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. "
+    "Default None, no bound.",
+    "logit_scale": "Factor of the logits. A finite number > 0.",
+    "temperature": "Divisor of the logits. A finite number > 0.",
+    "mask": "Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others "
+    "are not read, their gradients are 0, and a mean does not count them. Default None, no mask.",
+    "return_lse": "If True, the log-partition function lse of each row is returned too, without a gradient.",
+    "return_accuracy": "If True, the accuracy is returned too: the share of the rows that count in which no logit is "
+    "larger than the label's.",
+    "inplace_backward": "If True, backward may overwrite the logits with their gradient; they must not be used "
+    "afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU arrays "
+    "are never overwritten.",
+    "check_targets": "When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for "
+    "the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and the "
+    "gradient of the row 0. On CPU arrays 'lazy' is 'sync'.",
+}
+
 
 _registry: dict[str, RowLoss] = {}
 
 
 def define_row(**fields: Any) -> RowLoss:
-    """Make a :class:`RowLoss` and enter it in the registry, from which the public functions are built."""
+    """Makes a :class:`RowLoss` and enters it in the registry, from which the public functions are built."""
     loss = RowLoss(**fields)
     if loss.name in _registry:
         raise ValueError(f"a loss named {loss.name!r} is defined already")
@@ -172,5 +282,5 @@ def define_row(**fields: Any) -> RowLoss:
 
 
 def row_registry() -> Mapping[str, RowLoss]:
-    """Every defined loss of rows by name, in the order of definition."""
+    """The library's losses of rows by name, in the order of definition."""
     return _registry
