@@ -1,6 +1,6 @@
-"""Every check of user input and its message: function, argument, got, expected, the way out.
+"""Checks of arguments that all engines share, with their messages: function, argument, got, expected, way out.
 
-``TypeError`` for types and dtypes, ``ValueError`` for shapes and values. All of them run before anything is launched.
+They raise ``TypeError`` for types and dtypes, ``ValueError`` for shapes and values, before any kernel is launched.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 from cupylosses import interop
 from cupylosses.definition.base import Definition, Flag, Parameter
 
-#: What an operand may hold, beside integers where the definition accepts them.
+#: Dtypes of operands, and those that are accepted too where the definition takes integers.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
 
 
 def _is_inside(frame: FrameType) -> bool:
-    # Functions made from text have no module: with one, torch.compile would look for their globals there.
+    # Functions compiled from source have no `__name__`: torch.compile would look up their globals in that module.
     return frame.f_globals.get("__name__", frame.f_code.co_filename.lstrip("<")).startswith(_INSIDE)
 
 
 def warn(message: str) -> None:
-    """Warns at the line that called the library, whichever way through it, and through a Module, the call took."""
+    """Warns at the user's line that called the library, directly or through a Module."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and _is_inside(frame):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-#: Modules between the user's line and a warning: torch's call a Module, or compile the function that the user called.
+#: Modules that may be between the user's line and a warning: torch calls a Module, or compiles the user's function.
 _INSIDE = ("cupylosses.", "torch.", "contextlib")
 
 
 def reduction(loss: Definition, value: Any) -> str:
-    """The reduction as a plain string, if there is one of that name; ``value`` may be an enumeration's member."""
+    """The reduction as a plain string; ``value`` may be a member of a string enumeration."""
     if isinstance(value, str) and value in loss.reductions:
         return str.__str__(value)
     expected = ", ".join(repr(x) for x in loss.reductions)
@@ -49,7 +49,7 @@ def reduction(loss: Definition, value: Any) -> str:
 
 
 def out_dtype(loss: Definition, value: Any) -> str:
-    """The name of a floating dtype, given as a dtype of torch or NumPy, or by name."""
+    """Name of a floating dtype, which is given as a dtype of torch or NumPy, or by name."""
     name = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
     if name not in FLOATING:
         raise TypeError(
@@ -60,7 +60,7 @@ def out_dtype(loss: Definition, value: Any) -> str:
 
 
 def normalizer(loss: Definition, value: Any, reduction: str) -> Any:
-    """What replaces the count of a mean: a number, or an array of NumPy's, as a float; others are left as they are."""
+    """Replacement for the divisor of a mean: a float for a number or a NumPy array; other arrays are returned as is."""
     if reduction in ("none", "sum"):
         raise ValueError(
             f"{loss.name}: `normalizer` replaces what a mean is divided by, got reduction={reduction!r}. Use "
@@ -80,7 +80,7 @@ def normalizer(loss: Definition, value: Any, reduction: str) -> Any:
 
 
 def number(loss: Definition, name: str, value: Any) -> float:
-    """A number in place of an operand."""
+    """The number in place of an operand, as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise not_an_array(loss, name, value)
     return _float(loss, name, value)
@@ -94,7 +94,7 @@ def _float(loss: Definition, name: str, value: Any) -> float:
 
 
 def legacy_reduction(loss: Definition, size_average: bool | None, reduce: bool | None) -> str:
-    """The reduction that torch's old arguments mean, with one warning that names it."""
+    """Reduction equivalent to torch's deprecated arguments, with one warning that names it."""
     average = True if size_average is None else size_average
     result = "none" if reduce is not None and not reduce else "mean" if average else "sum"
     warn(f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={result!r}.")
@@ -102,7 +102,7 @@ def legacy_reduction(loss: Definition, size_average: bool | None, reduce: bool |
 
 
 def parameter(loss: Definition, spec: Parameter, value: Any) -> float:
-    """A parameter as a float, in range."""
+    """The value of a parameter as a float, after a check of its range."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             hint = " Take it off the device with `.item()` first." if hasattr(value, "item") else ""
@@ -114,7 +114,7 @@ def parameter(loss: Definition, spec: Parameter, value: Any) -> float:
 
 
 def flag(loss: Definition, spec: Flag, value: Any) -> int:
-    """The position of a flag's value among its choices."""
+    """Index of a flag's value among its choices."""
     for i, choice in enumerate(spec.choices):
         if value is choice or (isinstance(choice, str) and value == choice):
             return i
@@ -122,7 +122,7 @@ def flag(loss: Definition, spec: Flag, value: Any) -> int:
 
 
 def not_an_array(loss: Definition, name: str, value: Any) -> TypeError:
-    """The error for an operand that no array library owns."""
+    """Error for an operand that is not an array."""
     kind = type(value).__name__
     hint = "; wrap it with `torch.as_tensor(...)` or `numpy.asarray(...)`"
     if hasattr(value, "filled"):
@@ -134,7 +134,7 @@ def not_an_array(loss: Definition, name: str, value: Any) -> TypeError:
 
 
 def no_bfloat16(loss: Definition) -> TypeError:
-    """The error for a result that NumPy cannot hold."""
+    """Error for a bfloat16 result of NumPy arrays."""
     return TypeError(
         f"{loss.name}: the result would be bfloat16, which NumPy has not. Choose another dtype with `out_dtype`, or "
         "pass torch tensors."
@@ -142,12 +142,12 @@ def no_bfloat16(loss: Definition) -> TypeError:
 
 
 def not_dense(loss: Definition, name: str, layout: Any) -> TypeError:
-    """The error for a tensor without strides."""
+    """Error for a tensor without strides."""
     return TypeError(f"{loss.name}: `{name}` must be a dense tensor, got {layout}. Convert it with `.to_dense()`.")
 
 
 def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | None = None) -> None:
-    """Operands must live in one array library, or cross zero-copy; ``names`` of others than those of the loss."""
+    """Raises for operands of several array libraries; ``names`` are those of the loss's operands by default."""
     found = [f"`{name}` from {kind}" for name, kind in zip(names or _names(loss), kinds, strict=True)]
     raise TypeError(
         f"{loss.name}: operands must come from one array library, got {' and '.join(found)}. "
@@ -157,7 +157,7 @@ def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | Non
 
 
 def devices(loss: Definition, found: Sequence[Any], names: Sequence[str] | None = None) -> None:
-    """Operands must be on one device; ``names`` of others than those of the loss."""
+    """Raises for operands on several devices; ``names`` are those of the loss's operands by default."""
     where = [f"`{name}` on {device}" for name, device in zip(names or _names(loss), found, strict=True)]
     raise ValueError(
         f"{loss.name}: operands must be on one device, got {' and '.join(where)}. Move one with `.to(device)`."
@@ -169,7 +169,7 @@ def _names(loss: Definition) -> list[str]:
 
 
 def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
-    """The dtype of the result. With ``ranks``, by torch's rule: a 0-d tensor does not widen tensors with dimensions."""
+    """Dtype of the result. With ``ranks``, by torch's rule: a 0-d tensor does not widen tensors with dimensions."""
     floating = [i for i, name in enumerate(names) if name in FLOATING]
     if ranks is not None and any(ranks[i] > 0 for i in floating):
         floating = [i for i in floating if ranks[i] > 0]
@@ -180,7 +180,7 @@ def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
 
 
 def refuse_script(name: str, *_: Any) -> None:
-    """Raises for `torch.jit.script`, which asks an object for what it should compile in its place."""
+    """Raises for ``torch.jit.script``, which calls this hook to ask an object for a scriptable replacement."""
     raise NotImplementedError(
         f"{name}: torch.jit.script cannot compile a loss whose kernels are compiled at run time. Use torch.jit.trace, "
         "torch.compile or torch.export, or call it in a function marked @torch.jit.ignore."

@@ -1,7 +1,7 @@
-"""Array libraries: whose an array is, and taking it over through DLPack.
+"""Array libraries: which one owns an array, and zero-copy exchange through DLPack.
 
-Neither torch nor CuPy is imported here before the user has imported it (an array of theirs proves that they did), with
-one exception: kernels are launched by CuPy, so a CUDA tensor of torch's imports it.
+Neither torch nor CuPy is imported before the user has imported it, which an array of theirs proves. The one exception:
+CuPy launches the kernels, so a CUDA tensor of torch imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ITEMSIZE = {
 
 @cache
 def cupy() -> ModuleType:
-    """CuPy, or an error that says how to get the one that fits."""
+    """The module ``cupy``; the error without it names the wheel to install."""
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
@@ -40,7 +40,7 @@ def cupy() -> ModuleType:
         ) from error
 
 
-#: Libraries of CUDA 11's wheels that CuPy 13 opens by their bare names, in the order of their needs.
+#: Libraries of CUDA 11's wheels that CuPy 13 opens by their bare names, dependencies first.
 _CUDA11 = (
     ("cuda_runtime", "libcudart.so.11"),
     ("cuda_nvrtc", "libnvrtc-builtins.so.11"),
@@ -49,11 +49,11 @@ _CUDA11 = (
 
 
 def load_cuda11_compiler() -> None:
-    """Loads CUDA 11's run-time compiler from its wheel where CuPy for CUDA 11 is installed, without importing CuPy.
+    """Preloads CUDA 11's run-time compiler from its wheel if CuPy for CUDA 11 is installed, without importing CuPy.
 
-    CuPy 13 opens the compiler by its bare name, which the loader finds in no wheel, but knows once it is loaded: so
-    every kernel of CuPy compiles on a machine without a toolkit. Elsewhere this costs some microseconds: a look
-    into each directory of `sys.path`.
+    CuPy 13 opens the compiler by its bare name. The loader does not search wheels, but finds a library that is already
+    loaded, so that CuPy compiles kernels on a machine without a CUDA toolkit. On other machines this costs a few
+    microseconds, for a look into each directory of ``sys.path``.
     """
     wheels = [x for x in sys.path if os.path.isdir(os.path.join(x, "nvidia", "cuda_nvrtc"))]
     homes = [x for x in sys.path if wheels and os.path.isdir(os.path.join(x, "cupy"))]
@@ -62,16 +62,16 @@ def load_cuda11_compiler() -> None:
     for folder, name in _CUDA11:
         for wheel in wheels:
             for path in sorted(glob(os.path.join(escape(wheel), "nvidia", folder, "lib", f"{name}*"))):
-                with suppress(OSError):  # CuPy says what is missing, where it is needed
+                with suppress(OSError):  # CuPy reports a missing library when it needs it
                     ctypes.CDLL(path)
 
 
 @contextmanager
 def kept_locale() -> Iterator[None]:
-    """Restores the thread's locale. NVRTC 11 leaves that of C behind, in which Python reads files as ASCII."""
+    """Restores the thread's locale. NVRTC 11 leaves the C locale set, in which Python decodes files as ASCII."""
     try:
         use = ctypes.CDLL(None).uselocale
-    except (AttributeError, OSError, TypeError):  # a system that has locales for processes alone
+    except (AttributeError, OSError, TypeError):  # a system without per-thread locales
         yield
         return
     use.argtypes, use.restype = [ctypes.c_void_p], ctypes.c_void_p
@@ -83,15 +83,15 @@ def kept_locale() -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whose an array is
+# Ownership of arrays
 
-#: The kinds of the types that were seen before. A dictionary, not its ``get``: Dynamo traces the method of a
-#: dictionary that it knows, but torch 2.11's breaks the graph at one that is bound already.
+#: Library by type of array, for types seen before. Callers use the dictionary, not a bound ``get``: Dynamo traces the
+#: method of a dictionary that it knows, but that of torch 2.11 breaks the graph at a bound one.
 known_kinds: dict[type, str] = {}
 
 
 def kind(x: Any) -> str:
-    """``torch``, ``cupy``, ``numpy``, ``dlpack`` or ``unknown``, remembered by type."""
+    """Library that owns ``x``: ``torch``, ``cupy``, ``numpy``, ``dlpack`` or ``unknown``; cached by type."""
     found = known_kinds.get(type(x))
     if found is None:
         found = known_kinds[type(x)] = _find_kind(x)
@@ -107,20 +107,22 @@ def _find_kind(x: Any) -> str:
     if loaded_cupy is not None and isinstance(x, loaded_cupy.ndarray):
         return "cupy"
     if isinstance(x, (numpy.matrix, numpy.ma.MaskedArray)):
-        return "unknown"  # whose operators mean something else, or skip elements
+        return "unknown"  # their operators mean something else, or skip elements
     if isinstance(x, numpy.ndarray):
         return "numpy"
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
 
 
 def stands_for_a_tensor(x: Any) -> bool:
-    """True of an object that implements torch's override protocol without being a tensor, such as a torch.fx proxy."""
+    """True for an object with torch's override protocol that is not a tensor, such as a torch.fx proxy."""
     return hasattr(type(x), "__torch_function__") and kind(x) != "torch"
 
 
 def namespace(x: Any) -> Any:
-    """The array API of an array's library. array-api-compat would look for it through all loaded modules, which Dynamo
-    guards while it goes on loading more; imports it traces.
+    """Array API namespace of the library that owns ``x``.
+
+    ``array_api_compat.array_namespace`` searches all loaded modules. Dynamo guards on these while it loads more of
+    them; a plain import it can trace.
     """
     match kind(x):
         case "torch":
@@ -137,12 +139,12 @@ def namespace(x: Any) -> Any:
             return array_api_compat.numpy
 
 
-#: Device types of DLPack that the libraries share.
+#: Device type of the CPU in DLPack.
 DLPACK_CPU = 1
 
 
 def adopt(x: Any, to: str | None) -> Any:
-    """An array of another library as one of ``to`` (or of the library that fits its device), sharing the memory."""
+    """Zero-copy conversion of an array to the library ``to``, or if None to the one that fits its device."""
     if to == "torch":
         import torch
 

@@ -1,4 +1,4 @@
-"""Switches of the whole library."""
+"""Global options of the library."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ _one_pass = True
 
 
 def one_pass_enabled() -> bool:
-    """Whether a reduced loss that needs gradients writes them while it computes the value."""
+    """True if the forward kernel of a reduced loss also writes the gradients that backward will need."""
     return _one_pass
 
 
 class set_one_pass:
-    """Turns the one-pass gradient on or off, as a call or for the length of a ``with`` block.
+    """Turns the one-pass gradient on or off, as a plain call or for a ``with`` block.
 
-    On (the default), the forward of a reduced loss also writes the gradients of operands that require them, and
-    backward only checks them. Off, forward computes the value alone and backward the gradients: less memory between
-    the two, and less work for those who call the loss with grad mode on and never go backward. Results are the same,
-    bit for bit.
+    If on (the default), the forward pass of a reduced loss also writes the gradients of the operands that require them,
+    speculating on a ``grad_output`` that backward then only checks. If off, forward computes the value alone, and
+    backward the gradients: less memory between the two, and less work for programs that call losses in grad mode and
+    never go backward. Results are equal, bit for bit.
+
+    Args:
+        enabled: True turns the one-pass gradient on, False off.
+
+    Example:
+        >>> import cupylosses
+        >>> with cupylosses.set_one_pass(False):
+        ...     pass  # losses called here compute their gradients in backward
     """
 
     def __init__(self, enabled: bool) -> None:
         self._enabled, self._entered = bool(enabled), False
         with _lock:
             plain = [x for x in _settings if not x._entered]
-            if len(plain) > _MAX_PLAIN:  # of calls only the last counts; the others may be blocks about to be entered
+            if len(plain) > _MAX_PLAIN:  # only the last plain call matters, but a block may be about to enter one
                 _settings.remove(plain[0])
             _settings.append(self)
             _apply()
@@ -40,8 +48,8 @@ class set_one_pass:
             _apply()
 
 
-#: Settings in force, in the order in which they were made: calls, and blocks that have not been left. The last one
-#: decides, so that blocks of several threads, or left out of order, end with what was set outside of all of them.
+#: Settings in force, in order of creation: plain calls, and blocks not yet left. The last one decides, so that after
+#: blocks of several threads, or blocks left out of order, the setting made outside of all blocks is in force again.
 _settings: list[set_one_pass] = []
 _MAX_PLAIN = 64
 _lock = threading.Lock()

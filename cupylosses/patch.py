@@ -1,6 +1,6 @@
-"""The switch that puts the library in the place of torch's own losses, and the report of what it served.
+"""``patch_torch``: replaces torch's losses by the library's kernels, and reports the calls that these served.
 
-The functions that stand there are in ``torch_functions.py``, which torch is imported for.
+The replacements themselves need torch; they are in ``backends/torch/patch.py``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 _lock = threading.Lock()
-#: Those that count now; while there are none, torch's functions are in their place.
+#: Open reports, which count calls. Torch's functions are replaced while there is at least one.
 _reports: tuple[Report, ...] = ()
-#: By name: torch's function, and what stands in its place.
+#: Torch's function and its replacement, by name.
 _replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 class Report:
-    """Which calls of torch's losses were served by this library's kernels, and which were passed on to torch, and why.
+    """Counts of the calls that this library's kernels served, and of those passed on to torch, with the reasons.
 
-    It is what ``patch_torch`` returns, a context manager that restores torch's functions at its end, and what ``print``
-    and ``rich.print`` show as a table. It counts until then; pickled, the counts are what it is.
+    ``patch_torch`` returns one. It is a context manager, which restores torch's functions at its end; until then it
+    counts. ``print`` and ``rich.print`` show a table. Only the counts are pickled.
     """
 
     def __init__(self) -> None:
@@ -30,33 +30,33 @@ class Report:
 
     @property
     def served(self) -> Counter[tuple[str, str]]:
-        """How many calls ran this library's kernels, by function and dtype of the first operand."""
+        """Number of calls that ran this library's kernels, by function and dtype of the first operand."""
         return Counter({(name, dtype): n for (name, dtype, reason), n in self._named().items() if reason is None})
 
     @property
     def passed_on(self) -> Counter[tuple[str, str, str]]:
-        """How many calls ran torch's own function, by function, dtype of the first operand, and reason.
+        """Number of calls that ran torch's own function, by function, dtype of the first operand, and reason.
 
-        What ``torch.compile`` traces and ``torch.jit.script`` compiles is torch's, and is not counted.
+        Calls that ``torch.compile`` traces or ``torch.jit.script`` compiles run torch's code, and are not counted.
         """
         named = self._named().items()
         return Counter({(name, dtype, reason): n for (name, dtype, reason), n in named if reason is not None})
 
     def restore(self) -> None:
-        """Ends the report, and with the last of several puts torch's functions back; nothing the second time."""
+        """Ends the report. The last open report puts torch's functions back. A second call does nothing."""
         global _reports
         with _lock:
             _reports = tuple(x for x in _reports if x is not self)
             _put_back()
 
     def add(self, name: str, dtype: Any, reason: str | None) -> None:
-        """Counts a call; without a reason it was served."""
+        """Counts a call. A reason of None means that this library's kernels served it."""
         key = name, dtype, reason
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def _named(self) -> dict[tuple[str, str, str | None], int]:
-        """By the names of dtypes, which a pickled report has in place of dtypes."""
+        """Counts by names of dtypes. A report that was pickled has these in place of dtypes."""
         with self._lock:
             counts = list(self._counts.items())
         named: Counter[tuple[str, str, str | None]] = Counter()
@@ -97,31 +97,39 @@ class Report:
 
 
 def patch_torch() -> Report:
-    """Puts this library's kernels in the place of torch's own losses, for programs that stay as they are.
+    """Replaces torch's losses by this library's kernels, for unmodified programs.
 
         with cupylosses.patch_torch() as report:
             train()
         print(report)
 
-    Every function of ``torch.nn.functional`` that this library has, and with it torch's Modules, also those that exist
-    already, then runs these kernels for CUDA tensors, and torch's own code for whatever they are not for: tensors on
-    the CPU, subclasses, torch function modes, ``torch.func``, forward-mode differentiation, ``torch.compile``,
-    ``torch.jit``, operands of different shapes, dtypes that torch and this library do not both take. Wrong arguments
-    get torch's errors. Results differ from torch's as docs/differences.md says; docs/in-place.md has the details. A
-    label that is no class does not end the CUDA context, as it does in torch: the next call that is served raises.
+    Every function of ``torch.nn.functional`` that this library has then runs these kernels for CUDA tensors, and so do
+    torch's Modules, existing instances included. Torch's own code still serves all other calls: tensors on the CPU,
+    tensor subclasses, torch function modes, ``torch.func``, forward-mode differentiation, ``torch.compile``,
+    ``torch.jit``, operands of different shapes, and dtypes that torch and this library do not both accept. Invalid
+    arguments raise torch's errors.
 
-    What was taken out of the module before, as by ``from torch.nn.functional import mse_loss``, is torch's still, and
-    so is ``torch.kl_div`` with its like.
+    Results differ from torch's as described in docs/differences.md; docs/in-place.md has the details. A label that is
+    not a class does not destroy the CUDA context, as it does in torch: the next call that is served raises.
+
+    Functions imported before, as by ``from torch.nn.functional import mse_loss``, remain torch's, and so do
+    ``torch.kl_div`` and similar functions of the module ``torch``. The replacement affects all threads of the process.
 
     Returns:
-        The report of the calls from now on. As a context manager, or by ``report.restore()``, it puts torch's functions
-        back, the very same objects. Several may be open, one inside of another or not: all of them count, and the last
-        that ends puts the functions back. ``unpatch_torch`` ends all of them.
+        A :class:`Report` of the calls from now on. As a context manager, or by ``report.restore()``, it puts torch's
+        functions back, the very same objects. Several reports may be open, nested or not: all of them count, and the
+        last one to end puts the functions back. ``unpatch_torch`` ends all of them.
 
     Raises:
-        ImportError: torch is not installed, or there is a GPU and CuPy is not.
+        ImportError: torch is not installed, or there is a GPU and CuPy is not installed.
 
-    The switch is for the whole process, all threads included.
+    Example:
+        >>> import torch
+        >>> import cupylosses
+        >>> with cupylosses.patch_torch() as report:
+        ...     loss = torch.nn.functional.mse_loss(torch.ones(3), torch.zeros(3))
+        >>> sum(report.passed_on.values())  # on the CPU, torch serves the call
+        1
     """
     global _reports
     import torch
@@ -142,7 +150,10 @@ def patch_torch() -> Report:
 
 
 def unpatch_torch() -> None:
-    """Puts torch's functions back, however often ``patch_torch`` was called; nothing if it was not."""
+    """Puts torch's functions back and ends all reports, however often ``patch_torch`` was called.
+
+    Does nothing if torch is not patched.
+    """
     global _reports
     with _lock:
         _reports = ()
@@ -150,7 +161,7 @@ def unpatch_torch() -> None:
 
 
 def _put_back() -> None:
-    """Puts torch's functions back if no report is left, but for those that somebody else has replaced since."""
+    """Puts torch's functions back if no report is open, except those that somebody else has replaced meanwhile."""
     if _reports or not _replaced:
         return
     import torch

@@ -1,4 +1,4 @@
-"""What reference formulas need beyond the array API, for NumPy, CuPy and torch."""
+"""Numerics of the reference formulas, through the array API: NumPy, CuPy and torch."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from cupylosses import interop
 
 
 def detached(x: Any) -> Any:
-    """``x`` without its derivative, where its library has derivatives."""
+    """``x`` outside of the autograd graph, if its library has one."""
     return x.detach() if hasattr(x, "detach") else x
 
 
 def of_degree_one(mass: Any, derivative: Any) -> Any:
-    """A mass times the derivative with respect to it: a function that is homogeneous of degree one is the sum of these.
+    """``mass`` times the derivative with respect to it, a summand of Euler's formula for functions of degree one.
 
-    What the derivatives' own derivatives add up to is 0 (Euler), which only numbers that do not round find.
+    The derivatives of the derivatives sum to 0 exactly, but not in floating-point arithmetic. So the derivative is a
+    constant, except for numbers of exact arithmetic.
     """
     return mass * (derivative if getattr(derivative, "exact", False) else detached(derivative))
 
 
 def with_derivative_of(value: Any, surrogate: Any) -> Any:
-    """``value`` with the derivatives of ``surrogate``; both must be finite."""
+    """``value`` with the derivative of ``surrogate``; both must be finite."""
     return surrogate + detached(value - surrogate)
 
 
 def follows(*arrays: Any) -> bool:
-    """Whether derivatives may be taken of what is computed from these arrays."""
+    """True if the results of a computation on these arrays may be differentiated."""
     if interop.kind(arrays[0]) != "torch":
         return False
     import torch
 
     from cupylosses import torch_compat
 
-    # A tensor that a transform has wrapped need not say so.
+    # A tensor wrapped by a transform may have requires_grad=False.
     return torch_compat.transforms_active() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays))
 
 
 def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> Any:
-    """An element-wise function to first order at its operands: the value, and slopes by which it ``moves`` with them.
+    """Tangent plane of an element-wise function at its operands: the value, with the gradient if it ``moves``.
 
-    Where the value is not finite it is 0 and does not move; a slope that is not finite is 0.
+    Where the value is not finite, the plane is the constant 0. Components of the gradient that are not finite are 0.
     """
     value, slopes = _value_and_slopes(function, [detached(x) for x in operands], moves)
     zero = xp.zeros_like(value)
@@ -55,14 +56,14 @@ def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any]
 
 
 def _value_and_slopes(function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> tuple[Any, Sequence[Any]]:
-    """Both of operands outside of any graph, and outside themselves; without slopes unless the value ``moves``."""
+    """Value and gradient, both outside of any graph; the operands must be, too. No gradient unless it ``moves``."""
     if not moves:
         return detached(function(*operands)), ()
     import torch
 
     from cupylosses import torch_compat
 
-    if torch_compat.transforms_active():  # which refuse requires_grad_
+    if torch_compat.transforms_active():  # requires_grad_ raises under a transform
         value, pull = torch.func.vjp(function, *operands)
         return value, pull(torch.ones_like(value))
     with torch.enable_grad():
@@ -75,7 +76,7 @@ def _value_and_slopes(function: Callable[..., Any], operands: Sequence[Any], mov
 
 
 def where_nan(xp: Any, condition: Any, x: Any) -> Any:
-    """NaN where the condition holds, and ``x`` elsewhere."""
+    """NaN where the condition holds, ``x`` elsewhere."""
     return xp.where(condition, xp.full_like(x, math.nan), x)
 
 
@@ -85,12 +86,12 @@ def softplus(xp: Any, x: Any) -> Any:
 
 
 def softplus_excess(xp: Any, x: Any) -> Any:
-    """log(1 + e^-|x|), by which softplus exceeds max(x, 0). At 0 it has the derivative of the side below."""
+    """log(1 + e^-|x|), the difference of softplus and max(x, 0). At 0 its derivative is the one from below."""
     return xp.log1p(xp.exp(xp.where(x > 0, -x, x)))
 
 
-#: The steps up from t to where the asymptotic series of log(t!) has all digits of float64, and its coefficients: of the
-#: odd powers of 1 / t.
+#: Number of recurrence steps from t to where Stirling's series of log(t!) is accurate to float64, and the coefficients
+#: of that series, for odd powers of 1 / t.
 _STEPS = 10
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
@@ -98,8 +99,8 @@ _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 1
 def log_factorial(xp: Any, t: Any) -> Any:
     """log(t!) = log Gamma(1 + t) for small t >= 0, in float64 and rounded once.
 
-    Stirling's formula for t + 10 less that for 10, and the steps between. Every term goes to 0 with t, and keeps its
-    digits.
+    Stirling's formula at t + 10 minus that at 10, and the ten recurrence steps between. Every term goes to 0 with t and
+    stays accurate there.
     """
     t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
     growth = xp.log1p(t / _STEPS)
@@ -112,8 +113,9 @@ def log_factorial(xp: Any, t: Any) -> Any:
 
 
 def stirling_remainder(xp: Any, t: Any) -> Any:
-    """log(t!) - (t log t - t + log(2 pi t) / 2) for t >= 1, in float64 and rounded once: the series at t + 10, and what
-    each step on the way adds.
+    """log(t!) - (t log t - t + log(2 pi t) / 2) for t >= 1, in float64 and rounded once.
+
+    Stirling's series at t + 10, plus the contribution of each of the ten recurrence steps.
     """
     t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
     found = xp.zeros_like(t)
@@ -126,12 +128,12 @@ def stirling_remainder(xp: Any, t: Any) -> Any:
 
 
 def log_ratio(xp: Any, a: Any, b: Any, difference: Any) -> Any:
-    """log(a / b) for a, b > 0 with the digits that log(a) - log(b) cancels; ``difference`` is a - b."""
+    """log(a / b) for a, b > 0 without the cancellation of log(a) - log(b); ``difference`` is a - b."""
     near, tangent, tail = _near_ratio(xp, a, b, difference)
     one = xp.ones_like(tangent)
     ordinary = ~near & (a < 1e15 * b) & (b < 1e15 * a)
-    # Every branch sees ones in the elements of the others.
-    factor = xp.where(ordinary & (b < 2.0**-100), 2.0**100 * one, one)  # for subnormal numbers, whose inverse overflows
+    # Each branch gets ones in the elements of the others.
+    factor = xp.where(ordinary & (b < 2.0**-100), 2.0**100 * one, one)  # the inverse of a subnormal number overflows
     quotient = (factor * xp.where(ordinary, a, one)) / (factor * xp.where(ordinary, b, one))
     far_a, far_b = (xp.where(near | ordinary, one, x) for x in (a, b))
     far = xp.where(ordinary, xp.log(quotient), xp.log(far_a) - xp.log(far_b))
@@ -139,7 +141,7 @@ def log_ratio(xp: Any, a: Any, b: Any, difference: Any) -> Any:
 
 
 def relative_entropy(xp: Any, a: Any, b: Any, difference: Any) -> Any:
-    """a log(a / b) - a + b for a, b > 0, also where a is near b; ``difference`` is a - b."""
+    """a log(a / b) - a + b for a, b > 0, accurate where a is close to b; ``difference`` is a - b."""
     near, tangent, tail = _near_ratio(xp, a, b, difference)
     one = xp.ones_like(tangent)
     far_a, far_b = xp.where(near, one, a), xp.where(near, one, b)
@@ -148,7 +150,7 @@ def relative_entropy(xp: Any, a: Any, b: Any, difference: Any) -> Any:
 
 
 def log_relative_entropy(xp: Any, log_a: Any, log_b: Any) -> Any:
-    """a log(a / b) - a + b by the logarithms of a and b, which may be -inf; never negative."""
+    """a log(a / b) - a + b from the logarithms of a and b, which may be -inf; never negative."""
     a, b = xp.exp(log_a), xp.exp(log_b)
     zero = xp.zeros_like(log_a + b)
     ratio = xp.where(a == 0, zero, log_a) - xp.where(a == 0, zero, log_b)
@@ -162,7 +164,7 @@ def log_relative_entropy(xp: Any, log_a: Any, log_b: Any) -> Any:
 
 
 def _near_ratio(xp: Any, a: Any, b: Any, difference: Any) -> tuple[Any, Any, Any]:
-    """Whether a is near b; there (a - b) / (a + b), and the tail of the series of its artanh."""
+    """Mask of the elements with a close to b; there (a - b) / (a + b), and the tail of the series of its artanh."""
     near = xp.abs(difference) < 0.17 * a + 0.17 * b
     zero = xp.zeros_like(difference)
     tangent = xp.where(near, difference, zero) / xp.where(near, a + b, zero + 1)
@@ -173,7 +175,7 @@ def _near_ratio(xp: Any, a: Any, b: Any, difference: Any) -> tuple[Any, Any, Any
 
 
 def itakura_saito(xp: Any, t: Any, x: Any) -> Any:
-    """t / x - log(t / x) - 1 for t, x > 0, also where t is near x."""
+    """t / x - log(t / x) - 1 for t, x > 0, accurate where t is close to x."""
     log = log_ratio(xp, t, x, t - x)
     size = xp.abs(log)
     zero, one = xp.zeros_like(log), xp.ones_like(log)
@@ -187,7 +189,7 @@ def itakura_saito(xp: Any, t: Any, x: Any) -> Any:
 
 
 def power(xp: Any, x: Any, exponent: float) -> Any:
-    """x^exponent, for x and exponent no less than 0. The derivative is 0 for an exponent of 0, and at x = 0."""
+    """x^exponent for x, exponent >= 0. The derivative is 0 if the exponent is 0, and at x = 0."""
     if exponent == 0:
         return xp.ones_like(x)
     positive = x > 0
@@ -195,7 +197,7 @@ def power(xp: Any, x: Any, exponent: float) -> Any:
 
 
 def weighted(xp: Any, weight: Any, x: Any) -> Any:
-    """weight * x, of which nothing is left where the weight is 0, whatever x is: infinities and NaN included.
+    """weight * x, and 0 where the weight is 0, even if x is infinite or NaN.
 
     The derivative with respect to a weight of 0 is x where that is finite.
     """
@@ -204,12 +206,12 @@ def weighted(xp: Any, weight: Any, x: Any) -> Any:
 
 
 def float64_scalar(xp: Any, like: Any, value: float) -> Any:
-    """A number as an array without dimensions, in float64, on the device of ``like``."""
+    """``value`` as a float64 array without dimensions, on the device of ``like``."""
     return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
 
 
 def divide(xp: Any, total: Any, divisor: Any) -> Any:
-    """A sum over its divisor. Nothing over nothing is NaN, but its gradient is 0: 0 * inf must not arise."""
+    """``total / divisor``. 0 / 0 is NaN, with a gradient of 0: 0 * inf must not arise in the derivative."""
     if isinstance(divisor, (int, float)):
         divisor = float64_scalar(xp, total, divisor)
     empty = divisor == 0

@@ -1,1 +1,1 @@
-"""Definitions of losses: names, arguments, parameters, expressions. No array library, no CUDA, no compiler."""
+"""Definitions of losses: names, arguments, expressions, documentation. No array library, CUDA or compiler."""

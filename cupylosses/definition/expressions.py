@@ -1,8 +1,8 @@
-"""The expressions of a definition: what they may contain, checked before a compiler sees them.
+"""Grammar of the expressions of a definition, checked before a compiler sees them.
 
-An expression is one in C++, of the operands, parameters, flags and named parts of its loss, of numbers, operators and
-the primitives in ``kernels/``. It is executed on the GPU as it stands. So nothing else may stand in it, and
-what is wrong is reported at the line where it was written.
+An expression is a C++ expression of the operands, parameters, flags and named parts of its loss, of numbers, operators
+and the primitives in ``kernels/``. The GPU executes it verbatim, so nothing else is accepted, and errors are reported
+at the line where the expression was written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     re.ASCII | re.DOTALL,
 )
 
-#: What people write who think of Python or C, and what to write instead.
+#: Tokens of Python and C that expressions do not have, and their replacements.
 _INSTEAD = {
     "**": "square(x), or a product",
     "^": "square(x), or a product",
@@ -49,12 +49,12 @@ _INSTEAD = {
 _CONSTANTS = ("true", "false")
 _COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
 
-#: Operators that end the reach of a comparison before them.
+#: Tokens of lower precedence than comparisons: behind them, another comparison does not chain.
 _LOOSER = frozenset({"&&", "||", ","})
 
 
 class Primitive(NamedTuple):
-    """A function that expressions may call: its parameters, and the comment that stands above it."""
+    """A function that expressions may call, with its parameters and the comment above its definition."""
 
     name: str
     parameters: tuple[str, ...]
@@ -62,12 +62,12 @@ class Primitive(NamedTuple):
 
     @property
     def call(self) -> str:
-        """How it is called."""
+        """Spelling of a call, with the names of the parameters."""
         return f"{self.name}({', '.join(self.parameters)})"
 
 
 class ExpressionError(ValueError):
-    """An expression of a loss is wrong; the message says where it stands, what is wrong, and what is meant perhaps."""
+    """An expression of a loss is invalid; the message has its file and line, the problem, and a suggestion."""
 
 
 _PRIMITIVE = re.compile(
@@ -79,7 +79,7 @@ _PRIMITIVE = re.compile(
 
 @cache
 def primitives() -> Mapping[str, Primitive]:
-    """The primitives by name, in the order of the files that they are in."""
+    """The primitives by name, in the order of their files."""
     found = {}
     text = "\n".join((kernel_directory() / x).read_text(encoding="utf-8") for x in PRIMITIVES)
     for match in _PRIMITIVE.finditer(text):
@@ -90,14 +90,14 @@ def primitives() -> Mapping[str, Primitive]:
 
 
 class Part(NamedTuple):
-    """Whose an expression is: the loss, the part of it, and the place where its first line was written, if known."""
+    """Location of an expression: the loss, the field or name, and the file and line of its first line, if known."""
 
     loss: str
     name: str
     place: tuple[str, int] | None = None
 
     def line(self, number: int) -> str:
-        """A line of the expression, counted from 0, in words."""
+        """Location of a line of the expression, counted from 0, for messages."""
         if self.place:
             file, first = self.place
             return f"{self.loss}: {self.name}, {file}:{first + number}"
@@ -112,8 +112,10 @@ class _Token(NamedTuple):
 
 @dataclass
 class _Level:
-    """Within a parenthesis, or outside of all: the token that opened it and, of a call, the primitive; how many
-    arguments there have been, and whether a comparison.
+    """State of one level of parentheses, or of the outermost level.
+
+    ``opened`` is the token that opened it; ``function`` the primitive, if it is a call; ``arguments`` the number of
+    arguments so far; ``compared`` is True after a comparison that another one would chain to.
     """
 
     opened: _Token | None = None
@@ -125,8 +127,9 @@ class _Level:
 def check(
     expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive] | None = None
 ) -> None:
-    """Raises :class:`ExpressionError` unless this is an expression of names, numbers, operators and functions, which
-    are the primitives if not said otherwise.
+    """Raises :class:`ExpressionError` unless ``expression`` is one of these names, numbers, operators and functions.
+
+    ``functions`` are the primitives by default.
     """
     if not isinstance(expression, str):
         raise TypeError(f"{part.line(0)}: an expression is a string, got {type(expression).__name__}.")
@@ -134,7 +137,7 @@ def check(
 
 
 class _Checker:
-    """Goes through the tokens, knowing whether a term (a number, a name, a call) or an operator has to follow."""
+    """Checks token by token, alternating between two states: a term (number, name, call) or an operator must follow."""
 
     def __init__(self, expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive]) -> None:
         self.expression, self.names, self.part, self.functions = expression, names, part, functions
@@ -156,7 +159,7 @@ class _Checker:
             self.fail(self.levels[-1].opened, "the parentheses do not match: this one is not closed.")
 
     def check_token(self, token: _Token, called: bool) -> None:
-        """Whether it may stand in an expression at all."""
+        """Raises if the token is invalid anywhere in an expression."""
         text = token.text
         if token.kind == "other" or text == "**" or (text in _INSTEAD and text not in {*self.names, *self.functions}):
             hint = f"; write {_INSTEAD[text]}" if text in _INSTEAD else ""
@@ -168,7 +171,7 @@ class _Checker:
             self.fail(token, self.unknown(text, called))
 
     def begin(self, token: _Token, before: _Token | None) -> bool:
-        """Takes a token where a term has to begin; whether one is complete with it."""
+        """Consumes a token where a term must begin; returns True if the token completes the term."""
         if token.text == "(":
             function = self.functions.get(before.text) if before else None
             self.levels.append(_Level(before if function else token, function))
@@ -183,7 +186,7 @@ class _Checker:
         return token.kind != "operator" and token.text not in self.functions
 
     def go_on(self, token: _Token) -> bool:
-        """Takes a token behind a complete term; whether one is complete with it still."""
+        """Consumes a token after a complete term; returns True if the term is still complete."""
         level = self.levels[-1]
         if token.kind != "operator" or token.text in ("(", "!"):
             self.fail(token, f"an operator is missing before `{token.text}`.")
@@ -203,7 +206,7 @@ class _Checker:
         return False
 
     def close(self, token: _Token) -> None:
-        """Takes the parenthesis that closes the innermost one, or a call."""
+        """Consumes a closing parenthesis, and checks the number of arguments if it ends a call."""
         level = self.levels.pop()
         if not level.opened:
             self.fail(token, "the parentheses do not match: this one closes none.")
@@ -212,7 +215,7 @@ class _Checker:
             self.fail(level.opened, f"`{level.function.call}` {takes}.")
 
     def unknown(self, name: str, called: bool) -> str:
-        """What to say of a name that there is not, or not in this place."""
+        """Message for a name that does not exist, or not in this role."""
         if called and name in self.names:
             return f"`{name}` is no function; an operator is missing before the parenthesis."
         if not called and name in self.functions:
@@ -225,7 +228,7 @@ class _Checker:
         return f"the {'function' if called else 'name'} `{name}` is unknown; {hint}"
 
     def fail(self, token: _Token, message: str) -> NoReturn:
-        """Raises the error, at a token of the line that is shown."""
+        """Raises the error, with the line of the token and a marker below it."""
         start = self.expression.rfind("\n", 0, token.position) + 1
         line = self.expression[start:].partition("\n")[0].rstrip()
         margin = len(line) - len(line.lstrip())
@@ -235,12 +238,12 @@ class _Checker:
 
 
 def cuda(expression: str) -> str:
-    """As the compiler gets it: ``1`` is ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` is ``a - -b``."""
+    """CUDA source of an expression: ``1`` becomes ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` ``a- -b``."""
     pieces = (f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression))
     return re.sub(r"-(?=-)", "- ", "".join(pieces)).replace("\r", " ")
 
 
 def in_double(expression: str) -> str:
-    """A constant as the compiler gets it: of parameters as they arrive, doubles whose names end in an underscore."""
+    """CUDA source of a constant, of the parameters in double precision, whose names end in an underscore."""
     tokens = _TOKEN.finditer(cuda(expression))
     return "".join(f"{m[0]}_" if m.lastgroup == "name" and m[0] not in _CONSTANTS else m[0] for m in tokens)

@@ -1,15 +1,15 @@
-"""Where the kernel sources lie."""
+"""Location of the kernel sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: The files of ``kernels/`` with the primitives of which expressions are made.
+#: Files of ``kernels/`` with the primitives that expressions may call.
 PRIMITIVES = tuple(f"primitives/{x}.cuh" for x in ("math", "logistic", "focal", "divergence", "likelihood", "robust"))
 
 
 def kernel_directory() -> Path:
-    """``kernels/``: inside the package when it was installed from a wheel, beside it in a checkout."""
+    """Path of ``kernels/``: inside the package if installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "kernels", package.parent / "kernels"):
         if (candidate / "pointwise" / "pointwise.cuh").is_file():

@@ -1,5 +1,7 @@
-"""Python functions with the signature of a definition, made from source, so that Python itself parses the arguments:
-binding a signature object costs more than a launch.
+"""Python functions with the signature of a definition.
+
+They are compiled from source, so that the interpreter parses the arguments: binding an ``inspect.Signature`` costs more
+than a kernel launch.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from typing import Any
 def compiled(
     name: str, arguments: Iterable[tuple[str, Any]], body: Sequence[str], module: str, **scope: Any
 ) -> Callable[..., Any]:
-    """A function of these arguments and defaults (``...`` for none), whose lines see ``scope``.
+    """Compiles a function with these arguments and defaults (``...`` for none), whose body sees ``scope``.
 
-    Names are identifiers, which definitions are checked for. Defaults are handed over as objects, never as text. There
-    is no module among the globals, where torch.compile would look for the others; the file is one of the library.
+    Definitions guarantee that the names are identifiers. Defaults are passed as objects, never as text. The globals
+    have no ``__name__``, because torch.compile would look up the other globals in that module. The file name counts as
+    one of the library's, for warnings.
     """
     arguments = list(arguments)
     signature = [x if default is ... else f"{x}=_defaults[{i}]" for i, (x, default) in enumerate(arguments)]

@@ -1,4 +1,4 @@
-"""From source to a kernel that can be launched: ``cupy.RawModule``, kept for the life of the process."""
+"""Compilation and launch of kernels through ``cupy.RawModule``. Modules live as long as the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from cupylosses.interop import kept_locale
 from cupylosses.jit.gpu import DECLARED_BYTES, SHARED_BYTES
 from cupylosses.jit.kernel import Kernel
 
-#: `-fmad=false`: the value has the same bits with and without the gradient, because nothing is contracted differently.
+#: `-fmad=false`: contraction into FMAs could differ between kernels, and the value must have the same bits with and
+#: without the gradient.
 OPTIONS = ("-std=c++17", "-fmad=false")
 
 _kernels: dict[Any, Any] = {}
@@ -27,14 +28,15 @@ _locks: dict[str, Any] = {}
 
 
 class KernelError(RuntimeError):
-    """A kernel could not be compiled or loaded; the message says why and what to do."""
+    """A kernel could not be compiled or loaded; the message gives the reason and the remedy."""
 
 
 def kernel(variant: Kernel) -> Any:
     """The launchable kernel of a variant, compiled on first use.
 
-    Modules are never dropped, and each is made under its lock: two threads must not compile the same one, since the
-    loser's would be unloaded, which is an error while a CUDA graph is being captured. Others they may.
+    Modules are never unloaded. Each is compiled under its own lock: if two threads compiled the same one, one of the
+    two modules would be unloaded, which is an error while a CUDA graph is captured. Different modules compile in
+    parallel.
     """
     found = _kernels.get(variant)
     if found is None:
@@ -46,7 +48,7 @@ def kernel(variant: Kernel) -> Any:
 
 
 def _lock(variant: Kernel) -> Any:
-    """The lock of a source: CuPy keeps modules by their text, which has the title in it."""
+    """Lock of a source text. CuPy caches modules by their text, which contains the title."""
     return _locks.setdefault(variant.title, threading.RLock())
 
 
@@ -62,7 +64,7 @@ def _compile(variant: Kernel) -> Any:
 
 @contextmanager
 def _explained(variant: Kernel, text: str) -> Iterator[None]:
-    """What goes wrong in CuPy, as a `KernelError`."""
+    """Turns errors of CuPy into a :class:`KernelError` with a remedy."""
     from cupy.cuda.compiler import CompileException
 
     try:
@@ -83,11 +85,11 @@ def _explained(variant: Kernel, text: str) -> Iterator[None]:
 
 @contextmanager
 def without_gpu() -> Iterator[Callable[..., None]]:
-    """Within it, what it yields compiles a variant for an architecture ("90") into CuPy's cache on disk.
+    """Yields a function that compiles a variant for an architecture ("90") into CuPy's cache on disk.
 
-    CuPy finds the name of the file, compiles and writes, as it does on such a GPU. Only two steps of it need one, which
-    are left out: it asks for the current device, to remember the options of each, and loads what it has written. That
-    is for the whole process, and therefore for processes without a GPU, which can do neither.
+    CuPy determines the file name, compiles and writes as it would on such a GPU. The two steps that need a GPU are
+    patched out: the query of the current device, by which CuPy caches compiler options, and the loading of the result.
+    The patch affects the whole process, so this is for processes without a GPU, which can do neither.
     """
     from cupy._core import core
     from cupy.cuda import compiler, function
@@ -111,7 +113,7 @@ def without_gpu() -> Iterator[Callable[..., None]]:
 
 
 def _explain(error: RuntimeError) -> str:
-    """The remedy for what goes wrong between CuPy and the CUDA installation."""
+    """Cause and remedy of an error between CuPy and the CUDA installation."""
     text = str(error)
     if "CUDA headers" in text or "CUDA root directory" in text:
         return (
@@ -145,8 +147,8 @@ def _dtypes(variant: Kernel) -> str:
 def dump(variant: Kernel, text: str | None = None) -> Path:
     """Writes the expanded source of a variant to a file and returns its path.
 
-    The file is named after the variant and lies in CUPYLOSSES_DUMP_DIR, or in a new temporary directory of this process
-    that no other user can read or write. A file or a link of that name is replaced, never written through.
+    The file is named after the variant, in the directory CUPYLOSSES_DUMP_DIR, or in a temporary directory of this
+    process that no other user can access. An existing file or link of that name is replaced, never written through.
     """
     named = os.environ.get("CUPYLOSSES_DUMP_DIR")
     directory = Path(named) if named else _dump_directory()
@@ -169,7 +171,7 @@ def _dump_directory() -> Path:
 
 
 def _where_dumped(variant: Kernel, text: str) -> str:
-    """A sentence on where the source is; that it could not be written must not hide why it did not compile."""
+    """Sentence on the location of the dumped source. A failure to write it must not hide the compiler's error."""
     try:
         return f"The whole source is in {dump(variant, text)}."
     except OSError as error:
@@ -177,12 +179,12 @@ def _where_dumped(variant: Kernel, text: str) -> str:
 
 
 class Launcher:
-    """A kernel with its grid and the arguments that never change, ready to be launched with those that do.
+    """A kernel with its grid, block and constant arguments, ready to be launched with the variable ones.
 
-    CUDA reads arguments during the launch, each where a table points to. Those that do lie in a buffer, one per thread
-    because the launch releases the GIL, or in memory of whoever launches. ``fixed`` stand last in the kernel's
-    signature: integers, floats, and structs as lists of 64-bit words. A block has ``shared`` bytes of memory beside
-    what the kernel declares.
+    CUDA reads each argument during the launch through a table of pointers. The variable arguments are in a buffer per
+    thread, because a launch releases the GIL, or in memory of the caller. The constant arguments, ``fixed``, come last
+    in the kernel's signature: integers, floats, and structs as lists of 64-bit words. ``shared`` is the number of bytes
+    of dynamic shared memory of a block.
     """
 
     def __init__(
@@ -190,37 +192,37 @@ class Launcher:
     ) -> None:
         launch, function = self.load(variant, shared)
         self._launch = partial(launch, function, grid, 1, 1, block, 1, 1, shared)
-        #: The arguments that change, as :mod:`struct` has it; `pack` writes them into a buffer.
+        #: Format of the variable arguments for :mod:`struct`; `pack` writes them into a buffer.
         self.format = variant.argument_format
         self.pack = struct.Struct("=" + self.format).pack_into
         words = [_words(x) for x in fixed]
         self._fixed = (ctypes.c_uint64 * sum(map(len, words)))(*chain.from_iterable(words))
-        #: The addresses of the arguments that never change.
+        #: Addresses of the constant arguments.
         self.fixed = [ctypes.addressof(self._fixed) + 8 * sum(map(len, words[:i])) for i in range(len(words))]
         self._local = threading.local()
 
     @classmethod
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
-        """What launches, with the arguments of ``cuLaunchKernel``, and the function that it takes first, on the current
-        device; allowed so much shared memory.
+        """Launch function, with the arguments of ``cuLaunchKernel``, and its first argument: the kernel's handle on the
+        current device, allowed to use ``shared`` bytes of dynamic shared memory.
         """
         from cupy_backends.cuda.api import driver
 
         _ensure_context()
-        # CuPy loads a module for each device when it is first asked for it there.
+        # CuPy loads a module on each device at the first request there.
         with _lock(variant):
             found = kernel(variant)
-            # Never less than before: launches that need as much as they asked for may come again.
+            # The limit never decreases: earlier launchers of the kernel may need what they asked for.
             if shared > max(SHARED_BYTES - DECLARED_BYTES, found.max_dynamic_shared_size_bytes):
                 found.max_dynamic_shared_size_bytes = shared
             return driver.launchKernel, found.kernel.ptr
 
     def _enter(self) -> None:
-        """Called in each thread before its first launch."""
+        """Hook before the first launch of each thread."""
         _ensure_context()
 
     def __call__(self, stream: int, *arguments: int | float) -> None:
-        """Launches on a raw stream of the device that was current when this was made; it must be current again."""
+        """Launches on a raw stream. The device that was current at construction must be current again."""
         try:
             buffer, table = self._local.memory
         except AttributeError:
@@ -229,7 +231,7 @@ class Launcher:
         self.launch(stream, table)
 
     def launch(self, stream: int, table: int) -> None:
-        """The same with the arguments that the table at this address leads to."""
+        """Launches with the arguments that the table of pointers at this address refers to."""
         try:
             self._local.entered  # noqa: B018
         except AttributeError:
@@ -245,8 +247,10 @@ class Launcher:
 
 
 def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) -> tuple[Any, list[int]]:
-    """A buffer of ``count`` arguments, of which each launcher takes those at its positions; and the addresses of the
-    tables by which they do, which lie behind.
+    """A buffer of ``count`` arguments for several launchers, and the address of each launcher's table of pointers.
+
+    A launcher takes the arguments at its positions, then its constant ones. The tables follow the arguments in the
+    buffer.
     """
     size = count + sum([len(positions) + len(launcher.fixed) for launcher, positions in launches])
     buffer: Any = (ctypes.c_uint64 * size)()
@@ -260,7 +264,7 @@ def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) ->
 
 
 def _words(x: int | float | Sequence[int]) -> list[int]:
-    """An argument as unsigned 64-bit words."""
+    """An argument as a list of unsigned 64-bit words."""
     if isinstance(x, (int, float)):
         return [struct.unpack("=Q", struct.pack("=q" if isinstance(x, int) else "=d", x))[0]]
     return [word & 0xFFFFFFFFFFFFFFFF for word in x]
@@ -270,7 +274,7 @@ _contexts = threading.local()
 
 
 def _ensure_context() -> None:
-    """A thread that never called CUDA has no context, and the driver does not make one."""
+    """Creates the context of a thread that has never called the CUDA runtime; the driver API does not create one."""
     from cupy.cuda import runtime
 
     known = _contexts.__dict__.setdefault("devices", set())

@@ -1,4 +1,4 @@
-"""Source text that kernels of every engine share: dtype spellings, functors, `#line` directives."""
+"""Source text shared by the kernels of all engines: dtype spellings, functors, ``#line`` directives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cupylosses.definition.base import Definition, Flag
 
-#: How a dtype is spelled in CUDA, and its short name in entry points.
+#: CUDA spelling of each dtype, and its short name in entry points.
 STORAGE = {
     "float16": ("half_t", "f16"),
     "bfloat16": ("bfloat16_t", "bf16"),
@@ -22,9 +22,9 @@ STORAGE = {
 
 
 def counted_divisor(counted: bool, scaled: bool = True) -> list[str]:
-    """The divisor of a sum, where it is not an argument, and its inverse if gradients are ``scaled`` by it.
+    """Lines that compute the divisor of a mean from a count on the device, and its inverse if gradients are ``scaled``.
 
-    A mean of nothing has no gradient: the scale is 0, not inf.
+    The scale of a mean of nothing is 0, not inf, so that its gradients are 0.
     """
     if not counted:
         return []
@@ -35,6 +35,7 @@ def counted_divisor(counted: bool, scaled: bool = True) -> list[str]:
 
 
 def call_signature(operands: Sequence[str]) -> list[str]:
+    """Head of a functor's call operator, a template over the types of the operands."""
     return [
         f"  template <{', '.join(f'class {x}_' for x in operands)}>",
         "  __device__ __forceinline__ auto",
@@ -43,14 +44,15 @@ def call_signature(operands: Sequence[str]) -> list[str]:
 
 
 def written_at(loss: Definition, part: str) -> list[str]:
-    """What makes the compiler report an error in an expression where the expression was written."""
+    """``#line`` directive by which the compiler reports an error where the expression was written."""
     file, line = loss.places.get(part, (f"{loss.name}.{part}", 1))
-    # Nothing in a file's name ends the string or the line.
+    # Characters of the file's name that would end the string literal or the line are replaced.
     name = "".join(x if x.isprintable() and x not in '"?' else "_" for x in file.replace("\\", "/"))
     return [f'#line {max(1, line)} "{name}"']
 
 
 def choice_constant(flag: Flag, index: int) -> str:
+    """Declaration of a flag as a constant: a bool, or the index among more than two choices."""
     if len(flag.choices) == 2:
         return f"bool {flag.name} = {str(bool(index)).lower()}"
     return f"int {flag.name} = {int(index)}"

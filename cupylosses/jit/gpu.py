@@ -1,4 +1,4 @@
-"""Facts of GPUs that launches depend on, by compute capability, also of GPUs that are elsewhere."""
+"""Limits of GPUs that launches depend on, by compute capability, so that kernels can be planned for absent GPUs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from dataclasses import dataclass
 
 from cupylosses import interop
 
+#: Threads of a warp.
 WARP = 32
-#: Shared memory that a block gets without asking for more.
+#: Bytes of shared memory that a block may use without opting in to more.
 SHARED_BYTES = 48 << 10
-#: What kernels declare themselves of it, at most.
+#: Upper bound of the static shared memory of a kernel, in bytes.
 DECLARED_BYTES = 20 << 10
-#: Threads of a block, at most, of any GPU.
+#: Maximum number of threads of a block, on every GPU.
 MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What of a GPU decides how rows are taken: the shared memory that a block can ask for, in bytes, whether there are
-    clusters, and the threads of a block, at most, of which every GPU has as many.
+    """Limits of a GPU that decide the layout of rows.
+
+    ``shared``: bytes of shared memory that a block can opt in to. ``clusters``: True if thread block clusters exist.
+    ``threads``: maximum number of threads of a block, equal on every GPU.
     """
 
     shared: int = SHARED_BYTES
@@ -26,20 +29,21 @@ class Chip:
     threads: int = MAX_THREADS
 
 
-#: The shared memory that a block can ask for, in KiB, by compute capability (CUDA C++ Programming Guide, "Compute
-#: Capabilities"). A driver says the same of its GPU.
+#: Shared memory that a block can opt in to, in KiB, by compute capability (CUDA C++ Programming Guide, "Compute
+#: Capabilities"). The driver reports the same number for a GPU that is present.
 SHARED = {
     50: 48, 52: 48, 53: 48, 60: 48, 61: 48, 62: 48, 70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99,
     90: 227, 100: 227, 101: 227, 103: 227, 110: 227, 120: 99, 121: 99,
 }  # fmt: skip
 
-#: The first compute capability with clusters of blocks.
+#: First compute capability with thread block clusters.
 CLUSTERS = 90
 
 
 def chip(capability: int, shared: int | None = None) -> Chip:
-    """A GPU of a compute capability (90 for 9.0), with so many bytes of ``shared`` memory for a block where these are
-    known otherwise.
+    """Limits of a GPU by compute capability (90 means 9.0).
+
+    ``shared`` is the number of bytes of shared memory that the driver reports; without it, the table decides.
     """
     if shared is None:
         if capability not in SHARED:
@@ -52,7 +56,7 @@ def chip(capability: int, shared: int | None = None) -> Chip:
 
 
 def gpu(index: int) -> tuple[int, Chip]:
-    """What of a GPU decides launches: how many multiprocessors it has, and what losses of rows can make use of."""
+    """Number of multiprocessors of a GPU, and its limits, as the driver reports them."""
     found = interop.cupy().cuda.Device(index)
     shared = found.attributes["MaxSharedMemoryPerBlockOptin"]
     return found.attributes["MultiProcessorCount"], chip(int(found.compute_capability), shared)

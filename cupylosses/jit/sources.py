@@ -1,4 +1,4 @@
-"""Kernel sources: the files of ``kernels/`` as one text, with their includes expanded."""
+"""Assembly of kernel sources: files of ``kernels/`` as one text, with their includes expanded."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from cupylosses.definition.kernel_sources import kernel_directory
 
 _INCLUDE = re.compile(r'#include "([^"]+)"')
 
-#: The primitives of which expressions are composed, on numbers that functors need.
+#: Files that functors need: the primitives of expressions, on dual numbers.
 FUNCTOR = ("core/types.cuh", "core/tuple.cuh", "primitives/primitives.cuh")
 
 _NESTED = "core/nested.cuh"
 
 
 def nested(files: tuple[str, ...]) -> tuple[str, ...]:
-    """``files`` for second derivatives: behind the primitives stand their overloads for nested numbers."""
+    """``files`` for second derivatives: the primitives are followed by their overloads for nested dual numbers."""
     return (_NESTED, *files)
 
 
 @cache
 def expand(files: tuple[str, ...]) -> str:
-    """These files and all that they include, each once and before the first file that needs it.
+    """Text of these files and all that they include, each file once, before the first one that includes it.
 
-    CuPy compiles a string, so NVRTC has no directory to look into. Every stretch of a file follows a ``#line``, and an
-    error is reported at its line of ``kernels/<file>``.
+    CuPy compiles a string, so NVRTC has no directory to search. ``#line`` directives make the compiler report an error
+    at its line of ``kernels/<file>``.
     """
     directory, text, seen = kernel_directory(), [], set()
 
