@@ -79,7 +79,7 @@ for epsilon in (0.0, 0.5, 4.0):
 numbers = prediction.detach().numpy(), target.detach().numpy()
 value, gradient = cupylosses.value_and_grad(F.epsilon_insensitive_loss, *numbers, reduction="sum")
 assert abs(value - (abs(difference.numpy()) - 0.1).clip(0).sum()) < 1e-9
-assert F.epsilon_insensitive_loss.__doc__.startswith("Absolute error beyond")
+assert F.epsilon_insensitive_loss.__doc__.startswith("Epsilon-insensitive loss: ")
 try:
     F.epsilon_insensitive_loss(prediction, target, epsilon=-1.0)
 except ValueError as error:

@@ -142,7 +142,7 @@ def _function_example(loss: Definition) -> list[str]:
 
 
 def _module_example(loss: Definition) -> list[str]:
-    """The same call through the Module, with the default options."""
+    """A call through the Module, with the default options."""
     library, criterion = ">>> from cupylosses.nn import module_of", f"module_of({loss.name})"
     if loss.shipped:
         library, criterion = ">>> from cupylosses import nn", f"nn.{loss.class_name}"
