@@ -69,8 +69,9 @@ def binary_cross_entropy(
         `target` is the difference of the clamped logarithms. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -142,8 +143,9 @@ def binary_cross_entropy_with_logits(
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -210,8 +212,9 @@ def multilabel_soft_margin_loss(
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -279,8 +282,9 @@ def soft_margin_loss(
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -359,8 +363,9 @@ def kl_div(
         the predicted one is 0 too. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -427,8 +432,9 @@ def generalized_kl_div(
         `input` is 0 and `target` is positive, the loss is infinite. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -492,8 +498,9 @@ def itakura_saito_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -571,8 +578,9 @@ def js_div(
         loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -635,8 +643,9 @@ def tv_distance(
         gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -709,8 +718,9 @@ def sigmoid_focal_loss(
         any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -782,8 +792,9 @@ def asymmetric_loss(
         infinite logit of the correct sign. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -851,8 +862,9 @@ def poly1_loss(
         any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -922,8 +934,9 @@ def generalized_cross_entropy(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1001,8 +1014,9 @@ def poisson_nll_loss(
         approximation. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1048,9 +1062,9 @@ def gaussian_nll_loss(
             any number.
         target: The ground truth. Any shape that broadcasts with the other operands; floating, integer or bool. Domain:
             any number.
-        var: The predicted variance; the loss is NaN where it is negative. With one dimension fewer than `input`, it
-            holds one variance per row. Any shape that broadcasts with the other operands; floating, integer or bool, or
-            a number. Domain: (0, inf).
+        var: The predicted variance; the loss is NaN where it is negative. The shape of `input`, or with 1 for
+            dimensions that share a value, or without the last dimension for one value per row; floating, integer or
+            bool, or a number. Domain: (0, inf).
         full: If True, adds the constant log(2 pi) / 2. Default False.
         eps: Lower bound of the variance. Must be a number >= 0. Default 1e-06.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
@@ -1077,8 +1091,9 @@ def gaussian_nll_loss(
         `var` too, so that it can recover. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1147,8 +1162,9 @@ def hinge_loss(
         (-target, -input). Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1217,8 +1233,9 @@ def hinge_embedding_loss(
         label has gradient 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1291,8 +1308,9 @@ def margin_ranking_loss(
         is (-target, target, input2 - input1). Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1360,8 +1378,9 @@ def squared_hinge_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1427,8 +1446,9 @@ def logistic_loss(
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1490,8 +1510,9 @@ def exponential_loss(
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1561,8 +1582,9 @@ def mse_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1631,8 +1653,9 @@ def l1_loss(
         gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1702,8 +1725,9 @@ def smooth_l1_loss(
         input = target is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1770,8 +1794,9 @@ def huber_loss(
         is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1837,8 +1862,9 @@ def msle_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1905,8 +1931,9 @@ def mape_loss(
         denominator is treated as constant. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1970,8 +1997,9 @@ def log_cosh_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2040,8 +2068,9 @@ def charbonnier_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2109,8 +2138,9 @@ def cauchy_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2178,8 +2208,9 @@ def welsch_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2248,8 +2279,9 @@ def geman_mcclure_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2320,8 +2352,9 @@ def wing_loss(
         absolute error. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2387,8 +2420,9 @@ def quantile_loss(
         gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2463,8 +2497,9 @@ def general_robust_loss(
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2511,11 +2546,11 @@ def cross_entropy(
     """Softmax cross entropy of logits, for class indices or class probabilities.
 
         (1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c w_c log p_c +
-        z_loss lse^2 for a class index y, -sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss
+        z_loss lse^2 for a class index y; -sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss
         lse^2 for probabilities t
 
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap, p = softmax(z), lse = log
-    sum_c exp z_c, y the label, t the target probabilities, w_c the class weights, 1 by default, C the number of
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
     classes.
 
     The dtype of the target decides: floating ones hold probabilities, integer ones class indices. (In torch, the shape
@@ -2528,8 +2563,8 @@ def cross_entropy(
             any number.
         target: Class indices of any integer dtype, in the shape of `input` without its class dimension, or class
             probabilities, floating and in the shape of `input`.
-        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. What is multiplied by a weight of
-            0 contributes nothing, even if it is infinite or NaN. Default None, no weights.
+        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
+            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
         ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
             -100.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
@@ -2577,8 +2612,9 @@ def cross_entropy(
         gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2704,8 +2740,8 @@ def softmax_focal_loss(
         (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
         p_c + z_loss lse^2
 
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap, p = softmax(z), lse = log
-    sum_c exp z_c, y the label, alpha_c the class weights, 1 by default, C the number of classes.
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; alpha_c the class weights, 1 by default; C the number of classes.
 
     Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
 
@@ -2713,7 +2749,8 @@ def softmax_focal_loss(
         input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
             any number.
         target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
-        alpha: Weight of each class, floating, of shape (C,), without a gradient. Default None, no weights.
+        alpha: Weight alpha_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0
+            is 0, even if the other factor is infinite or NaN. Default None, no weights.
         gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
             Must be a number >= 0. Default 2.0.
         ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
@@ -2759,8 +2796,9 @@ def softmax_focal_loss(
         gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2868,7 +2906,7 @@ def nll_loss(
 
         -w_y input_y
 
-    with y the label, w_c the class weights, 1 by default.
+    with y the label; w_c the class weights, 1 by default.
 
     `cross_entropy` of the logits is faster, since it reads them once, and more accurate for confident predictions.
 
@@ -2878,8 +2916,8 @@ def nll_loss(
         input: The predicted log-probabilities. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
             floating. Domain: [-inf, 0].
         target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
-        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. What is multiplied by a weight of
-            0 contributes nothing, even if it is infinite or NaN. Default None, no weights.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0 is
+            0, even if the other factor is infinite or NaN. Default None, no weights.
         ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
             -100.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
@@ -2907,8 +2945,9 @@ def nll_loss(
         the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2946,7 +2985,7 @@ def kl_div_with_logits(
 
         sum_c t_c (log t_c - log p_c)
 
-    with z = input / temperature, p = softmax(z), t the target probabilities.
+    with z = input / temperature; p = softmax(z); t the target probabilities.
 
     Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
 
@@ -2980,8 +3019,9 @@ def kl_div_with_logits(
         the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -3018,7 +3058,7 @@ def distillation_loss(
         beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
         if beta = 1
 
-    with z = student_logits / temperature, p = softmax(z), q = softmax(teacher_logits / temperature).
+    with z = student_logits / temperature; p = softmax(z); q = softmax(teacher_logits / temperature).
 
     No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
     beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
@@ -3055,8 +3095,9 @@ def distillation_loss(
         Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.

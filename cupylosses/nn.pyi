@@ -135,8 +135,9 @@ class GeneralizedKlDivLoss(torch.nn.Module):
         `input` is 0 and `target` is positive, the loss is infinite. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -218,8 +219,9 @@ class ItakuraSaitoLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -312,8 +314,9 @@ class JsDivLoss(torch.nn.Module):
         loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -397,8 +400,9 @@ class TvDistanceLoss(torch.nn.Module):
         gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -487,8 +491,9 @@ class SigmoidFocalLoss(torch.nn.Module):
         any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -577,8 +582,9 @@ class AsymmetricLoss(torch.nn.Module):
         infinite logit of the correct sign. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -666,8 +672,9 @@ class Poly1Loss(torch.nn.Module):
         any infinite logit, the gradient with respect to `target` is 0. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -755,8 +762,9 @@ class GeneralizedCrossEntropyLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -873,8 +881,9 @@ class HingeLoss(torch.nn.Module):
         (-target, -input). Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -989,8 +998,9 @@ class SquaredHingeLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1075,8 +1085,9 @@ class LogisticLoss(torch.nn.Module):
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1156,8 +1167,9 @@ class ExponentialLoss(torch.nn.Module):
         the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1302,8 +1314,9 @@ class MsleLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1387,8 +1400,9 @@ class MapeLoss(torch.nn.Module):
         denominator is treated as constant. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1471,8 +1485,9 @@ class LogCoshLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1558,8 +1573,9 @@ class CharbonnierLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1645,8 +1661,9 @@ class CauchyLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1732,8 +1749,9 @@ class WelschLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1820,8 +1838,9 @@ class GemanMcclureLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1909,8 +1928,9 @@ class WingLoss(torch.nn.Module):
         absolute error. Where the loss is NaN, so is the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -1995,8 +2015,9 @@ class QuantileLoss(torch.nn.Module):
         gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2088,8 +2109,9 @@ class GeneralRobustLoss(torch.nn.Module):
         the gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2221,15 +2243,16 @@ class SoftmaxFocalLoss(torch.nn.Module):
         (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
         p_c + z_loss lse^2
 
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap, p = softmax(z), lse = log
-    sum_c exp z_c, y the label, alpha_c the class weights, 1 by default, C the number of classes.
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; alpha_c the class weights, 1 by default; C the number of classes.
 
     Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
 
     Module of ``cupylosses.functional.softmax_focal_loss``.
 
     Args:
-        alpha: Weight of each class, floating, of shape (C,), without a gradient. Default None, no weights.
+        alpha: Weight alpha_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0
+            is 0, even if the other factor is infinite or NaN. Default None, no weights.
         gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
             Must be a number >= 0. Default 2.0.
         ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
@@ -2291,8 +2314,9 @@ class SoftmaxFocalLoss(torch.nn.Module):
         gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2433,7 +2457,7 @@ class KLDivWithLogitsLoss(torch.nn.Module):
 
         sum_c t_c (log t_c - log p_c)
 
-    with z = input / temperature, p = softmax(z), t the target probabilities.
+    with z = input / temperature; p = softmax(z); t the target probabilities.
 
     Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
 
@@ -2475,8 +2499,9 @@ class KLDivWithLogitsLoss(torch.nn.Module):
         the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
@@ -2525,7 +2550,7 @@ class DistillationLoss(torch.nn.Module):
         beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
         if beta = 1
 
-    with z = student_logits / temperature, p = softmax(z), q = softmax(teacher_logits / temperature).
+    with z = student_logits / temperature; p = softmax(z); q = softmax(teacher_logits / temperature).
 
     No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
     beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
@@ -2569,8 +2594,9 @@ class DistillationLoss(torch.nn.Module):
         Where the loss of a row is NaN, so is its gradient.
 
     Raises:
-        TypeError: An operand is not an array, has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64), or comes from another library than the others; an option has the wrong type.
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
         ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.

@@ -385,9 +385,9 @@ class Definition:
     def errors(self) -> Mapping[str, str]:
         """Causes of each exception, by the exception's name."""
         return {
-            "TypeError": "An operand is not an array, has a dtype that the loss does not take (floating ones are "
-            "float16, bfloat16, float32 and float64), or comes from another library than the others; an option has the "
-            "wrong type.",
+            "TypeError": "An operand is not an array, or has a dtype that the loss does not take (floating ones are "
+            "float16, bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy "
+            "on a GPU; an option has the wrong type.",
             "ValueError": "Shapes do not fit, operands are on different devices, or an option is out of range.",
             "ImportError": "The operands are on a GPU, and CuPy is not installed.",
             "cupylosses.KernelError": "A kernel cannot be compiled or loaded.",

@@ -137,8 +137,7 @@ gaussian_nll_loss = define(
         Operand("target", "The ground truth.", integer=True),
         Operand(
             "var",
-            "The predicted variance; the loss is NaN where it is negative. With one dimension fewer than `input`, it "
-            "holds one variance per row.",
+            "The predicted variance; the loss is NaN where it is negative.",
             domain="positive",
             integer=True,
             number=True,

@@ -51,7 +51,7 @@ cross_entropy = define_row(
     name="cross_entropy",
     summary="Softmax cross entropy of logits, for class indices or class probabilities.",
     formula="(1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C "
-    "sum_c w_c log p_c + z_loss lse^2 for a class index y, "
+    "sum_c w_c log p_c + z_loss lse^2 for a class index y; "
     "-sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss lse^2 for probabilities t",
     operands=(
         LOGITS,

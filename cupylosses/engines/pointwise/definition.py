@@ -88,6 +88,11 @@ class Loss(Definition):
         dtypes = "floating, integer or bool" if operand.integer else "floating"
         number = ", or a number" if operand.number else ""
         shape = "Any shape" if len(self.operands) == 1 else "Any shape that broadcasts with the other operands"
+        if operand.per_row:
+            shape = (
+                f"The shape of `{self.operands[0].name}`, or with 1 for dimensions that share a value, or without the "
+                "last dimension for one value per row"
+            )
         default = "" if operand.default is None else f" Default {operand.default:g}."
         return f"{operand.doc} {shape}; {dtypes}{number}. Domain: {operand.domain_text}.{default}"
 

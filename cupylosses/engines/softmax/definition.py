@@ -172,7 +172,15 @@ class RowLoss(Definition):
     @property
     def common_texts(self) -> Mapping[str, str]:
         default = " Default None: 1, or 0 for a single row." if self.class_dim is None else ""
-        return _COMMON_TEXTS | {"class_dim": f"Dimension of the classes, from either end.{default}"}
+        texts = _COMMON_TEXTS | {"class_dim": f"Dimension of the classes, from either end.{default}"}
+        if self.weights:
+            letter = "w" if self.weights == "weight" else self.weights
+            gradient = "differentiable for class probabilities only" if self.dense else "without a gradient"
+            texts[self.weights] = (
+                f"Weight {letter}_c of each class, floating, of shape (C,), {gradient}. A product with a weight of 0 "
+                "is 0, even if the other factor is infinite or NaN. Default None, no weights."
+            )
+        return texts
 
     @property
     def symbols(self) -> str:
@@ -191,7 +199,7 @@ class RowLoss(Definition):
             letter = "w" if self.weights == "weight" else self.weights
             meanings.append(f"{letter}_c the class weights, 1 by default")
         meanings += ["C the number of classes"] if self.softmax and self.row else []
-        return f"with {', '.join(meanings)}."
+        return f"with {'; '.join(meanings)}."
 
     @property
     def result_text(self) -> str:
@@ -247,9 +255,6 @@ _SAMPLES: Mapping[str, Any] = {
 
 #: Texts on arguments that losses of rows have in common; each loss has some of them.
 _COMMON_TEXTS = COMMON_TEXTS | {
-    "weight": "Weight w_c of each class, floating, of shape (C,), without a gradient. What is multiplied by a weight "
-    "of 0 contributes nothing, even if it is infinite or NaN. Default None, no weights.",
-    "alpha": "Weight of each class, floating, of shape (C,), without a gradient. Default None, no weights.",
     "ignore_index": "Label of rows that do not count. Their logits are not read, and their gradients are 0.",
     "softcap": "Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. "
     "Default None, no bound.",
