@@ -44,7 +44,8 @@ def binary_cross_entropy(
         target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
             floating, integer or bool. Domain: [0, 1].
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
@@ -60,8 +61,8 @@ def binary_cross_entropy(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The derivative with respect to `input` is (1 - target) / (1 - input) -
@@ -117,7 +118,8 @@ def binary_cross_entropy_with_logits(
         target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
             floating, integer or bool. Domain: [0, 1].
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         pos_weight: The weight of positive examples; finite. Any shape that broadcasts with the other operands;
             floating, integer or bool, or a number. Domain: [0, inf). Default 1.
@@ -135,8 +137,8 @@ def binary_cross_entropy_with_logits(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. Where
@@ -188,7 +190,8 @@ def multilabel_soft_margin_loss(
         target: The label, 0 or 1, or a probability between them. Any shape that broadcasts with the other operands;
             floating, integer or bool. Domain: [0, 1].
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
@@ -204,8 +207,8 @@ def multilabel_soft_margin_loss(
         With reduction 'none' the mean over the last dimension, one value per row; 'sum' adds these, 'mean' averages
         them. 'weighted_mean' divides the sum of all elements by the sum of their weights, 'batchmean' divides the sum
         of the rows by the size of the first dimension. With `dim`, elements are reduced, not rows. A mean of nothing is
-        NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. Where
@@ -259,7 +262,8 @@ def soft_margin_loss(
             integer or bool. Domain: -1 or +1.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -274,8 +278,8 @@ def soft_margin_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
@@ -340,7 +344,8 @@ def kl_div(
         log_input: If True, `input` holds log-probabilities; otherwise it holds probabilities, and the kernel takes the
             logarithm. Default True.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -355,8 +360,8 @@ def kl_div(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where the target probability is 0, value and gradients are 0, even if
@@ -410,7 +415,8 @@ def generalized_kl_div(
             integer or bool. Domain: [0, inf).
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -424,8 +430,8 @@ def generalized_kl_div(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where `target` is 0, the gradient with respect to it is 0. Where
@@ -476,7 +482,8 @@ def itakura_saito_loss(
             (0, inf).
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -490,8 +497,8 @@ def itakura_saito_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -556,7 +563,8 @@ def js_div(
             logarithm. Default True.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -570,8 +578,8 @@ def js_div(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where p or q is 0, the gradient with respect to it is 0. Where the
@@ -621,7 +629,8 @@ def tv_distance(
         target: The true probabilities. Any shape that broadcasts with the other operands; floating. Domain: [0, 1].
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -635,8 +644,8 @@ def tv_distance(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
@@ -696,7 +705,8 @@ def sigmoid_focal_loss(
             Must be a number >= 0. Default 2.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -710,8 +720,8 @@ def sigmoid_focal_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
@@ -770,7 +780,8 @@ def asymmetric_loss(
         clip: Probability up to which a negative has loss 0. Must be a number >= 0 and <= 1. Default 0.05.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -784,8 +795,8 @@ def asymmetric_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where p <= clip, a negative has loss 0 and gradient 0. So has an
@@ -840,7 +851,8 @@ def poly1_loss(
         epsilon: Weight of 1 - p; 0 gives the cross entropy. Must be a number >= -1. Default 2.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -854,8 +866,8 @@ def poly1_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
@@ -912,7 +924,8 @@ def generalized_cross_entropy(
             1. Default 0.7.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -926,8 +939,8 @@ def generalized_cross_entropy(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -990,7 +1003,8 @@ def poisson_nll_loss(
         eps: Added to the rate before the logarithm, if `log_input=False`. Must be a number >= 0. Default 1e-08.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1005,8 +1019,8 @@ def poisson_nll_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where `target` is 0, target log(rate) is 0 for any rate, with
@@ -1069,7 +1083,8 @@ def gaussian_nll_loss(
         eps: Lower bound of the variance. Must be a number >= 0. Default 1e-06.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1083,8 +1098,8 @@ def gaussian_nll_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where var < eps, the gradients are those at v = eps, with respect to
@@ -1140,7 +1155,8 @@ def hinge_loss(
         margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1154,8 +1170,8 @@ def hinge_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input target = margin the element is active: the gradient is
@@ -1210,7 +1226,8 @@ def hinge_embedding_loss(
         margin: Distance from which a dissimilar pair has loss 0. Must be a number, not NaN. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1225,8 +1242,8 @@ def hinge_embedding_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = margin a dissimilar pair is active, with gradient -1. The
@@ -1285,7 +1302,8 @@ def margin_ranking_loss(
         margin: Difference of the scores from which a pair has loss 0. Must be a number, not NaN. Default 0.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1300,8 +1318,8 @@ def margin_ranking_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At target (input1 - input2) = margin the pair is active: the gradient
@@ -1356,7 +1374,8 @@ def squared_hinge_loss(
         margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1370,8 +1389,8 @@ def squared_hinge_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1424,7 +1443,8 @@ def logistic_loss(
             integer or bool. Domain: -1 or +1.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1438,8 +1458,8 @@ def logistic_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
@@ -1488,7 +1508,8 @@ def exponential_loss(
             integer or bool. Domain: -1 or +1.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1502,8 +1523,8 @@ def exponential_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
@@ -1558,7 +1579,8 @@ def mse_loss(
             any number.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1574,8 +1596,8 @@ def mse_loss(
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. As in torch, and
         unlike in other losses, 'mean' with a weight is 'weighted_mean'. A mean of nothing is NaN, with gradients of 0.
-        The result belongs to the library and the device of the operands, and has their promoted dtype unless
-        `out_dtype` is given.
+        The result belongs to the library and the device of the first operand, and has the promoted dtype of all
+        operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1629,7 +1651,8 @@ def l1_loss(
             any number.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1645,8 +1668,8 @@ def l1_loss(
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. As in torch, and
         unlike in other losses, 'mean' with a weight is 'weighted_mean'. A mean of nothing is NaN, with gradients of 0.
-        The result belongs to the library and the device of the operands, and has their promoted dtype unless
-        `out_dtype` is given.
+        The result belongs to the library and the device of the first operand, and has the promoted dtype of all
+        operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
@@ -1702,7 +1725,8 @@ def smooth_l1_loss(
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         beta: Difference at which the two branches meet; 0 gives `l1_loss`. Must be a number >= 0. Default 1.0.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1717,8 +1741,8 @@ def smooth_l1_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At d = beta both branches have slope 1. With beta = 0, the gradient at
@@ -1772,7 +1796,8 @@ def huber_loss(
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         delta: Difference at which the two branches meet. Must be a number > 0. Default 1.0.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1786,8 +1811,8 @@ def huber_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At d = delta both branches have slope delta. Where the loss is NaN, so
@@ -1840,7 +1865,8 @@ def msle_loss(
             integer or bool. Domain: [0, inf).
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1854,8 +1880,8 @@ def msle_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1909,7 +1935,8 @@ def mape_loss(
         epsilon: Lower bound of the denominator. Must be a number > 0. Default 1e-07.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1923,8 +1950,8 @@ def mape_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. At |target| = epsilon the
@@ -1975,7 +2002,8 @@ def log_cosh_loss(
             any number.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -1989,8 +2017,8 @@ def log_cosh_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -2046,7 +2074,8 @@ def charbonnier_loss(
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2060,8 +2089,8 @@ def charbonnier_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -2116,7 +2145,8 @@ def cauchy_loss(
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2130,8 +2160,8 @@ def cauchy_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -2186,7 +2216,8 @@ def welsch_loss(
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2200,8 +2231,8 @@ def welsch_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -2257,7 +2288,8 @@ def geman_mcclure_loss(
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2271,8 +2303,8 @@ def geman_mcclure_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -2330,7 +2362,8 @@ def wing_loss(
         epsilon: Curvature of the logarithm: the slope at 0 is width / epsilon. Must be a number > 0. Default 0.5.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2344,8 +2377,8 @@ def wing_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. At d = width it is that of the
@@ -2398,7 +2431,8 @@ def quantile_loss(
         quantile: The quantile to predict. Must be a number > 0 and < 1. Default 0.5.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2412,8 +2446,8 @@ def quantile_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
@@ -2474,7 +2508,8 @@ def general_robust_loss(
             other operands; floating, or a number. Domain: (0, inf). Default 1.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
             to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
@@ -2488,8 +2523,8 @@ def general_robust_loss(
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The derivative with respect to `alpha` is 0 at alpha = 2, where the
@@ -2602,10 +2637,10 @@ def cross_entropy(
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
         of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
-        gradients of 0. The result belongs to the library and the device of the operands, and has their promoted dtype
-        (float32 under autocast) unless `out_dtype` is given. With `return_lse` or `return_accuracy` a named tuple
-        (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape of the rows, and is 0 for rows
-        that do not count; `accuracy` is one number.
+        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
+        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
+        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
 
     Gradient:
         Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
@@ -2786,10 +2821,10 @@ def softmax_focal_loss(
     Returns:
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
-        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
-        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
-        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given. With
+        `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for:
+        `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number.
 
     Gradient:
         Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
@@ -2937,8 +2972,8 @@ def nll_loss(
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the sum of the weights of the labels of the rows that count, 'batchmean' by the size of the
         first dimension of the rows. A mean of nothing is NaN, with gradients of 0. The result belongs to the library
-        and the device of the operands, and has their promoted dtype (float32 under autocast) unless `out_dtype` is
-        given.
+        and the device of the first operand, and has the promoted dtype of the operands (float32 under autocast) unless
+        `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Only the log-probability of the label has a nonzero gradient. Where
@@ -3011,8 +3046,8 @@ def kl_div_with_logits(
     Returns:
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
-        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
@@ -3087,8 +3122,8 @@ def distillation_loss(
     Returns:
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
-        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.

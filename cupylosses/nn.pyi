@@ -104,7 +104,8 @@ class GeneralizedKlDivLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -127,8 +128,8 @@ class GeneralizedKlDivLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where `target` is 0, the gradient with respect to it is 0. Where
@@ -189,7 +190,8 @@ class ItakuraSaitoLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -211,8 +213,8 @@ class ItakuraSaitoLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -281,7 +283,8 @@ class JsDivLoss(torch.nn.Module):
             logarithm. Default True.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -306,8 +309,8 @@ class JsDivLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where p or q is 0, the gradient with respect to it is 0. Where the
@@ -371,7 +374,8 @@ class TvDistanceLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -392,8 +396,8 @@ class TvDistanceLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
@@ -461,7 +465,8 @@ class SigmoidFocalLoss(torch.nn.Module):
             Must be a number >= 0. Default 2.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -483,8 +488,8 @@ class SigmoidFocalLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
@@ -552,7 +557,8 @@ class AsymmetricLoss(torch.nn.Module):
         clip: Probability up to which a negative has loss 0. Must be a number >= 0 and <= 1. Default 0.05.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -574,8 +580,8 @@ class AsymmetricLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where p <= clip, a negative has loss 0 and gradient 0. So has an
@@ -642,7 +648,8 @@ class Poly1Loss(torch.nn.Module):
         epsilon: Weight of 1 - p; 0 gives the cross entropy. Must be a number >= -1. Default 2.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -664,8 +671,8 @@ class Poly1Loss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite logit of the correct sign has loss 0 and gradient 0. At
@@ -732,7 +739,8 @@ class GeneralizedCrossEntropyLoss(torch.nn.Module):
             1. Default 0.7.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -754,8 +762,8 @@ class GeneralizedCrossEntropyLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -851,7 +859,8 @@ class HingeLoss(torch.nn.Module):
         margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -873,8 +882,8 @@ class HingeLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input target = margin the element is active: the gradient is
@@ -968,7 +977,8 @@ class SquaredHingeLoss(torch.nn.Module):
         margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -990,8 +1000,8 @@ class SquaredHingeLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1054,7 +1064,8 @@ class LogisticLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1077,8 +1088,8 @@ class LogisticLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
@@ -1137,7 +1148,8 @@ class ExponentialLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1159,8 +1171,8 @@ class ExponentialLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
@@ -1283,7 +1295,8 @@ class MsleLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1306,8 +1319,8 @@ class MsleLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1369,7 +1382,8 @@ class MapeLoss(torch.nn.Module):
         epsilon: Lower bound of the denominator. Must be a number > 0. Default 1e-07.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1392,8 +1406,8 @@ class MapeLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. At |target| = epsilon the
@@ -1454,7 +1468,8 @@ class LogCoshLoss(torch.nn.Module):
     Args:
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1477,8 +1492,8 @@ class LogCoshLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1542,7 +1557,8 @@ class CharbonnierLoss(torch.nn.Module):
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1565,8 +1581,8 @@ class CharbonnierLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1630,7 +1646,8 @@ class CauchyLoss(torch.nn.Module):
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1653,8 +1670,8 @@ class CauchyLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1718,7 +1735,8 @@ class WelschLoss(torch.nn.Module):
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1741,8 +1759,8 @@ class WelschLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1807,7 +1825,8 @@ class GemanMcclureLoss(torch.nn.Module):
         scale: Scale of the residual, around which differences become outliers. Must be a number > 0. Default 1.0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1830,8 +1849,8 @@ class GemanMcclureLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
@@ -1897,7 +1916,8 @@ class WingLoss(torch.nn.Module):
         epsilon: Curvature of the logarithm: the slope at 0 is width / epsilon. Must be a number > 0. Default 0.5.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -1920,8 +1940,8 @@ class WingLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. At d = width it is that of the
@@ -1984,7 +2004,8 @@ class QuantileLoss(torch.nn.Module):
         quantile: The quantile to predict. Must be a number > 0 and < 1. Default 0.5.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -2007,8 +2028,8 @@ class QuantileLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. At input = target the gradient is 0. Where the loss is NaN, so is the
@@ -2077,7 +2098,8 @@ class GeneralRobustLoss(torch.nn.Module):
             other operands; floating, or a number. Domain: (0, inf). Default 1.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
-            element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
         dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
             'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
@@ -2100,8 +2122,8 @@ class GeneralRobustLoss(torch.nn.Module):
         With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
         the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
         'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
-        is NaN, with gradients of 0. The result belongs to the library and the device of the operands, and has their
-        promoted dtype unless `out_dtype` is given.
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. The derivative with respect to `alpha` is 0 at alpha = 2, where the
@@ -2304,10 +2326,10 @@ class SoftmaxFocalLoss(torch.nn.Module):
     Returns:
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
-        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
-        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
-        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given. With
+        `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for:
+        `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number.
 
     Gradient:
         Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
@@ -2491,8 +2513,8 @@ class KLDivWithLogitsLoss(torch.nn.Module):
     Returns:
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
-        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
@@ -2586,8 +2608,8 @@ class DistillationLoss(torch.nn.Module):
     Returns:
         With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
         divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the operands,
-        and has their promoted dtype (float32 under autocast) unless `out_dtype` is given.
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
 
     Gradient:
         Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.

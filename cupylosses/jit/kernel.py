@@ -1,4 +1,4 @@
-"""A kernel as the compiler takes it: a translation unit of files of ``kernels/`` and the glue of one loss."""
+"""Base class of kernels: a translation unit of files of ``kernels/`` and the generated glue of one loss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cupylosses.jit import sources
 
 
 class Kernel(ABC):
-    """A kernel that is compiled by itself. Subclasses are frozen dataclasses: equal ones have equal source.
+    """A kernel with a translation unit of its own. Subclasses are frozen dataclasses, and equal ones have equal source.
 
-    ``loss`` is named in errors, ``storage`` are the dtypes of its operands and ``compute`` that of the arithmetic.
-    ``title`` is the kernel in words, for messages and file names; ``entry`` the name of its function. Each may be a
-    field or a property.
+    ``loss`` is the definition, for error messages; ``storage`` the dtypes of its operands; ``compute`` the dtype of the
+    arithmetic; ``title`` a description of the kernel, for messages and file names; ``entry`` the name of its function.
+    Each may be a field or a property.
     """
 
     if TYPE_CHECKING:
@@ -33,28 +33,28 @@ class Kernel(ABC):
     @property
     @abstractmethod
     def files(self) -> tuple[str, ...]:
-        """The files of ``kernels/`` that the glue needs."""
+        """Files of ``kernels/`` that the glue needs."""
 
     @property
     @abstractmethod
     def narrow(self) -> bool:
-        """True where nothing that is read or written has more than 16 bits: the arithmetic then keeps no more."""
+        """True if no array has more than 16 bits per element, so that the arithmetic need not be more accurate."""
 
     @property
     @abstractmethod
     def arguments(self) -> list[str]:
-        """Declarations of the arguments that differ from call to call, which stand first."""
+        """Declarations of the variable arguments, which come first in the signature."""
 
     @abstractmethod
     def glue(self) -> str:
-        """The generated text: the loss as a functor, types, and the entry point."""
+        """Generated source: the loss as a functor, types, and the entry point."""
 
     def source(self) -> str:
-        """The whole translation unit."""
+        """Source of the translation unit."""
         precision = f"#define NARROW {str(self.narrow).lower()}\n"
         return f'{precision}{sources.expand(self.files)}#line 1 "<{self.title}>"\n{self.glue()}'
 
     @property
     def argument_format(self) -> str:
-        """The arguments that differ from call to call, for :mod:`struct`: "q" an address or integer, "d" a number."""
+        """Format of the variable arguments for :mod:`struct`: "q" for an address or integer, "d" for a number."""
         return "".join("d" if x.startswith("double ") else "q" for x in self.arguments)

@@ -119,7 +119,7 @@ class Loss(Definition):
             divisors += " As in torch, and unlike in other losses, 'mean' with a weight is 'weighted_mean'."
         return (
             f"{divisors} A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the "
-            "device of the operands, and has their promoted dtype unless `out_dtype` is given."
+            "device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given."
         )
 
     @property
@@ -142,7 +142,8 @@ class Loss(Definition):
 #: Texts on the arguments that all element-wise losses have in common.
 _COMMON_TEXTS = COMMON_TEXTS | {
     "weight": "Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An "
-    "element of weight 0 contributes nothing to value and gradients, even if it is NaN. Default None, no weights.",
+    "element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN. "
+    "Default None, no weights.",
     "mask": "Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing "
     "to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.",
     "dim": "Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or "

@@ -215,10 +215,11 @@ class RowLoss(Definition):
             else ""
         )
         return (
-            f"With reduction 'none' one value per row, in the shape of the rows; otherwise an array without "
-            f"dimensions. 'mean' divides the sum by the {counted}, 'batchmean' by the size of the first dimension of "
+            "With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. "
+            f"'mean' divides the sum by the {counted}, 'batchmean' by the size of the first dimension of "
             "the rows. A mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device "
-            "of the operands, and has their promoted dtype (float32 under autocast) unless `out_dtype` is given." + more
+            "of the first operand, and has the promoted dtype of the operands (float32 under autocast) unless "
+            f"`out_dtype` is given.{more}"
         )
 
     @property
