@@ -440,7 +440,7 @@ DIFFERENCES = (
     Difference(
         ("poisson_nll_loss",),
         stirling_of_nothing,
-        "With `full=True` torch's derivative with respect to a target of 0 is NaN; ours is that of the rest.",
+        "With `full=True`, torch's derivative with respect to a target of 0 is NaN; here it is that of the",
         stirling_apart,
     ),
     Difference(
@@ -452,13 +452,13 @@ DIFFERENCES = (
     Difference(
         ("hinge_embedding_loss",),
         lambda s: bool((s.tensors["target"].abs() != 1).any()),
-        "Of a label of `hinge_embedding_loss` the sign counts; torch returns that sum for every label other than",
+        "`hinge_embedding_loss` uses only the sign of a label; torch returns that sum for every label other than",
         signs,
     ),
     Difference(
         ("margin_ranking_loss",),
         inactive_at_infinity,
-        "a pair that costs nothing has gradient 0, also where a score is infinite",
+        "a pair that costs nothing has gradient 0, even where a score is infinite",
         inactive_replaced,
     ),
     Difference(
