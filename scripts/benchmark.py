@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Measures the losses on this GPU, beside torch in its several ways and a plain copy, and keeps the rows.
+"""Measure the losses on this GPU, beside torch in several ways and a plain copy, and store the rows.
 
     python scripts/benchmark.py                   everything, in less than nine minutes
-    python scripts/benchmark.py --quick           what the project's figures need, in less than four
+    python scripts/benchmark.py --quick           only the project's figures, in less than four
     python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
-    python scripts/benchmark.py --plot            draws the picture from the rows that are there; needs no GPU
+    python scripts/benchmark.py --plot            draw the picture from the stored rows; needs no GPU
 
-Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs of a call), graph (µs in a
-CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and what options cost) and
-throughput (the same of all others). Each appends to a CSV file, with the GPU, the versions and the commit.
+Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
+CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options) and
+throughput (TB/s and speed-ups of all other losses). Each section appends to a CSV file, with the GPU, the versions and
+the commit.
 
-Beside ours are torch in its several ways and, where they are installed, Liger and QuACK; what one of them does not take
-is said, and recorded as its status. Compiling takes most of the time: --providers eager leaves all that compile out.
+The rivals are torch in several ways and, if they are installed, Liger and QuACK. A workload that a rival does not
+support is reported, and recorded as its status. Compiling takes most of the time: --providers eager skips all of it.
 
-Exit code: 0; 1 if something of ours failed; 2 if nothing could be done.
+Exit code: 0; 1 if one of our losses failed; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -45,52 +46,56 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = [*registry(), *row_registry()]
-    result.add_argument("--loss", nargs="+", choices=every, metavar="NAME", help="losses (default: all)")
+    result.add_argument("--loss", nargs="+", choices=every, metavar="NAME", help="these losses (default: all)")
     result.add_argument(
         "--dtype",
         nargs="+",
         choices=FLOATING,
         default=list(figures.DTYPES),
         metavar="NAME",
-        help="float32 bfloat16",
+        help="default: float32 bfloat16",
     )
     result.add_argument("--sizes", type=exponents, help="powers of two, e.g. 20,28 or 10-30")
     result.add_argument(
         "--compile-sizes",
         type=exponents,
         default=(28,),
-        help="powers of two at which torch.compile takes part, at seconds per loss, dtype and mode (default: 28)",
+        help="powers of two at which to time torch.compile; takes seconds per loss, dtype and mode (default: 28)",
     )
     result.add_argument(
-        "--mode", nargs="+", choices=list(figures.MODES), default=list(figures.MODES), help="what throughput measures"
+        "--mode",
+        nargs="+",
+        choices=list(figures.MODES),
+        default=list(figures.MODES),
+        help="modes of throughput",
     )
     result.add_argument(
         "--providers",
         nargs="+",
         choices=figures.RIVALS,
         metavar="NAME",
-        help=f"who is timed beside ours, of {', '.join(figures.RIVALS)} (default: all; those of figures with --quick)",
+        help=f"rivals to time, of {', '.join(figures.RIVALS)} (default: all; with --quick those of the figures)",
     )
     result.add_argument("--sections", type=section_names, default=tuple(report.TABLES), help="comma-separated")
-    result.add_argument("--quick", action="store_true", help="only what the project's figures are stated for")
+    result.add_argument("--quick", action="store_true", help="only the project's figures")
     result.add_argument(
-        "--budget", type=positive, help="seconds after which nothing new is begun (default: 510; 220 with --quick)"
+        "--budget", type=positive, help="seconds after which no measurement begins (default: 510; with --quick 220)"
     )
     result.add_argument("--target", type=positive, default=0.04, help="seconds per measurement and provider (0.04)")
     result.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="directory of the CSV files")
     result.add_argument("--plot", action="store_true", help="measure nothing; draw the newest rows")
-    result.add_argument("--picture", type=Path, default=ROOT / "docs" / "benchmark.png", help="where --plot draws")
+    result.add_argument("--picture", type=Path, default=ROOT / "docs" / "benchmark.png", help="file that --plot writes")
     return result
 
 
 def chosen_losses(names: Sequence[str] | None) -> list[Loss]:
-    """The losses by name, or all; those that the figures name come first, in case the budget does not reach further."""
+    """The losses by name, or all. Those of the project's figures come first, in case the budget runs out."""
     chosen = [x for name, x in registry().items() if names is None or name in names]
     return sorted(chosen, key=lambda x: x.name not in figures.LOSSES)
 
 
 def exponents(text: str) -> tuple[int, ...]:
-    """``10,12`` or ``10-14`` or both."""
+    """Parses ``10,12`` or ``10-14``, or both."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -105,7 +110,7 @@ def exponents(text: str) -> tuple[int, ...]:
 
 
 def section_names(text: str) -> tuple[str, ...]:
-    """Sections in the order in which they run."""
+    """Parses sections and puts them into the order in which they run."""
     names = text.split(",")
     unknown = [x for x in names if x not in report.TABLES]
     if unknown:
@@ -114,7 +119,7 @@ def section_names(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """Parses a number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -125,7 +130,7 @@ def positive(text: str) -> float:
 
 
 def why_not() -> str | None:
-    """Why nothing can be measured here, or None if it can."""
+    """The reason why nothing can be measured here, or None."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -159,11 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, console: Console) -> int:
-    """Runs the sections, keeps and prints their rows, and holds them against the figures."""
+    """Runs the sections, stores and prints their rows, and compares them with the project's figures."""
     from benchmarking.selection import Run
     from benchmarking.timing import Budget
 
-    # torch says at every call that its `mean` of kl_div is not the divergence; here it is one more workload.
+    # torch warns at every call that the `mean` of kl_div is not the divergence; here it is just another workload.
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")
     where = records.environment()
     budget = Budget(options.budget or (220 if options.quick else 510))
@@ -214,7 +219,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 
 
 def gpu_is_usable() -> bool:
-    """Whether the GPU still answers: some errors of a kernel leave nothing to measure in this process."""
+    """True if the GPU still answers: after some kernel errors this process can measure nothing more."""
     torch = importlib.import_module("torch")
     try:
         torch.cuda.synchronize()
@@ -224,7 +229,7 @@ def gpu_is_usable() -> bool:
 
 
 def failures(sections: Mapping[str, Sequence[records.Row]]) -> list[records.Row]:
-    """Rows of ours that were not measured for another reason than the size of the GPU's memory."""
+    """Rows of ours that failed for another reason than the size of the GPU's memory."""
     rows = [r for found in sections.values() for r in found if r.get("provider", figures.OURS) == figures.OURS]
     return [r for r in rows if r["status"] != "ok" and not r["status"].endswith("out of memory")]
 

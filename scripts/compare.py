@@ -1,36 +1,36 @@
-"""Holds every loss against a float64 truth and against PyTorch's own result, on a GPU or, without one, on the CPU.
+"""Compare every loss with a float64 truth and with PyTorch's own result, on a GPU or, without one, on the CPU.
 
-    python scripts/compare.py                                          a line for each loss, in a minute
-    python scripts/compare.py --loss mse_loss --plot mse.png           of some losses, and as a picture
-    python scripts/compare.py --full                                   a line for each check
-    python scripts/compare.py --loss mse_loss --shape 16384x16384      the checks of one loss, on a shape
-    python scripts/compare.py --layout row column --json rows.json     ... of some layouts, and a file for machines
+    python scripts/compare.py                                          one line per loss, in a minute
+    python scripts/compare.py --loss mse_loss --plot mse.png           some losses, and a picture
+    python scripts/compare.py --full                                   one line per check
+    python scripts/compare.py --loss mse_loss --shape 16384x16384      the checks of one loss, on one shape
+    python scripts/compare.py --layout row column --json rows.json     some layouts, and a file for machines
     python scripts/compare.py --accuracy --loss kl_div                 the whole domain, in digits; see below
 
-A line has the worst error of the value and of the gradients beside torch's; on a GPU also the time of forward and
-backward and the memory that they take, beside torch's, and which part of a copy's speed is reached. It stands for a few
-checks that share their kernels: float32 and bfloat16, every reduction, parameter and flag, the edges of the domain, an
-operand that is broadcast, the same bits in another run, arrays of NumPy or CuPy; docs/checking.md has the list.
+A line has the worst error of the value and of the gradients, beside torch's. On a GPU it also has the time and memory
+of forward and backward, beside torch's, and the fraction of a copy's speed. Each line sums up a few checks that share
+their kernels: float32 and bfloat16, every reduction, parameter and flag, the edges of the domain, a broadcast operand,
+the same bits in a second run, NumPy or CuPy arrays. docs/checking.md has the list.
 
-With --full, or a dtype, reduction, layout or shape to look at, each check has a line of its own. With --full the losses
-that stand for all in their structure have every row; the others have enough for each dtype, set of parameters,
-reduction and layout to be met. Whatever is asked for has every row, and --everything crosses it all. Losses of rows of
-logits have rows of each kind of target; their layouts are the ways in which threads take rows: lanes, block, cluster,
-long, short, columns, copied, gather.
+With --full, or with a dtype, reduction, layout or shape, each check has its own line. With --full the representative
+losses have every row; the others have enough rows to cover each dtype, set of parameters, reduction and layout. Any
+choice you name has every row, and --everything takes the full product. Losses of rows of logits have rows for each kind
+of target; their layouts are the ways to assign threads to rows: lanes, block, cluster, long, short, columns, copied,
+gather.
 
-The first line says what the losses run on. It is the GPU; without one, where a C++ compiler is found, the very kernels
-executed on the CPU (--device host); without that, the formulas that CPU tensors take (--device cpu).
+The first line of output names the device: the GPU; without one, if there is a C++ compiler, the CPU executing the same
+kernels (--device host); otherwise, the formulas that CPU tensors use (--device cpu).
 
-Kernels are compiled in the background while others run. Executed on the CPU, each is compiled once, and kept (in
-~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So --full has fewer rows there: few layouts, and of dtypes,
-reductions and gradients few together. With --device host it has all, which takes minutes for each loss the first time.
-With --device cpu it has all and takes three minutes, but sees no kernel. Neither takes times.
+Kernels compile in the background while others run. For the CPU each is compiled once and kept (in
+~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So --full has fewer rows there: few layouts, and few combinations
+of dtypes, reductions and gradients. --device host has all rows, which takes minutes per loss the first time. --device
+cpu has all rows and takes three minutes, but runs no kernel. Neither measures time.
 
-With --accuracy, instead of that, value and gradient of every loss, case and dtype are held against a truth of at least
-64 digits, at some thousand points all over the domain; more than 4 units in the last place fail.
+--accuracy instead compares value and gradient of every loss, case and dtype with a truth of at least 64 digits, at some
+thousand points over the whole domain; more than 4 units in the last place fail.
 
-Exits with 0 if all is well, 1 if a row failed, 2 if it could not begin. Needs the extras `torch` and `scripts`, and on
-a GPU CuPy.
+Exits with 0 on success, 1 if a row failed, 2 if it could not begin. Needs the extras `torch` and `scripts`, and on a
+GPU CuPy.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.row_check import ROW_LAYOUTS
 
-#: The title of the rows of losses of rows.
+#: The section title of losses of rows.
 OF_ROWS = "rows of logits"
 
-#: The CPU executes a launch of so many elements in 0.2 s and more, and a row takes several.
+#: The CPU executes a launch of this many elements in at least 0.2 s, and a row takes several launches.
 HOST_ELEMENTS = 1 << 20
 
-#: Columns of output that is no terminal's.
+#: Width of the output if it is not a terminal.
 WIDTH = 160
 
 
 class Section(NamedTuple):
-    """Checks, what makes a row of one, and where that runs kernels, what makes the same calls."""
+    """Checks of one section. ``measure`` turns a check into a row; ``calls``, if it runs kernels, makes the same calls."""
 
     title: str
     checks: Sequence[AnyCheck]
@@ -110,10 +110,10 @@ def main() -> int:
 
 @contextmanager
 def undisturbed(one_thread: bool) -> Iterator[None]:
-    """Without warnings and, with ``one_thread``, without threads of torch that would be in the way."""
+    """Silences warnings and, with ``one_thread``, keeps torch to one thread."""
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
-        # Torch warns of broadcasting and of its own `mean`, and so does the library.
+        # torch warns about broadcasting and about its own `mean`, and so does the library.
         warnings.simplefilter("ignore", UserWarning)
         if one_thread:
             # A few thousand elements are done before a second thread has woken up, and cores may be shared.
@@ -129,7 +129,7 @@ def undisturbed(one_thread: bool) -> Iterator[None]:
 
 
 def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float) -> int:
-    """The run that has a line for each loss."""
+    """The run with one line per loss."""
     console = output()
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
@@ -155,7 +155,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
                 progress.update(checking, description=task.check.loss.name)
                 rows.setdefault(task.check.loss.name, []).append(perform(task, place, compiler, i))
                 progress.advance(checking)
-            # Last, when no other thread is in the way of what is timed.
+            # Measure time last, when no other thread disturbs it.
             for name in workloads:
                 compiler.wait(name)
             for name, found in workloads.items():
@@ -185,7 +185,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
 
 
 def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> Row:
-    """The row of a task, once its kernels are there."""
+    """The row of a task, once its kernels are compiled."""
 
     def measure(check: AnyCheck) -> Row:
         compiler.wait(key)
@@ -196,12 +196,12 @@ def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> R
 
 
 def speed_row(like: Row, problems: Sequence[str]) -> Row:
-    """The row of a time that could not be taken."""
+    """A failed row for a time that could not be measured."""
     return Row("time", like.loss, "defaults", "-", "-", "contiguous", "-", problems=tuple(problems))
 
 
 def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float, complete: bool) -> str:
-    """One line for all."""
+    """One line that sums up the run."""
     failed = [x.loss for x in lines if not x.ok]
     counts = f"{len(lines)} losses, {len(rows)} checks in {seconds:.0f} s"
     ends = [f"{report.failures(rows)} checks failed, of {', '.join(failed)}"] if failed else []
@@ -210,14 +210,14 @@ def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float, complete
 
 
 def speed() -> Any:
-    """The module that takes times, imported on first use: it needs what only a GPU has."""
+    """The module that measures time, imported on first use because it needs a GPU."""
     from comparing import speed
 
     return speed
 
 
 def free_memory() -> int:
-    """Bytes of the GPU that nobody uses."""
+    """Free bytes of the GPU."""
     return torch.cuda.mem_get_info()[0]
 
 
@@ -226,7 +226,7 @@ def free_memory() -> int:
 
 
 def every_row(arguments: argparse.Namespace, place: str, why: str, parser: argparse.ArgumentParser) -> int:
-    """The run that has a line for each check."""
+    """The run with one line per check."""
     sections = planned(arguments, place)
     names = [(check.loss.name, *check.words) for section in sections for check in section.checks]
     if not names:
@@ -289,12 +289,12 @@ def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argpar
 
 
 def output() -> Console:
-    """The console that everything is printed to."""
+    """The console for all output."""
     return Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def warm_up(check: AnyCheck) -> None:
-    """Lets torch import what it imports when it is first used, and keeps the garbage collector from looking at it.
+    """Makes torch import its lazy modules, and freezes them for the garbage collector.
 
     Each timing begins with a collection, which would otherwise take longer than the check.
     """
@@ -304,7 +304,7 @@ def warm_up(check: AnyCheck) -> None:
 
 
 def detailed(arguments: argparse.Namespace) -> bool:
-    """True if each check is to have a line."""
+    """True if each check gets its own line."""
     given = (arguments.dtype, arguments.reduction, arguments.layout, arguments.shape, arguments.compile)
     return any((*given, arguments.full, arguments.everything))
 
@@ -343,7 +343,7 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     if not arguments.layout:
         repeated = [*bits.repeated_checks(selection, bool(arguments.shape)), *row_matrix.repeated_checks(selection)]
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
-        # NumPy arrays take the formulas everywhere.
+        # NumPy arrays use the formulas everywhere.
         crossing = [*bits.array_checks(selection), *row_matrix.array_checks(selection, bits.crosses)]
         sections.append(Section(bits.section(selection.device), crossing, bits.arrays))
     return sections
@@ -355,7 +355,7 @@ def wanted(name: str, arguments: argparse.Namespace) -> bool:
 
 
 def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tuple[str, str]:
-    """``cuda``, ``host`` or ``cpu``, and why; ends the run where what is asked for cannot be used."""
+    """``cuda``, ``host`` or ``cpu``, and the reason; exits if the requested device cannot be used."""
     if wanted == "cpu":
         return "cpu", "Asked for the CPU"
     if wanted == "host" or (wanted == "auto" and not torch.cuda.is_available()):
@@ -378,7 +378,7 @@ def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tu
 
 
 def first_line(place: str, why: str, where: dict[str, str]) -> str:
-    """The first line of output: the GPU and versions, or the place and the reason for it."""
+    """The first line of output: the GPU and versions, or the device and the reason for it."""
     if place == "cuda":
         return "{gpu}, driver {driver}, torch {torch} for CUDA {cuda}, CuPy {cupy}".format(**where)
     if place == "host":
@@ -387,36 +387,36 @@ def first_line(place: str, why: str, where: dict[str, str]) -> str:
 
 
 def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = list(dict.fromkeys(r for loss in registry().values() for r in (*REDUCTIONS, *loss.reductions)))
     losses = [*registry(), *row_registry()]
-    parser.add_argument("--loss", nargs="+", choices=losses, metavar="NAME", help="losses (default: all)")
+    parser.add_argument("--loss", nargs="+", choices=losses, metavar="NAME", help="these losses (default: all)")
     parser.add_argument(
         "--dtype", nargs="+", type=dtypes, metavar="DTYPE", help="float32, or one per operand: bfloat16+float32"
     )
     parser.add_argument("--shape", type=shape, metavar="NxM", help=f"default {'x'.join(map(str, SHAPE))}")
-    parser.add_argument("--reduction", nargs="+", choices=every, help="default: all that a loss has")
+    parser.add_argument("--reduction", nargs="+", choices=every, help="default: all of a loss")
     layouts = [*LAYOUTS, EDGES, *ROW_LAYOUTS]
-    parser.add_argument("--layout", nargs="+", choices=layouts, metavar="NAME", help=f"of {', '.join(layouts)}")
+    parser.add_argument("--layout", nargs="+", choices=layouts, metavar="NAME", help=f"any of {', '.join(layouts)}")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
-    parser.add_argument("--full", action="store_true", help="a line for each check, and many more of them")
+    parser.add_argument("--full", action="store_true", help="one line per check, and many more checks")
     parser.add_argument(
         "--everything",
         action="store_true",
-        help="the same with every case, dtype, reduction and layout with each other (without a GPU: add --device cpu)",
+        help="every combination of case, dtype, reduction and layout (without a GPU: add --device cpu)",
     )
-    parser.add_argument("--accuracy", action="store_true", help="the accuracy over the whole domain instead; see above")
-    parser.add_argument("--compile", action="store_true", help="time torch.compile, too; seconds per row")
-    parser.add_argument("--seed", type=int, default=0, help="of the random operands")
+    parser.add_argument("--accuracy", action="store_true", help="measure accuracy over the whole domain; see above")
+    parser.add_argument("--compile", action="store_true", help="also time torch.compile; takes seconds per row")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random operands")
     parser.add_argument("--csv", type=new_file, metavar="FILE", help="write the table to a file")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every check to a file, with where it ran")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every check and the environment to a file")
     parser.add_argument("--plot", type=new_file, metavar="FILE", help="draw error and speed by loss (PNG)")
     return parser.parse_args(), parser
 
 
 def dtypes(text: str) -> tuple[str, ...]:
-    """``bfloat16+float32`` as a tuple."""
+    """Parses ``bfloat16+float32`` to a tuple."""
     names = tuple(text.split("+"))
     for name in names:
         if name not in (*checks.FLOATING, *checks.INTEGER):
@@ -425,7 +425,7 @@ def dtypes(text: str) -> tuple[str, ...]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """``4096x4096`` as a tuple."""
+    """Parses ``4096x4096`` to a tuple."""
     try:
         sizes = tuple(int(n) for n in text.split("x"))
     except ValueError:
@@ -436,7 +436,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def new_file(text: str) -> Path:
-    """A path in a folder that exists: what took a minute is not to be lost for it."""
+    """Parses a path and refuses one in a missing folder at once: a failure after a minute would lose the results."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder, or in none that exists")

@@ -1,16 +1,15 @@
-"""Compiles every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
+"""Compile every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
 
-    python scripts/compile_kernels.py --fast                      what each run of the tests compiles
-    python scripts/compile_kernels.py --broad                     what the tests compile with --thorough
-    python scripts/compile_kernels.py --broad --loss kl_div       more of one loss than that
+    python scripts/compile_kernels.py --fast                      the kernels that each run of the tests compiles
+    python scripts/compile_kernels.py --broad                     those that the tests compile with --thorough
+    python scripts/compile_kernels.py --broad --loss kl_div       more kernels of one loss
     python scripts/compile_kernels.py --arch sm_75 --loss kl_div  every kernel of one loss for one architecture
-    python scripts/compile_kernels.py --matrix --out kernels.csv  every kernel, architecture and NVRTC that is supported
+    python scripts/compile_kernels.py --matrix --out kernels.csv  every kernel, supported architecture and NVRTC
 
 Exits with 1 if a kernel does not compile, warns, spills registers, or is contiguous and does not use 16-byte accesses.
-Needs the extras `scripts` and `nvrtc`: `pip install -e ".[scripts,nvrtc]"` installs the compilers of CUDA 11, 12 and
-13, which live side by side. Without `--matrix` and `--nvrtc` the newest one compiles, with `--fast` that of CUDA 11,
-too. Results are kept by content, in
-CUPYLOSSES_CACHE_DIR or the user's cache, so what did not change is not compiled again.
+Needs the extras `scripts` and `nvrtc`: `pip install -e ".[scripts,nvrtc]"` installs the compilers of CUDA 11, 12 and 13
+side by side. Without `--matrix` and `--nvrtc` the newest one compiles, and with `--fast` that of CUDA 11 too. Results
+are cached by content, in CUPYLOSSES_CACHE_DIR or the user's cache, so unchanged kernels are not compiled again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> int:
         console.print(f"NVRTC {version} ({compiler.path}), for {', '.join(architectures)}")
 
     losses = [LOSSES[name] for name in arguments.loss or LOSSES]
-    # Whoever names a loss gets of it what otherwise only the representatives of all losses are compiled for.
+    # A loss named by the user gets the kernels that otherwise only the representatives get.
     whole = losses if arguments.loss else None
     if arguments.fast:
         jobs = gate.fast_jobs(losses, compilers, whole)
@@ -75,16 +74,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--matrix", action="store_true", help="every supported NVRTC and its architectures")
     subset = parser.add_mutually_exclusive_group()
     subset.add_argument(
-        "--fast", action="store_true", help="each formula, and each kernel and layout of whichever loss: about a minute"
+        "--fast", action="store_true", help="each formula, and each kernel and layout of some loss: about a minute"
     )
     subset.add_argument(
         "--broad",
         action="store_true",
-        help="each kernel, layout and choice of dtypes, but not all of each, and of most losses the training kernels",
+        help="each kernel, layout and choice of dtypes, but not every combination; of most losses the training kernels",
     )
-    parser.add_argument("--arch", nargs="+", metavar="sm_XX", help=f"these architectures; usually {' '.join(FAST)}")
+    parser.add_argument("--arch", nargs="+", metavar="sm_XX", help=f"default without --matrix: {' '.join(FAST)}")
     parser.add_argument("--loss", nargs="+", choices=list(LOSSES), help="these losses only")
-    parser.add_argument("--nvrtc", nargs="+", type=Path, metavar="FILE", help="the shared libraries of the compilers")
+    parser.add_argument("--nvrtc", nargs="+", type=Path, metavar="FILE", help="shared libraries of the compilers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads")
     parser.add_argument("--out", type=Path, metavar="CSV", help="write a row per kernel")
     return parser.parse_args()
@@ -116,7 +115,7 @@ def choose(arguments: argparse.Namespace) -> dict[Nvrtc, Sequence[str]]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One row per loss, kind of kernel, compiler and architecture; ranges over its variants."""
+    """One row per loss, kind of kernel, compiler and architecture, with ranges over its variants."""
     rows: dict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         job = result.job
@@ -134,7 +133,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def span(values: Sequence[int]) -> str:
-    """`3`, or `3-7`."""
+    """A number such as `3`, or a range such as `3-7`."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -1,8 +1,8 @@
-"""Writes what is derived from the definitions and yet is a file: the type stub, the tables of the documents, and
-examples of generated kernels, by which a change of the generator is seen in review.
+"""Write the files that are derived from the definitions: the type stubs, the tables of the documents, and examples of
+generated kernels, in which a review sees a change of the generator.
 
-python scripts/generate.py            writes them
-python scripts/generate.py --check    writes nothing, and exits with 1 if one of them is stale
+python scripts/generate.py            writes them python scripts/generate.py --check    writes nothing, and exits with 1
+if one of them is stale
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ _Check = Literal[CHECKS]
 
 
 def stub() -> str:
-    """``functional.pyi``: a signature with types and the docstring for each loss."""
+    """``functional.pyi``: for each loss a signature with types, and the docstring."""
     head = with_literals(STUB_HEAD)
     return head + "".join(map(stub_function, definitions())).rstrip("\n") + "\n"
 
 
 def with_literals(head: str) -> str:
-    """With the words that arguments can be."""
+    """Replaces the placeholders in ``head`` with the allowed words of each argument."""
     for name, words in {
         "REDUCTIONS": REDUCTIONS,
         "ROWS": softmax_definition.REDUCTIONS,
@@ -101,7 +101,7 @@ def with_literals(head: str) -> str:
 
 
 def definitions() -> Iterator[Definition]:
-    """Those of element-wise losses, then those of losses of rows."""
+    """The definitions of element-wise losses, then those of losses of rows."""
     yield from registry().values()
     yield from row_registry().values()
 
@@ -127,7 +127,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
 
 def nn_stub() -> str:
-    """``nn.pyi``: a class for each loss; a subclass of torch's has torch's constructor."""
+    """``nn.pyi``: a class for each loss; a subclass of torch's Module has torch's constructor."""
     head = with_literals(NN_HEAD)
     return head + "".join(f"\n{stub_class(x)}" for x in definitions())
 
@@ -155,7 +155,7 @@ def stub_class(loss: Definition) -> str:
 
 
 def stub_forward(loss: Definition, base: str) -> list[str]:
-    """``forward``; of a module that may be asked for more, by the types of its results."""
+    """``forward``, overloaded on the type of its result if options add results."""
 
     def signature(result: str, chosen: Mapping[str, str]) -> list[str]:
         operands = [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
@@ -166,7 +166,7 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
     asked = [x for x in ASKED if x in loss.common]
     if not asked:
         return signature("torch.Tensor", {})
-    # A call that leaves an option out gets the constructor's.
+    # A call that leaves an option out uses the constructor's.
     plain = "Literal[False]" if base == "torch.nn.Module" else "Literal[False] | None = None"
     variants = [("torch.Tensor", dict.fromkeys(asked, plain))]
     variants += [("RowResult", {x: "Literal[True]"}) for x in asked]
@@ -175,23 +175,23 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
 
 
 def of_torch(loss: Definition, name: str) -> str:
-    """The type of an argument of a module, whose arrays are tensors."""
+    """The type of a Module's argument; its arrays are tensors."""
     return annotation(loss, name).replace("_Array", "torch.Tensor").replace("_Exchangeable", "torch.Tensor")
 
 
 def or_none(kind: str) -> str:
-    """The type of what may be left out."""
+    """The type of an optional argument."""
     return kind if kind == "Any" or kind.endswith("None") else f"{kind} | None"
 
 
-#: What a loss may be asked for more by, and then returns a named tuple.
+#: Options that add results, so that the loss returns a named tuple.
 ASKED = ("return_lse", "return_accuracy")
 
 
 def stub_function(loss: Definition) -> str:
-    """The function; one that may be asked for more by the types of its results, of which the first has the text.
+    """The function, overloaded on the type of its result if options add results. The first overload has the docstring.
 
-    A line is left free behind a text, and none behind dots, as a formatter would have it.
+    A blank line follows a docstring and none follows dots, as a formatter would have it.
     """
     text = indent(f'"""{docstring(loss)}"""', "    ") + "\n"
     asked = [x for x in ASKED if x in loss.common]
@@ -204,7 +204,7 @@ def stub_function(loss: Definition) -> str:
 
 
 def stub_signature(loss: Definition, result: str, chosen: Mapping[str, str]) -> str:
-    """What stands before the colon; ``chosen`` are types, and defaults, of arguments that have others here."""
+    """The signature up to the colon; ``chosen`` overrides types and defaults of arguments."""
     arguments = [
         f"    {name}: {chosen.get(name, annotation(loss, name) + default(value))},\n" if name != "*" else "    *,\n"
         for name, value in loss.arguments
@@ -213,7 +213,7 @@ def stub_signature(loss: Definition, result: str, chosen: Mapping[str, str]) -> 
 
 
 def annotation(loss: Definition, name: str) -> str:
-    """The type of an argument. The first operand's decides the result's."""
+    """The type of an argument. The first operand's type is the result's."""
     operands = {x.name: x for x in loss.operands}
     if name == loss.operands[0].name:
         return "_Array"
@@ -232,7 +232,7 @@ def annotation(loss: Definition, name: str) -> str:
     return ANNOTATIONS.get(name, "bool | None")
 
 
-#: The types of the arguments that every loss takes; torch's deprecated ones are bools.
+#: Types of the arguments that every loss takes; torch's deprecated ones are bools.
 ANNOTATIONS = {
     "reduction": "_Reduction",
     "weight": "_Exchangeable | float | None",
@@ -243,7 +243,7 @@ ANNOTATIONS = {
 }
 
 
-#: Those of what losses of rows take.
+#: Types of the arguments that losses of rows take.
 OF_ROWS = {
     "reduction": "_RowReduction",
     "weight": "_Exchangeable | None",
@@ -271,7 +271,7 @@ def quoted(text: str) -> str:
 
 
 def losses() -> str:
-    """The README's table."""
+    """The README's table of element-wise losses."""
     rows = []
     for loss in registry().values():
         own = [f"`{x.name}={x.default:g}`" for x in loss.operands if x.default is not None]
@@ -293,7 +293,7 @@ def row_losses() -> str:
 
 
 def primitives() -> str:
-    """The functions that a value expression may use, with the comments that stand above them in the source."""
+    """The functions that a value expression may use, with their comments from the source."""
     rows = [
         [f"`{x.name}({', '.join(x.parameters)})`", x.comment or "differentiable wherever it is defined"]
         for x in expressions.primitives().values()
@@ -302,7 +302,7 @@ def primitives() -> str:
 
 
 def mutants() -> str:
-    """The seeded defects, and the checks that must notice them."""
+    """The seeded defects, and the checks that must catch them."""
     where = {MUTANTS: "", OUTSIDE: " (AddressSanitizer)"}
     rows = [[x.name, f"`{x.file}`", "; ".join(x.caught_by) + tool] for xs, tool in where.items() for x in xs]
     return table(["defect", "in", "caught by"], rows)
@@ -315,7 +315,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def between(text: str, name: str, content: str) -> str:
-    """``text`` with what stands between the markers ``<!-- name -->`` and ``<!-- end of name -->`` replaced."""
+    """``text`` with everything between the markers ``<!-- name -->`` and ``<!-- end of name -->`` replaced."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     if text.count(start) != 1 or text.count(end) != 1:
         raise ValueError(f"expected the markers {start.strip()} and {end} once each")
@@ -323,13 +323,13 @@ def between(text: str, name: str, content: str) -> str:
     return f"{head}{start}\n{content}\n{end}{rest.split(end)[1]}"
 
 
-#: What `scripts/transforms.py` found, and where what it tries is defined.
+#: The results of `scripts/transforms.py`, and the file that defines the transforms.
 OUTCOMES = ROOT / "docs" / "transforms.csv"
 TRANSFORMS = ROOT / "tests" / "tools" / "transforms.py"
 
 
 def transforms() -> str:
-    """The table of docs/transforms.md: what was tried, where, and with which losses it works."""
+    """The table of docs/transforms.md: each transform, its summary, where it was tried, and the losses it works with."""
     with OUTCOMES.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     rows = []
@@ -342,14 +342,14 @@ def transforms() -> str:
 
 
 def works(outcomes: Sequence[Mapping[str, str]], losses: Mapping[str, Definition]) -> str:
-    """With which of these losses something works."""
+    """The losses that something works with, as a cell of the table."""
     wrong = [x["loss"] for x in outcomes if x["loss"] in losses and x["outcome"] != "works"]
     wrong += [x for x in losses if x not in {y["loss"] for y in outcomes}]
     return f"all but {', '.join(f'`{x}`' for x in dict.fromkeys(wrong))}" if wrong else "all"
 
 
 def tried() -> Iterator[tuple[str, str]]:
-    """The transforms and the first line of what is said of each: read, not imported, which would take torch."""
+    """Names and summary lines of the transforms, parsed from the source: an import would need torch."""
     for node in ast.parse(TRANSFORMS.read_text(encoding="utf-8")).body:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for x in decorators:
@@ -357,7 +357,7 @@ def tried() -> Iterator[tuple[str, str]]:
                 yield ast.literal_eval(x.args[0]), (ast.get_docstring(node) or "").partition("\n")[0]
 
 
-#: The documents with generated parts: what belongs between which markers.
+#: Documents with generated parts: the generator of each pair of markers.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"losses": losses, "losses of rows": row_losses},
     "docs/adding-a-loss.md": {"primitives": primitives},
@@ -366,18 +366,18 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 }
 
 
-#: The losses whose kernels are the examples: as short as a definition gets, and one with flags and helper expressions.
+#: The losses of the example kernels: the shortest definition, and one with flags and helper expressions.
 PLAIN, RICH = "mse_loss", "kl_div"
 
 
 def examples() -> list[Variant]:
-    """A variant of each entry point: of the plain loss contiguous float32, of the rich one a broadcast bfloat16."""
+    """One variant per entry point: contiguous float32 for the plain loss, broadcast bfloat16 for the rich one."""
     plain = {x.kind: x for x in reversed(variants(registry()[PLAIN], fast=True))}
     rich = {x.kind: x for x in variants(registry()[RICH], fast=True)}
     return [*plain.values(), *rich.values()]
 
 
-#: Losses of rows whose kernels are examples: of class indices, and of dense targets.
+#: Losses of rows for the example kernels: class indices, and dense targets.
 INDICES, DENSE = "cross_entropy", "distillation_loss"
 
 
@@ -393,12 +393,12 @@ def row_examples() -> list[Kernel]:
 
 
 def golden() -> Path:
-    """Where the generated parts of the examples lie."""
+    """The folder of the generated parts of the examples."""
     return ROOT / "tests" / "golden"
 
 
 def generated() -> dict[Path, str]:
-    """What each generated file should contain."""
+    """The expected content of each generated file."""
     files = {ROOT / "cupylosses" / "definition" / "example_results.py": example_results()}
     files |= {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
     files |= {golden() / f"{x.title}.cu": x.glue() for x in (*examples(), *row_examples())}
@@ -411,7 +411,7 @@ def generated() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """The generated files that do not contain what they should, or should not be there."""
+    """Generated files that are outdated, missing or superfluous."""
     files = generated()
     wrong = [p for p, text in files.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
     return wrong + sorted(set(golden().glob("*.cu")) - set(files))

@@ -1,13 +1,12 @@
-"""Tries or tests the library on a fresh machine: makes an environment, installs into it, and runs.
+"""Try or test the library on a fresh machine: create an environment, install into it, and run.
 
-    python3 scripts/run.py compare [what scripts/compare.py takes]
-    python3 scripts/run.py test [what pytest takes]
-    python3 scripts/run.py test --thorough      the exhaustive grids too, and the coverage
+    python3 scripts/run.py compare [arguments of scripts/compare.py]
+    python3 scripts/run.py test [arguments of pytest]
+    python3 scripts/run.py test --thorough      exhaustive grids and coverage
 
-The environment is `.venv` in the checkout; a second run finds it ready. CuPy and torch are chosen by the GPU driver;
-without an NVIDIA GPU there is no CuPy. Versions are those of constraints.txt. What pip says is kept in `install.log` of
-the environment.
-Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, nothing installed before.
+The environment is `.venv` in the checkout; a second run reuses it. The GPU driver determines CuPy and torch; without an
+NVIDIA GPU there is no CuPy. Versions come from constraints.txt. `install.log` in the environment keeps pip's output.
+Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, no installed packages.
 """
 
 import argparse
@@ -26,22 +25,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = (3, 10)
 
-#: By command: the extras that it needs besides the library, and the program that it runs.
+#: For each command: the extras that it needs besides the library, and the program that it runs.
 COMMANDS = {
     "compare": (["torch", "scripts"], ["scripts/compare.py"]),
     "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
 }
 
-#: Arguments of the whole suite: several processes, though not so many that a GPU runs out of memory.
+#: Arguments for the whole suite: several processes, but few enough not to exhaust the GPU's memory.
 PROCESSES = ["--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]
 
-#: Arguments that are added to a command line, by that. Coverage costs half of Python's time.
+#: Arguments added to these command lines. Coverage costs half of Python's time.
 WHOLE = {("test",): PROCESSES, ("test", "--thorough"): ["--cov", *PROCESSES]}
 
-#: The extra with the CuPy for the CUDA version of a driver, newest first. A driver runs what is older than itself.
+#: The extra with the CuPy for each CUDA version, newest first. A driver runs its own version and older ones.
 CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}
 
-#: The torch whose usual build is for a CUDA version, where that is not the one of constraints.txt.
+#: The torch whose default build is for a CUDA version, if constraints.txt names another.
 TORCH = {12: "torch==2.7.1"}
 
 
@@ -62,7 +61,7 @@ def main() -> int:
     if options.here:
         python = Path(sys.executable)
         check_requirements(extras)
-        # Also finds the library in a checkout where it is not installed.
+        # Makes the library importable in a checkout where it is not installed.
         variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
     else:
         if driver == 11:
@@ -70,7 +69,7 @@ def main() -> int:
                 "run.py: pip's usual torch needs a newer driver than this one, which runs CUDA 11. Install a torch for "
                 f"CUDA 11 as PyTorch's site says, `pip install -e '.[{','.join(extras)}]'`, and run this with --here."
             )
-        # The CUDA 12 libraries of CuPy exclude a torch for CUDA 13; those of CUDA 11 live beside any torch.
+        # CuPy's CUDA 12 libraries exclude a torch for CUDA 13; those of CUDA 11 coexist with any torch.
         cuda = 12 if cupy == CUPY[12] else driver
         python = prepare(ROOT / (options.environment or default_environment(options.cupy)), extras, cuda)
     if driver:
@@ -81,11 +80,11 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--here", action="store_true", help="use the environment this runs in; install nothing")
+    parser.add_argument("--here", action="store_true", help="use the active environment; install nothing")
     parser.add_argument("--cupy", choices=["auto", "none", *CUPY.values()], default="auto", help="which CuPy, if any")
-    parser.add_argument("--environment", metavar="DIRECTORY", help="another place than .venv")
+    parser.add_argument("--environment", metavar="DIRECTORY", help="environment (default: .venv)")
     parser.add_argument("command", choices=list(COMMANDS))
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="passed on")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     return parser.parse_args()
 
 
@@ -94,7 +93,7 @@ def say(text: str) -> None:
 
 
 def driver_cuda() -> int:
-    """The newest major version of CUDA that the driver runs; 0 without a driver or a GPU."""
+    """The newest major version of CUDA that the driver supports; 0 without a driver or a GPU."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(name)
@@ -112,14 +111,14 @@ def driver_cuda() -> int:
 
 
 def choose_cupy(wanted: str, driver: int) -> "str | None":
-    """The extra that installs CuPy: the one asked for, or the newest that the driver runs."""
+    """The extra that installs CuPy: the requested one, or the newest that the driver supports."""
     if wanted != "auto":
         return None if wanted == "none" else wanted
     return next((extra for cuda, extra in CUPY.items() if cuda <= driver), None)
 
 
 def default_environment(cupy: str) -> str:
-    """Only one CuPy fits into an environment, so one that was asked for gets its own."""
+    """The environment's directory. Only one CuPy fits into an environment, so a requested CuPy gets its own."""
     return ".venv" if cupy == "auto" else f".venv-{cupy}"
 
 
@@ -150,7 +149,7 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
 
 
 def installation_fingerprint(cuda: int) -> str:
-    """Changes with everything but the extras that decides what is installed."""
+    """A hash of all that determines the installation, except the extras."""
     digest = hashlib.sha256(repr((cuda, sys.version_info[:2])).encode())
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
@@ -158,7 +157,7 @@ def installation_fingerprint(cuda: int) -> str:
 
 
 def create(environment: Path, log: Path) -> None:
-    """A virtual environment; where Python was packaged without ensurepip (Debian), one that this Python's pip fills."""
+    """A virtual environment. If Python lacks ensurepip (Debian), this Python's pip fills it."""
     command = [sys.executable, "-m", "venv", str(environment)]
     if importlib.util.find_spec("ensurepip") is None:
         if importlib.util.find_spec("venv") is None or importlib.util.find_spec("pip") is None:
@@ -179,13 +178,13 @@ def pip(python: Path) -> "list[str]":
 
 
 def constraint_text(cuda: int) -> str:
-    """constraints.txt, with a torch that exists for the CUDA version."""
+    """The text of constraints.txt, with a torch that exists for the CUDA version."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     return re.sub(r"(?m)^torch==.*$", TORCH[cuda], text) if cuda in TORCH else text
 
 
 def step(what: str, command: "list[str]", log: Path) -> None:
-    """Runs a command in one line of output; what it prints goes to the end of ``log``."""
+    """Runs a command and prints one line; the command's own output goes to the end of ``log``."""
     print(f"run.py: {what} ...", end="", flush=True)
     begin = time.monotonic()
     with log.open("a", encoding="utf-8") as file:
@@ -201,7 +200,7 @@ def step(what: str, command: "list[str]", log: Path) -> None:
 
 
 def requirements(extras: "list[str]") -> "list[str]":
-    """The distributions that setup.cfg names for the library and the extras, without those for some platforms only."""
+    """The distributions that setup.cfg lists for the library and the extras, without platform-specific ones."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     texts = [config["options"]["install_requires"], *(config["options.extras_require"][x] for x in extras)]
@@ -210,12 +209,12 @@ def requirements(extras: "list[str]") -> "list[str]":
 
 
 def check_requirements(extras: "list[str]") -> None:
-    """Ends with a list of what this environment lacks."""
+    """Exits with a list of missing distributions, if any."""
     from importlib import metadata
 
     missing = []
     for name in requirements(extras):
-        # CuPy has a distribution for each CUDA version and finds its libraries in many places: it has to be there.
+        # CuPy has one distribution per CUDA version and finds its libraries in many places; only an import tells.
         if name.startswith(("cupy", "nvidia")):
             if name.startswith("cupy") and importlib.util.find_spec("cupy") is None:
                 missing.append(name)

@@ -1,15 +1,15 @@
-"""Runs kernels under NVIDIA's compute-sanitizer, on a GPU: every one of the losses that stand for all.
+"""Run every kernel of the representative losses under NVIDIA's compute-sanitizer, on a GPU.
 
     python scripts/sanitize.py                                all tools
     python scripts/sanitize.py --tool racecheck --loss kl_div
 
-    memcheck    accesses beside an allocation, and misaligned ones
-    racecheck   threads of a block that meet in shared memory without a barrier between them
-    initcheck   reads of memory that nothing was written to
+    memcheck    out-of-bounds and misaligned accesses
+    racecheck   data races in shared memory within a block
+    initcheck   reads of uninitialised memory
     synccheck   barriers that some threads of a warp or block never reach
 
-Exits with 1 if a tool found something, or could not run. Needs torch, CuPy and the sanitizer: a CUDA toolkit, or
-`pip install nvidia-cuda-sanitizer-api`. Only the library's own kernels are watched.
+Exits with 1 if a tool reports an error or could not run. Needs torch, CuPy and the sanitizer: a CUDA toolkit, or `pip
+install nvidia-cuda-sanitizer-api`. Only the library's own kernels are watched.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from cupylosses.engines.pointwise.definition import counting, registry
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-#: What a program that allocates and fills with other kernels needs of initcheck to watch only some. Releases without it
-#: watch all kernels, and what is found in those of others is left out when the reports are counted.
+#: initcheck needs this option to watch only some kernels of a program that allocates and fills memory with others.
+#: Releases without it watch all kernels; counting then drops what the reports say about kernels of others.
 TRACKS_OTHERS = "--initcheck-track-filtered-global-memory"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a tool said: errors, those in kernels of others, and what ran; None where it does not say."""
+    """Report of one tool: errors, errors in other libraries' kernels, and launches; None if the report does not say."""
 
     errors: int | None
     elsewhere: int
@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Whether everything ran and nothing was found."""
+        """True if everything ran without an error."""
         return self.errors == 0 and self.ran is not None
 
 
@@ -84,10 +84,10 @@ def parse() -> argparse.Namespace:
     some = [x.name for x in representatives()]
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="these tools only")
     parser.add_argument(
-        "--loss", nargs="+", choices=list(registry()), default=some, metavar="NAME", help=f"usually {' '.join(some)}"
+        "--loss", nargs="+", choices=list(registry()), default=some, metavar="NAME", help=f"default: {' '.join(some)}"
     )
-    parser.add_argument("--sanitizer", type=Path, help="the program, where it is not found")
-    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitize", help="directory for the reports")
+    parser.add_argument("--sanitizer", type=Path, help="path of compute-sanitizer, if it is not found")
+    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitize", help="directory of the reports")
     return parser.parse_args()
 
 
@@ -105,17 +105,17 @@ def _candidates() -> Iterator[Path]:
         yield root / "bin" / "compute-sanitizer"
         yield root / "compute-sanitizer" / "compute-sanitizer"
     for packages in dict.fromkeys([*site.getsitepackages(), site.getusersitepackages(), *sys.path]):
-        # Wheels of CUDA 13 have nvidia/cu13/bin, of 12 nvidia/cuda_sanitizer_api/bin.
+        # Wheels of CUDA 13 use nvidia/cu13/bin, those of CUDA 12 nvidia/cuda_sanitizer_api/bin.
         yield from sorted((Path(packages) / "nvidia").glob("*/bin/compute-sanitizer"), reverse=True)
 
 
 def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -> list[str]:
-    """The smoke test under one of the tools. ``abilities`` is the help of the sanitizer."""
+    """The smoke test under one of the tools. ``abilities`` is the sanitizer's help text."""
     options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "0"]
-    # An API error is an exception in torch, CuPy or the library, which ends the smoke test; those that torch and CuPy
-    # expect are of no interest.
+    # An API error raises in torch, CuPy or the library and ends the smoke test; the errors that torch and CuPy expect
+    # do not matter.
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    # Else the bytes behind an array may be another array.
+    # Without padding, the bytes behind an array may belong to another array.
     options += ["--padding", "512"] if tool == "memcheck" else []
     if tool != "initcheck" or TRACKS_OTHERS in abilities:
         for name in kernels(losses):
@@ -126,13 +126,13 @@ def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -
 
 
 def kernels(losses: Sequence[str]) -> list[str]:
-    """How the names of our kernels begin; those of others contain no such thing."""
+    """Prefixes of our kernels' names; no other kernel's name contains them."""
     counts = [counting(weighted, masked).name for weighted, masked in ((True, False), (False, True), (True, True))]
     return [f"{loss}_{kind}_" for loss, kind in product([*losses, *counts], KINDS)]
 
 
 def execute(command: Sequence[str], log: Path) -> int:
-    """Runs a command with everything it says in a file, and returns its exit status."""
+    """Runs a command with its output in a file, and returns its exit status."""
     with log.open("w", encoding="utf-8") as file:
         file.write(" ".join(command) + "\n")
         file.flush()
@@ -140,19 +140,19 @@ def execute(command: Sequence[str], log: Path) -> int:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Without torch's pool of memory, in which the bytes behind an array are allocated too."""
+    """Variables that switch off torch's memory pool, which would own the bytes behind an array too."""
     path = os.pathsep.join(filter(None, [str(ROOT), variables.get("PYTHONPATH")]))
     return {**variables, "PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
 
 
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", re.MULTILINE)
 
-#: The first line of a report, and the line that says in which kernel.
+#: The first line of a report, and the line that names the kernel.
 REPORT = re.compile(r"^=+ (?! )(?!.*SUMMARY)(?P<what>.+)\n=+ {2,}(?:at|in kernel) (?P<kernel>\w+)", re.MULTILINE)
 
 
 def read(output: str, losses: Sequence[str]) -> Finding:
-    """What the output of a run says."""
+    """Parses the output of a run."""
     totals = [int(x) for x in SUMMARY.findall(output)]
     ours = tuple(kernels(losses))
     elsewhere = sum(not x["kernel"].startswith(ours) for x in REPORT.finditer(output))
@@ -161,7 +161,7 @@ def read(output: str, losses: Sequence[str]) -> Finding:
 
 
 def line(tool: str, found: Finding, status: int, seconds: float) -> str:
-    """The result of a tool in a line."""
+    """One line with the result of a tool."""
     if found.errors is None:
         said = f"no summary, exit status {status}"
     elif found.ran is None:

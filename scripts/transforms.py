@@ -1,7 +1,7 @@
-"""Tries every transform of torch on every loss, and writes what works to docs/transforms.csv.
+"""Try every transform of torch on every loss, and write the outcome to docs/transforms.csv.
 
-python scripts/transforms.py               on the GPU, or through host execution, which leaves out what takes a GPU
-python scripts/generate.py                 then writes the table of docs/transforms.md
+python scripts/transforms.py               on the GPU, or on the host without the transforms that need a GPU python
+scripts/generate.py                 then updates the table of docs/transforms.md
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cupylosses.testing import host
 
 RECORD = ROOT / "docs" / "transforms.csv"
 
-#: Where a transform was tried.
+#: The place of this run.
 WHERE = "GPU" if torch.cuda.is_available() else "host"
 
 
 def tried(name: str, transforms: list[str]) -> list[tuple[str, str, str, str]]:
-    """Rows of a loss: its name, the transform, where, and "works" or what is wrong."""
+    """Rows of a loss: its name, the transform, the place, and "works" or the problem."""
     warnings.simplefilter("ignore")
     with nullcontext() if WHERE == "GPU" else host.execution(sanitize=("thread",)):
         return [(name, t, WHERE, outcome) for t, outcome in _outcomes(name, transforms)]
@@ -63,7 +63,7 @@ def main() -> int:
         rows = [row for rows in pool.map(partial(tried, transforms=transforms), names) for row in rows]
     before = []
     if chosen.out.is_file():
-        # What was tried elsewhere stays.
+        # Results from the other place stay.
         with chosen.out.open(encoding="utf-8", newline="") as file:
             before = [tuple(x) for x in list(csv.reader(file))[1:]]
     done = {row[:3] for row in rows}
