@@ -84,7 +84,7 @@ WIDTH = 160
 
 
 class Section(NamedTuple):
-    """Checks of one section. ``measure`` turns a check into a row; ``calls``, if it runs kernels, makes the same calls."""
+    """Checks of one section. ``measure`` turns a check into a row; ``calls`` makes its calls if they run kernels."""
 
     title: str
     checks: Sequence[AnyCheck]

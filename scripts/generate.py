@@ -329,7 +329,7 @@ TRANSFORMS = ROOT / "tests" / "tools" / "transforms.py"
 
 
 def transforms() -> str:
-    """The table of docs/transforms.md: each transform, its summary, where it was tried, and the losses it works with."""
+    """The table of docs/transforms.md: each transform, its summary, the place, and the losses it works with."""
     with OUTCOMES.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     rows = []

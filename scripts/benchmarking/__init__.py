@@ -1,7 +1,7 @@
-"""What ``scripts/benchmark.py`` is made of.
+"""Modules of ``scripts/benchmark.py``.
 
-``workloads`` and ``row_workloads`` say what is measured, ``providers`` who computes it, ``timing`` how time is taken.
-Each section of the report (``throughput``, ``rows``, ``host``, ``graph``, ``startup``, ``memory``, ``accuracy``) is a
-module that yields rows;
-``records`` keeps them as CSV, ``report`` prints them, ``figures`` holds them against the bars and ``plot`` draws them.
+``workloads`` and ``row_workloads`` define the calls to measure, ``providers`` the libraries that compute them,
+``timing`` the clocks. Each section of the report (``throughput``, ``rows``, ``host``, ``graph``, ``startup``,
+``memory``, ``accuracy``) is a module that yields rows. ``records`` stores them as CSV, ``report`` prints them,
+``figures`` compares them with the bars and ``plot`` draws them.
 """

@@ -52,5 +52,5 @@ def _with_truth(workload: Workload) -> tuple[tuple[torch.Tensor, ...], torch.Ten
 
 
 def ulps(value: torch.Tensor, exact: torch.Tensor) -> float:
-    """The distance from the truth in units of the last place of the value's dtype there."""
+    """The distance from the truth in units in the last place of the value's dtype."""
     return (errors(value, exact) / ulp(exact, value.dtype)).item()

@@ -1,4 +1,4 @@
-"""The figures that the project promises, and whether a run reached them. Needs neither torch nor a GPU."""
+"""The project's promised figures, and the check whether a run reached them. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 from benchmarking.records import Row
 from cupylosses.engines.pointwise.definition import registry
 
-#: Losses, dtypes and sizes (as powers of two) that most figures are stated for.
+#: Losses, dtypes and sizes (as powers of two) of most figures.
 LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
 DTYPES = ("float32", "bfloat16")
 SIZES = (28, 30)
 
-#: What is computed, and how many operands are differentiated by it (None: every one).
+#: Modes of computation, with the number of operands that get a gradient (None: all).
 MODES: Mapping[str, int | None] = {"forward": 0, "forward+backward": 1, "all gradients": None}
 
 #: Titles of workloads: the generic one, and those with a shape or options of their own.
 SWEEP, KL_PROBABILITIES, HINGE_COLUMNS = "sweep", "kl_div on probabilities", "hinge_loss, targets by column"
 MASKED, WEIGHTED, BY_ROW = "mse_loss, masked", "huber_loss, a weight per column", "mse_loss, a mean per row"
 
-#: ... of losses of rows of logits.
+#: Titles of workloads of losses of rows of logits.
 ROWS, IMAGES, EXTREMES, OPTIONS = "rows", "images", "very short, few or long rows", "options of rows"
 
-#: Who computes a loss, and what it is held against.
+#: Providers of a loss: ours, and the rivals.
 OURS, COMPILE, EAGER, NAIVE, LIGER = "ours", "compile", "eager", "naive", "liger"
 QUACK, QUACK_OP, PLAIN, COPY = "quack", "quack one pass", "plain", "copy"
 RIVALS = (COMPILE, EAGER, NAIVE, LIGER, QUACK, QUACK_OP)
 PROVIDERS = (OURS, *RIVALS, PLAIN, COPY)
-#: Of the rivals, those that figures are stated against.
+#: The rivals in the project's figures.
 BAR_RIVALS = (COMPILE, EAGER, NAIVE)
 
 #: Columns that tell one throughput measurement from another.
@@ -38,8 +38,8 @@ KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "m
 
 MIB = 1 << 20
 
-#: Logits of cross entropy by workload, with their dtype and what value and gradient are to take at most, in ms. The
-#: class dimension is the second; labels of images are in part ignored.
+#: Logits of cross entropy by workload, with their dtype and the time limit for value and gradient, in ms. The class
+#: dimension is the second; some labels of images are ignored.
 LOGITS: Mapping[str, Sequence[tuple[tuple[int, ...], str, float | None]]] = {
     ROWS: (
         ((8192, 32000), "bfloat16", 0.272),
@@ -58,14 +58,14 @@ LOGITS: Mapping[str, Sequence[tuple[tuple[int, ...], str, float | None]]] = {
     ),
 }
 
-#: What options are measured on, and what others are held against.
+#: The logits that options are measured on, and other losses compared with.
 PLAIN_LOGITS = ((8192, 32000), "bfloat16")
-#: A number of classes that no vector divides.
+#: A number of classes that no vector width divides.
 ODD = (8192, 50257)
-#: What peak memory is stated for, and host time.
+#: The logits for peak memory, and those for host time.
 LARGE_LOGITS, TINY_LOGITS = ((8192, 128256), "bfloat16"), ((64, 10), "float32")
 
-#: Options of cross entropy; a `weight` that is True stands for class weights. The last has all of them.
+#: Options of cross entropy; a `weight` of True stands for class weights. The last case has all of them.
 ROW_OPTIONS: tuple[Mapping[str, Any], ...] = (
     {"weight": True},
     {"label_smoothing": 0.1},
@@ -80,7 +80,7 @@ ROW_OPTIONS: tuple[Mapping[str, Any], ...] = (
 class Bar:
     """A bar: every row of ``section`` that ``where`` selects must have ``column`` on the right side of ``limit``.
 
-    ``where`` lists the values of each column that count, so that what was not measured is seen to be missing.
+    ``where`` lists the expected values of each column, so that missing measurements are noticed.
     """
 
     what: str
@@ -94,11 +94,11 @@ class Bar:
 
     @property
     def expected(self) -> int:
-        """How many rows there should be."""
+        """The number of rows that there should be."""
         return prod(len(values) for values in self.where.values())
 
     def selects(self, row: Row) -> bool:
-        """Whether a row counts."""
+        """True if the bar applies to a row."""
         return all(row.get(column) in values for column, values in self.where.items())
 
     def spell(self, value: float) -> str:
@@ -108,7 +108,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a bar was met with: the worst of the rows that count, how many there were, and how many were within."""
+    """The result of a bar: its worst row, the number of rows, and the number within the bar."""
 
     bar: Bar
     worst: Row | None
@@ -117,7 +117,7 @@ class Verdict:
 
     @property
     def met(self) -> str:
-        """In one word or two."""
+        """The result in one or two words."""
         if self.found == 0:
             return "not measured"
         if self.within < self.found:
@@ -126,12 +126,12 @@ class Verdict:
 
     @property
     def limit(self) -> str:
-        """The bar in signs."""
+        """The bar in symbols."""
         return f"{'≥' if self.bar.at_least else '≤'} {self.bar.spell(self.bar.limit)}"
 
     @property
     def measured(self) -> str:
-        """The worst value and whose it is."""
+        """The worst value and its row."""
         if self.worst is None:
             return ""
         names = [str(self.worst[c]) for c in self.bar.where if len(self.bar.where[c]) > 1 and c != "elements"]
@@ -142,7 +142,7 @@ class Verdict:
 
     @property
     def count(self) -> str:
-        """How many rows were within the bar, measured, and asked for."""
+        """The numbers of rows within the bar, measured, and expected."""
         missing = "" if self.found == self.bar.expected else f", {self.bar.expected} asked for"
         return f"{self.within} of {self.found}{missing}"
 
@@ -182,12 +182,12 @@ def _host(what: str, limit: float) -> Bar:
 
 
 def spell_shape(shape: Sequence[int]) -> str:
-    """A shape as a cell."""
+    """A shape as a table cell."""
     return "x".join(str(n) for n in shape)
 
 
 def spell_case(case: Mapping[str, Any]) -> str:
-    """Options as a cell."""
+    """Options as a table cell."""
     return " ".join(f"{k}={v}" for k, v in case.items())
 
 
@@ -302,7 +302,7 @@ BARS = (
 
 
 def verdict(bar: Bar, sections: Mapping[str, Sequence[Row]]) -> Verdict:
-    """Holds the rows of a run against a bar."""
+    """Compares the rows of a run with a bar."""
     rows = [r for r in sections.get(bar.section, ()) if bar.selects(r) and isinstance(r.get(bar.column), (int, float))]
     if not rows:
         return Verdict(bar, None, 0, 0)

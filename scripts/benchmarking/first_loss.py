@@ -1,7 +1,7 @@
 """A process that measures its own first loss, forward and backward, and prints seconds as JSON.
 
-The clock starts when torch and CuPy are imported and both have done something small on the GPU: what comes before,
-nobody who uses either can avoid. Usage: ``python -m benchmarking.first_loss LOSS``.
+The clock starts after torch and CuPy are imported and both have done something small on the GPU: every user of either
+pays for that. Usage: ``python -m benchmarking.first_loss LOSS``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from benchmarking.workloads import Inputs, Workload, step, sweep
 EXPONENTS = (10, 12, 14, 17, 20, 22, 24)
 QUICK_EXPONENTS = (10, 17, 20)
 
-#: Steps in a graph, each on operands of its own.
+#: Steps in a graph, each on its own operands.
 STEPS = 20
 
 COLUMNS = (
@@ -60,7 +60,7 @@ def _replay(graph: torch.cuda.CUDAGraph, number: int) -> None:
 
 
 def captured(call: Call, inputs: Inputs) -> torch.cuda.CUDAGraph:
-    """A graph of one step on each set of operands, after they ran once on a stream of their own, as capture demands."""
+    """A graph of one step per set of operands, after a run of each on a side stream, as capture requires."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

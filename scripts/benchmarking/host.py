@@ -1,4 +1,4 @@
-"""Host time: what a call costs the Python thread at a size where the GPU is never waited for, and what it goes into."""
+"""Host time: the cost of a call to the Python thread, at a size where nothing waits for the GPU, and its parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarking.workloads import Inputs, Workload, step, sweep
 
 EXPONENT = 6
 
-#: What is called, and how many operands are differentiated.
+#: The calls, with the number of operands that get a gradient.
 CALLS: Mapping[str, int] = {"forward": 0, "forward with grad": 1, "forward+backward": 1}
 
 COLUMNS = (
@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses, those of rows at logits of their own; the first of them also by its parts."""
+    """Rows of all losses, losses of rows at their own logits; the first loss also by its parts."""
     for number, loss in enumerate(run.section_losses):
         if not run.begin(f"{loss.name}: host time"):
             continue

@@ -1,8 +1,8 @@
-"""What the host time of a call of ours is spent on: each part measured by itself, and the rest by difference.
+"""The parts of the host time of one of our calls: each part measured by itself, and the rest by difference.
 
-The parts are the real ones: a call is recorded (which arrays it allocated, which kernels it launched, with which
-arguments), and then each of them is done again by itself. What cannot be done by itself is measured as a whole call in
-which everything further in is cut off.
+The parts are real. A call is recorded (the arrays it allocated, the kernels it launched, with their arguments), and
+then each of them is repeated by itself. A part that cannot be repeated by itself is measured as a whole call with
+everything further in cut off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cupylosses.testing.eager import Call
 
 @dataclass
 class Recording:
-    """What one step allocated and launched; ``arrays`` keeps the memory that the launches write to."""
+    """The allocations and launches of one step; ``arrays`` keeps the memory alive that the launches write to."""
 
     device: Any = None
     allocations: list[tuple[Any, ...]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Recording:
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
-    """Lets everything happen, and takes it down."""
+    """Records allocations and launches while they happen."""
     found = Recording()
     empty, launch = autograd.TorchDevice.empty, compiler.Launcher.launch
 
@@ -59,7 +59,7 @@ def recorded() -> Iterator[Recording]:
 
 
 def arguments_of(launcher: compiler.Launcher, table: int) -> list[int | float]:
-    """What a launch takes from a table: numbers that stay as they are, where the memory that it leads to does not."""
+    """The arguments of a launch, copied out of its table: the numbers stay valid, but the memory of the table does not."""
     pointers = (ctypes.c_uint64 * len(launcher.format)).from_address(table)
     kinds = [ctypes.c_double if kind == "d" else ctypes.c_int64 for kind in launcher.format]
     return [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
@@ -70,7 +70,7 @@ def cut(module: ModuleType, name: str, value: torch.Tensor) -> Iterator[None]:
     """Replaces a function by one that returns ``value`` at once.
 
     Raises:
-        RuntimeError: nobody called it, so that nothing was cut off and what was timed is not what it is called.
+        RuntimeError: nothing called the function, so nothing was cut off and the timing has the wrong name.
     """
     reached = False
 
@@ -86,7 +86,7 @@ def cut(module: ModuleType, name: str, value: torch.Tensor) -> Iterator[None]:
 
 
 class _Nothing(torch.autograd.Function):
-    """A Function that computes nothing: what torch itself takes for any."""
+    """A Function that computes nothing: torch's own cost for any Function."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, gradient: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[
 
 
 def difference(whole: Timing, *others: Timing) -> Timing:
-    """What is left of a time when others are taken off it, quantile by quantile."""
+    """The time that remains after subtracting others, quantile by quantile."""
     return Timing(
         whole.median - sum(x.median for x in others),
         whole.low - sum(x.low for x in others),

@@ -1,4 +1,4 @@
-"""Memory: the peak of what is allocated while a loss and its gradients are computed, beyond operands and results."""
+"""Memory: peak allocation while a loss and its gradients are computed, beyond operands and results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ COLUMNS = ("loss", "elements", "dtype", "mode", "provider", "status", "outputs",
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses, of those of rows at logits of a large vocabulary. The very first call is measured, so that
-    what the library keeps for itself counts.
+    """Rows of all losses; losses of rows with the logits of a large vocabulary. The very first call is measured, so
+    memory that the library keeps for itself counts.
     """
     workloads: list[Workload] = [sweep(loss, "float32", EXPONENT) for loss in run.section_losses]
     for workload in [*workloads, *map(row_workloads.large, run.section_row_losses)]:
@@ -51,7 +51,7 @@ def _row(call: Call, operands: tuple[torch.Tensor, ...]) -> Row:
 
 
 def peak(call: Call, operands: tuple[torch.Tensor, ...]) -> tuple[int, int]:
-    """Bytes of the value and the gradients, and the most that was allocated at any moment, operands left out."""
+    """Bytes of the value and the gradients, and the peak of allocated bytes without the operands."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     value = call(*operands)

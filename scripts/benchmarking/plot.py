@@ -10,7 +10,7 @@ from typing import Any
 from benchmarking.figures import COMPILE, EAGER, KEY, LIGER, LOGITS, OURS, QUACK, ROWS, SWEEP, spell_shape
 from benchmarking.records import Row, latest, read
 
-#: Providers in the order of their bars, with labels and colours that remain apart in grey and for the colour-blind.
+#: Providers in the order of their bars. Labels and colours are distinct in grey and to the colour-blind.
 STYLES = {
     OURS: ("cupylosses", "#0072b2"),
     QUACK: ("QuACK", "#56b4e9"),
@@ -20,7 +20,7 @@ STYLES = {
 }
 MODE = "forward+backward"
 
-#: Element-wise losses that are drawn, and their dtype: common ones, with and without exponentials, and one that torch
+#: Element-wise losses in the picture, and their dtype: common ones, with and without exponentials, and one that torch
 #: lacks.
 LOSSES = (
     "mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss",
@@ -30,19 +30,19 @@ DTYPE = "float32"
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 
-#: Letters of a label on one line.
+#: Longest line of a label, in letters.
 LONGEST = 14
 
-#: By group of bars, then by provider: the copy's time in units of the provider's; None where it failed.
+#: By group of bars, then by provider: the copy's time divided by the provider's; None if the provider failed.
 Bars = dict[str, dict[str, "float | None"]]
 
 
 class NothingToDraw(Exception):
-    """No committed rows to draw."""
+    """There are no committed rows to draw."""
 
 
 def chosen(directory: Path) -> tuple[list[Row], list[Row]]:
-    """The newest rows that the picture shows: of element-wise losses, and of cross entropy.
+    """The newest rows for the picture: element-wise losses, and cross entropy.
 
     Raises:
         NothingToDraw: a file has no rows of ours.
@@ -66,7 +66,7 @@ def chosen(directory: Path) -> tuple[list[Row], list[Row]]:
 
 
 def bars_of_losses(rows: Sequence[Row]) -> tuple[int, Bars]:
-    """By loss, at the size at which most of the bars were measured, the larger of equals."""
+    """By loss, at the size where most of the bars were measured, or the larger of two such sizes."""
 
     def rank(elements: int) -> tuple[int, int]:
         return sum(r["elements"] == elements and r["provider"] in STYLES for r in rows), elements
@@ -143,7 +143,9 @@ def _caption(*sets: Sequence[Row]) -> str:
 
 
 def _draw_bars(axes: Any, groups: Bars) -> None:
-    """A group of bars without gaps for each entry, centred on its label; what failed is said in its place."""
+    """Draws a group of bars without gaps for each entry, centred on its label; a failure is written in place of its
+    bar.
+    """
     axes.axhline(1, color="black", linestyle="--", linewidth=1, zorder=1)
     for at, found in enumerate(groups.values()):
         width = 0.84 / max(len(x) for x in groups.values())
@@ -162,7 +164,7 @@ def _draw_bars(axes: Any, groups: Bars) -> None:
 
 
 def _wrapped(label: str) -> str:
-    """Long names on several lines, broken behind underscores."""
+    """Breaks long names into lines, behind underscores."""
     lines = [""]
     for word in re.findall(r"[^_]+_?", label):
         if len(lines[-1]) + len(word) > LONGEST:

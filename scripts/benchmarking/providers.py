@@ -1,4 +1,4 @@
-"""Who computes a loss: this library, torch in its several ways, and Liger and QuACK where they are installed."""
+"""Providers of a loss: this library, torch in several ways, and Liger and QuACK if they are installed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _hinge(xp: Any, input: torch.Tensor, target: torch.Tensor, margin: float) ->
     return torch.clamp(margin - input * target, min=0)
 
 
-#: Formulas as people write them, by loss, where the reference guards edges that they would not: timing those guards
-#: would flatter this library.
+#: Formulas as people write them, for losses whose reference guards edges that these would not: timing the guards would
+#: flatter this library.
 FORMULAS: dict[str, Callable[..., torch.Tensor]] = {"hinge_loss": _hinge, "kl_div": _kl}
 
 
@@ -46,8 +46,8 @@ def ours(workload: Workload) -> Call:
 
 
 def naive(workload: Workload) -> Call | None:
-    """The formula, one torch operation at a time, and the mean of it (or the reduction asked for); None where that is
-    for the workload to say.
+    """The formula, one torch operation at a time, with its mean (or the requested reduction); None if the workload has
+    its own expression.
     """
     loss = workload.loss
     if isinstance(workload, RowWorkload) or isinstance(loss, Form) or workload.dim is not None:
@@ -57,7 +57,7 @@ def naive(workload: Workload) -> Call | None:
 
 
 def eager(workload: Workload) -> Call | None:
-    """What users of torch call; None where it is the naive one."""
+    """The call that users of torch make; None if it is the naive formula."""
     return workload.torchs()
 
 
@@ -68,17 +68,17 @@ def compiled(workload: Workload) -> Call:
     def call(*operands: torch.Tensor) -> torch.Tensor:
         return function(*operands)
 
-    # Compiled functions are told apart by their code, and after a few variants of it torch runs them uncompiled.
+    # torch tells compiled functions apart by their code, and after a few variants runs them uncompiled.
     torch.compiler.reset()
     return torch.compile(call, dynamic=False, fullgraph=True)
 
 
 class Absent(Exception):
-    """Why a peer does not compute a workload."""
+    """The reason why a peer does not compute a workload."""
 
 
 def _liger_kl(workload: Workload, mode: str) -> Call | None:
-    # It wants operands of one shape and differentiates the first alone.
+    # Liger needs operands of one shape and differentiates only the first.
     if workload.differentiated(mode) > 1 or len(set(workload.shapes)) > 1:
         return None
     from liger_kernel.transformers import LigerKLDIVLoss
@@ -108,7 +108,7 @@ def _quack_one_pass(workload: Workload, mode: str) -> Call | None:
         return None
 
     def values(*operands: torch.Tensor) -> torch.Tensor:
-        # Below autograd: the gradient is there when it returns.
+        # Below autograd: the gradient is complete when the operator returns.
         with torch.no_grad():
             return call(*(x.detach() for x in operands))[0]
 
@@ -118,9 +118,9 @@ def _quack_one_pass(workload: Workload, mode: str) -> Call | None:
 def _with_options(
     function: Callable[..., Any], workload: Workload, theirs: Mapping[str, str], **more: Any
 ) -> Call | None:
-    """A peer's function of rows of logits with the options of a workload; None if it lacks one.
+    """A peer's function of rows of logits with the options of a workload; None if it lacks one of them.
 
-    ``theirs`` has its names of options where they are not ours.
+    ``theirs`` maps our option names to the peer's, where they differ.
     """
     if not isinstance(workload, RowWorkload) or workload.kind != "indices":
         return None
@@ -146,22 +146,22 @@ def _raising(error: Exception) -> Call:
     return call
 
 
-#: Who else computes a loss: what makes the call for a workload and a mode, or None where it does not compute the same.
+#: Peers: a function that makes the call for a workload and a mode, or returns None if the peer computes something else.
 PEERS: Mapping[str, Mapping[str, Callable[[Workload, str], Call | None]]] = {
     LIGER: {"kl_div": _liger_kl, "cross_entropy": _liger_cross_entropy},
     QUACK: {"cross_entropy": _quack_cross_entropy},
     QUACK_OP: {"cross_entropy": _quack_one_pass},
 }
 
-#: Where to import them from.
+#: The modules to import them from.
 MODULES = {LIGER: "liger_kernel", QUACK: "quack", QUACK_OP: "quack"}
 
-#: Those that write the gradient over the operand.
+#: Peers that write the gradient over the operand.
 OVERWRITING = frozenset({(LIGER, "cross_entropy")})
 
 
 def peers(workload: Workload, mode: str) -> dict[str, Call]:
-    """Those that are installed and compute the same."""
+    """The installed peers that compute the same."""
     found: dict[str, Call] = {}
     for name, makers in PEERS.items():
         make = makers.get(workload.loss.name)
@@ -177,13 +177,13 @@ def peers(workload: Workload, mode: str) -> dict[str, Call]:
 
 
 def not_installed(names: Collection[str]) -> dict[str, str]:
-    """Which of these providers cannot be asked, and why."""
+    """The requested providers that are not installed, and the reason."""
     found = {name: module for name, module in MODULES.items() if name in names and sys.modules.get(module) is None}
     return {name: f"no package {module}" for name, module in found.items() if find_spec(module) is None}
 
 
 def expressions(workload: Workload) -> dict[str, Call]:
-    """Ours, eager and naive. Where the last two are one expression, it is listed as eager."""
+    """Ours, eager and naive. If the last two are the same expression, it is listed as eager."""
     found = [x for x in (eager(workload), naive(workload)) if x is not None]
     return {OURS: ours(workload), **dict(zip((EAGER, NAIVE), found, strict=False))}
 
@@ -195,7 +195,7 @@ def rivals(workload: Workload) -> dict[str, Call]:
 
 
 def providers(workload: Workload, mode: str, compile: bool, wanted: Sequence[str] = RIVALS) -> dict[str, Call]:
-    """Ours, and whoever else of those that are wanted computes this workload, by name."""
+    """Ours, and each wanted provider that computes this workload, by name."""
     found = expressions(workload)
     if compile and COMPILE in wanted:
         found[COMPILE] = compiled(workload)
@@ -206,7 +206,7 @@ def providers(workload: Workload, mode: str, compile: bool, wanted: Sequence[str
 
 
 def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | None]:
-    """Runs something and says how it went, with what it returned; what is left of a failure is cleared away.
+    """Runs something and returns its status and result; clears the remains of a failure.
 
     An error that leaves the GPU unusable is raised: nothing measured after it would mean anything.
     """
@@ -221,11 +221,11 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
     except Absent as reason:
         status = f"absent: {reason}"
     except Exception as error:
-        # Some color what they say.
+        # Some providers colour their messages.
         first = (Text.from_ansi(str(error).strip()).plain.splitlines() or [""])[0]
         status = f"failed: {type(error).__name__}: {first[:200]}"
     del result
-    # CUDA tells of an error that it outlives once more, to whoever launches next: not to the next provider.
+    # CUDA reports a non-fatal error once more, at the next launch: clear it before the next provider.
     with suppress(RuntimeError):
         torch.ones(1, device=workloads.DEVICE).add_(1)
     torch.cuda.synchronize()
@@ -235,7 +235,7 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
 
 
 def attempts(calls: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """Warms each call up and says how it went.
+    """Warms each call up and returns its status.
 
     Raises:
         RuntimeError: one of them left the GPU unusable.

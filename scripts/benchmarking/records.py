@@ -1,4 +1,4 @@
-"""Measured rows as CSV files that grow: one file per section, one row per measurement, with where it was measured."""
+"""Measured rows as append-only CSV files: one file per section, one row per measurement, with its environment."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Row = Mapping[str, Any]
 
-#: Columns that every file ends with.
+#: The last columns of every file.
 ENVIRONMENT = ("gpu", "driver", "cuda", "torch", "cupy", "cupylosses", "commit", "date")
 
 
 def environment() -> dict[str, str]:
-    """Where and on what the rows of this run are measured."""
+    """The machine and versions of this run."""
     import cupy
     import torch
 
@@ -40,9 +40,9 @@ def environment() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that is measured, marked where the library differs from it.
+    """The measured commit, marked if the library differs from it.
 
-    ``CUPYLOSSES_COMMIT`` names it where the files were copied without their history.
+    ``CUPYLOSSES_COMMIT`` names the commit if the files were copied without their history.
     """
     if given := os.environ.get("CUPYLOSSES_COMMIT"):
         return given
@@ -52,7 +52,7 @@ def commit() -> str:
 
 
 def output(*command: str) -> str:
-    """What a command prints; nothing if it fails or does not exist."""
+    """The output of a command; empty if it fails or does not exist."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -63,7 +63,7 @@ class Writer:
     """Appends rows to ``<directory>/<section>.csv``; each row is on disk when :meth:`write` returns.
 
     Raises:
-        ValueError: the file has other columns, so that its rows would stand in the wrong ones.
+        ValueError: the file has other columns, so its rows would end up in the wrong ones.
     """
 
     def __init__(self, directory: Path, section: str, columns: Sequence[str], where: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class Writer:
             )
 
     def write(self, row: Row) -> None:
-        """Appends one row, and first the header if the file is new. Columns that the row lacks stay empty.
+        """Appends one row, with the header first if the file is new. Columns that the row lacks stay empty.
 
         Raises:
             ValueError: the row has a column that the file lacks.
@@ -100,7 +100,7 @@ def header(path: Path) -> list[str]:
 
 
 def spell(value: Any) -> str:
-    """A value as a cell: six significant digits are beyond what any clock here resolves."""
+    """A value as a cell: six significant digits exceed the resolution of any clock here."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -115,7 +115,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def number(cell: str) -> Any:
-    """A cell as the number that it spells, or as it is."""
+    """The number that a cell spells, or its text."""
     for kind in (int, float):
         try:
             return kind(cell)
@@ -125,7 +125,7 @@ def number(cell: str) -> Any:
 
 
 def latest(rows: Sequence[Row], key: Sequence[str], gpu: str | None = None) -> list[Row]:
-    """The newest row of each combination of the columns ``key``, on one GPU model: by default that of the last row."""
+    """The newest row for each combination of the columns ``key``, on one GPU model: by default that of the last row."""
     if not rows:
         return []
     gpu = gpu or rows[-1]["gpu"]

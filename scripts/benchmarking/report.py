@@ -26,16 +26,16 @@ from benchmarking.figures import (
 )
 from benchmarking.records import Row
 
-#: Providers in the order of their columns: of element-wise losses, and of those of rows.
+#: Providers in the order of their columns: for element-wise losses, and for losses of rows.
 RIVALS = (COMPILE, EAGER, NAIVE, LIGER)
 ROW_RIVALS = (COMPILE, EAGER, LIGER, QUACK, QUACK_OP)
 
-#: Columns that make one line of the throughput table out of the rows of all providers.
+#: Columns that group the rows of all providers into one line of the throughput table.
 LINE = KEY[:-1]
 
 
 def fixed(value: Any, pattern: str = ".3g", unit: str = "") -> str:
-    """A number, or a dash for none."""
+    """A formatted number, or a dash for None."""
     return f"{value:{pattern}}{unit}" if isinstance(value, (int, float)) else "-"
 
 
@@ -50,7 +50,7 @@ def table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) ->
 
 
 def grouped(rows: Sequence[Row], key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """Rows by the columns ``key``, and within them by provider."""
+    """Groups rows by the columns ``key``, and within a group by provider."""
     result: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         result.setdefault(tuple(row[column] for column in key), {})[row["provider"]] = row
@@ -58,7 +58,7 @@ def grouped(rows: Sequence[Row], key: Sequence[str]) -> dict[tuple[Any, ...], di
 
 
 def throughput(rows: Sequence[Row]) -> Table:
-    """One line per workload and mode: our time and bandwidth, and how many times faster than each rival."""
+    """One line per workload and mode: our time and bandwidth, and the factor over each rival."""
 
     def name(row: Row) -> str:
         title = row["loss"] if row["workload"] == SWEEP else row["workload"]
@@ -69,7 +69,7 @@ def throughput(rows: Sequence[Row]) -> Table:
 
 
 def of_rows(rows: Sequence[Row]) -> Table:
-    """The same of losses of rows, and of the time per byte of what stands beside."""
+    """One line per workload of losses of rows, with the time per byte relative to the plain case."""
 
     def name(row: Row) -> str:
         case = f", {row['case']}" if row.get("case") else ""
@@ -115,7 +115,7 @@ def _speedup(row: Row | None) -> str:
 
 
 def host(rows: Sequence[Row]) -> Table:
-    """Microseconds of whole calls beside eager's, then what ours go into."""
+    """Microseconds of whole calls beside eager's, then the parts of ours."""
     calls = [r for r in rows if r["kind"] == "call"]
     lines = [
         [f"{r['loss']}, {r['what']}, {r['provider']}", fixed(r.get("us"), ".2f"), fixed(r.get("eager_ratio"), ".2f")]
@@ -146,7 +146,7 @@ def startup(rows: Sequence[Row]) -> Table:
 
 
 def memory(rows: Sequence[Row]) -> Table:
-    """MiB at the peak, beyond the results."""
+    """Peak MiB beyond the results."""
     lines = [
         [
             f"{r['loss']}, {power(r['elements'])}, {r['mode']}, {r['provider']}",
@@ -159,7 +159,7 @@ def memory(rows: Sequence[Row]) -> Table:
 
 
 def accuracy(rows: Sequence[Row]) -> Table:
-    """Units of the last place from the truth."""
+    """Units in the last place from the truth."""
     lines = [
         [f"{r['loss']}, {power(r['elements'])}, {r['provider']}", str(r.get("value", "")), _status(r, "ulp", ".3f")]
         for r in rows
@@ -187,7 +187,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
 
 
 def bars(sections: Mapping[str, Sequence[Row]]) -> Table:
-    """Every figure of the project: bar, measured, met."""
+    """Every figure of the project: the bar, the measured value, the result."""
     result = table("Figures: the worst row that counts", ["figure", "bar", "measured", "within", "met"], [])
     for bar in BARS:
         found = verdict(bar, sections)

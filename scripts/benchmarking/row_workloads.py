@@ -1,4 +1,4 @@
-"""Losses of rows of logits as workloads: the shapes that the figures name, options, and the operands for them."""
+"""Losses of rows of logits as workloads: the shapes of the figures, options, and operands."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.testing.eager import Call
 from cupylosses.testing.row_eager import eager
 
-#: Of so many labels one is ignored, where any are.
+#: One label in this many is ignored, if any are.
 IGNORED_OF = 8
 
-#: What images have where there is no label.
+#: The label of pixels without a class.
 VOID = 255
 
 
 @dataclass(frozen=True)
 class RowWorkload(Workload):
-    """A loss of rows. ``shapes`` are those of the logits, whose classes are in the second dimension, of the target and,
-    with a ``weight`` in ``case``, of the class weights.
+    """A loss of rows. ``shapes`` are those of the logits (classes in the second dimension), of the target and, with a
+    ``weight`` in ``case``, of the class weights.
 
-    ``kind`` says what the target is, as in `RowLoss`; ``beside`` is what it is timed
-    beside, of the plain case.
+    ``kind`` is the kind of target, as in `RowLoss`; ``beside`` names the workload to compare with.
     """
 
     loss: RowLoss
@@ -57,7 +56,7 @@ class RowWorkload(Workload):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments that are none."""
+        """The arguments that are not operands."""
         return {k: v for k, v in self.case.items() if k != self.loss.weights}
 
     @property
@@ -75,7 +74,7 @@ class RowWorkload(Workload):
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
-        # Counted from the last: sets of operands have a dimension more.
+        # Counted from the last: sets of operands have one more dimension.
         classes = 1 - len(self.shape)
         drawn = [self._scores(self.loss.operands[0], shapes[0], classes, generator)]
         if self.kind == "indices":
@@ -88,7 +87,7 @@ class RowWorkload(Workload):
         return drawn
 
     def _scores(self, operand: Operand, shape: Sequence[int], classes: int, generator: torch.Generator) -> torch.Tensor:
-        """Logits, or what an operand has instead."""
+        """Logits, or the operand's other kind of scores."""
         kind, domain = getattr(torch, self.dtype), operand.domain_for(self.loss.values(self.options))
         x = torch.randn(tuple(shape), generator=generator, device=workloads.DEVICE, dtype=kind).mul_(3)
         if domain == "log_probability":
@@ -105,7 +104,7 @@ class RowWorkload(Workload):
 
     def ours(self) -> Call:
         function, names = getattr(functional, self.loss.name), self.names
-        # Losses differ in the class dimension that they take by default.
+        # The default class dimension differs between losses.
         options = {**self.options, "reduction": self.reduction, "class_dim": 1}
         return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
@@ -127,7 +126,7 @@ class RowWorkload(Workload):
 def rows(
     loss: RowLoss, shape: Sequence[int], dtype: str, title: str, case: Mapping[str, Any] | None = None, **fields: Any
 ) -> RowWorkload:
-    """A workload of logits of some shape. ``case`` has parameters, flags and other arguments; a ``weight`` of True
+    """A workload with logits of some shape. ``case`` has parameters, flags and other arguments; a ``weight`` of True
     stands for class weights.
     """
     case, kind = case or {}, fields.pop("kind", loss.targets[0])
@@ -139,12 +138,12 @@ def rows(
 
 
 def tiny(loss: RowLoss) -> RowWorkload:
-    """What host time is stated for."""
+    """The workload for host time."""
     return rows(loss, *TINY_LOGITS, ROWS)
 
 
 def large(loss: RowLoss) -> RowWorkload:
-    """What peak memory is stated for."""
+    """The workload for peak memory."""
     return rows(loss, *LARGE_LOGITS, ROWS)
 
 
@@ -154,7 +153,7 @@ def plain() -> RowWorkload:
 
 
 def shapes(loss: RowLoss, *titles: str) -> list[RowWorkload]:
-    """The shapes that the figures name under these titles."""
+    """The shapes that the figures list under these titles."""
     found = []
     for title in titles:
         for shape, dtype, _ in LOGITS[title]:
@@ -165,7 +164,7 @@ def shapes(loss: RowLoss, *titles: str) -> list[RowWorkload]:
 
 
 def options() -> list[RowWorkload]:
-    """Cross entropy with options, with probabilities, and the other losses, beside cross entropy without."""
+    """Cross entropy with options, with probabilities, and the other losses, beside plain cross entropy."""
     losses, beside = row_registry(), plain()
     found = [rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, case, beside=beside) for case in ROW_OPTIONS]
     found.append(rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, kind="probabilities", beside=beside))
@@ -176,7 +175,7 @@ def options() -> list[RowWorkload]:
 
 
 def selection(losses: Sequence[RowLoss], dtypes: Sequence[str], quick: bool) -> list[RowWorkload]:
-    """The workloads of a run, those last that others may not outlive."""
+    """The workloads of a run. Those that may leave the GPU unusable come last."""
     first = row_registry()["cross_entropy"]
     every = [*shapes(first, ROWS, IMAGES), *options(), *shapes(first, EXTREMES)]
     chosen = [x for x in every if x.loss in losses and x.dtype in dtypes]

@@ -1,10 +1,9 @@
-"""Rows of logits: GPU time of cross entropy at the shapes that the figures name, beside others who compute it, and of
-what options cost.
+"""Rows of logits: GPU time of cross entropy at the shapes of the figures, beside its rivals, and the cost of options.
 
-Everyone computes the mean's divisor and the gradient that it scales, so all that a training step launches is timed. Two
-peers do less: `liger` writes the gradient over the logits (it has a copy of its own, which holds gradients from the
-second call on), and `quack one pass` is QuACK's operator below its autograd Function, whose values are per row and
-whose gradients are those of the sum. torch.compile takes part in forward and backward alone.
+Every provider computes the mean's divisor and the gradient that it scales, so the timing covers all launches of a
+training step. Two peers do less: `liger` writes the gradient over the logits (it has its own copy, which holds
+gradients from the second call on), and `quack one pass` is QuACK's operator below its autograd Function, whose values
+are per row and whose gradients are those of the sum. torch.compile is timed in forward and backward only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run was asked for."""
+"""The choices of a benchmark run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cupylosses.engines.softmax.definition import RowLoss
 
 @dataclass(frozen=True)
 class Run:
-    """The choices of a run. ``providers`` are those beside ours; ``target`` is the time to spend on one measurement of
-    one provider, in seconds.
+    """The choices of a run. ``providers`` are the rivals; ``target`` is the time for one measurement of one provider,
+    in seconds.
     """
 
     losses: Sequence[Loss]
@@ -31,16 +31,16 @@ class Run:
 
     @property
     def section_losses(self) -> list[Loss]:
-        """The losses that sections beside throughput measure: in a quick run, those that the figures name."""
+        """The losses of all sections but throughput: in a quick run, those of the figures."""
         return [x for x in self.losses if not self.quick or x.name in figures.LOSSES]
 
     @property
     def section_row_losses(self) -> list[RowLoss]:
-        """The losses of rows that these sections measure."""
+        """The losses of rows of these sections."""
         return [x for x in self.row_losses if not self.quick or x.name == "cross_entropy"]
 
     def begin(self, what: str) -> bool:
-        """Whether ``what`` may begin, said aloud if so."""
+        """True if the budget allows ``what`` to begin; then prints it."""
         allowed = self.budget.allows(what)
         if allowed:
             self.say(what)

@@ -1,4 +1,4 @@
-"""Start: the first loss of a new process, with an empty kernel cache and again with the cache that it left."""
+"""Start-up: the first loss of a new process, with an empty kernel cache and again with the cache that it left."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from benchmarking.records import ROOT, Row
 from benchmarking.selection import Run
 
-#: Seconds after which a child is given up.
+#: Seconds after which a child process is killed.
 TIMEOUT = 120
 
 COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "total_s")
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """One row for the empty cache and one for the warm one, of the first loss of the run."""
+    """One row for the empty cache and one for the warm cache, for the first loss of the run."""
     losses = run.section_losses or run.losses
     if not losses:
         return
@@ -43,7 +43,7 @@ def _child(loss: str, cache: str) -> Row:
 
 
 def outcome(code: int, printed: str, errors: str) -> Row:
-    """The measured columns from what the child printed, or why there are none."""
+    """The measured columns from the child's output, or the reason why there are none."""
     if code != 0:
         last = (errors.strip().splitlines() or ["no message"])[-1]
         return {"status": f"failed: {last[:200]}"}

@@ -33,7 +33,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def timed(workload: Workload, run: Run, modes: Sequence[str], compiled: Collection[str]) -> Iterator[Row]:
-    """Rows of a workload in these modes, with torch.compile in those that are ``compiled``."""
+    """Rows of a workload in these modes, with torch.compile in the modes in ``compiled``."""
     footprint = timing.footprint()
     status, inputs = attempt(lambda: Inputs(workload, set_count(workload.bytes, footprint)))
     if inputs is None:
@@ -64,7 +64,7 @@ def _step(call: Callable[..., torch.Tensor], inputs: Inputs, number: int) -> Non
 
 
 class Apart:
-    """A provider with operands of its own: of another workload, or such as it overwrites."""
+    """A provider with its own operands: those of another workload, or operands that it overwrites."""
 
     def __init__(self, call: Callable[..., torch.Tensor], workload: Workload, mode: str, footprint: int) -> None:
         self._call, self._workload, self._mode, self._footprint = call, workload, mode, footprint
@@ -72,14 +72,14 @@ class Apart:
 
     def __call__(self, number: int) -> None:
         if self._inputs is None:
-            # Here, not in the constructor, so that running out of memory is this provider's failure alone.
+            # Here, not in the constructor, so that only this provider fails if memory runs out.
             self._inputs = Inputs(self._workload, set_count(self._workload.bytes, self._footprint))
             self._inputs.differentiate(self._workload.differentiated(self._mode))
         _step(self._call, self._inputs, number)
 
 
 class Copies:
-    """Copies from device to device that read and write ``traffic`` bytes, rotating among buffers."""
+    """Device-to-device copies that read and write ``traffic`` bytes, rotating among buffers."""
 
     def __init__(self, traffic: int, footprint: int) -> None:
         self._words = max(1, traffic // 2 // 8)
@@ -88,7 +88,7 @@ class Copies:
 
     def __call__(self, number: int) -> None:
         if not self._buffers:
-            # Here, not in the constructor, so that running out of memory is this provider's failure alone.
+            # Here, not in the constructor, so that only this provider fails if memory runs out.
             shape = (self._count, self._words)
             source, target = (torch.empty(shape, dtype=torch.int64, device=DEVICE).random_() for _ in range(2))
             self._buffers = list(zip(target.unbind(), source.unbind(), strict=True))
@@ -97,8 +97,8 @@ class Copies:
 
 
 def rows(workload: Workload, mode: str, statuses: Mapping[str, str], timings: Mapping[str, Timing]) -> Iterator[Row]:
-    """One row per provider: its time, bytes of minimal traffic per second, and how it compares: with a copy, with ours,
-    and by time per byte with what stands beside.
+    """One row per provider: its time, its bandwidth of minimal traffic, and its ratios to a copy, to ours, and by time
+    per byte to the workload named ``beside``.
     """
     needed = workload.traffic(mode)
     for name, status in statuses.items():

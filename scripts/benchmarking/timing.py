@@ -1,4 +1,4 @@
-"""How time is taken: events on the GPU, wall clock on the host, quantiles of both."""
+"""Clocks: events on the GPU, wall clock on the host, quantiles of both."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from time import perf_counter
 import numpy
 import torch
 
-#: Repetitions of one measurement, whatever the time target says.
+#: Limits on the repetitions of one measurement, whatever the time target.
 FEWEST, MOST = 7, 100
 
-#: Inputs are rotated so that together they are larger than the L2 cache by this factor.
+#: Rotating inputs together exceed the L2 cache by this factor.
 CACHE_FOOTPRINT = 3
 
 
@@ -36,12 +36,12 @@ def summarize(samples: Sequence[float]) -> Timing:
 
 
 def repetitions(target: float, seconds: float) -> int:
-    """How often something that takes ``seconds`` is repeated to fill about ``target`` seconds."""
+    """The number of repetitions, each of ``seconds``, that fill about ``target`` seconds."""
     return int(min(MOST, max(FEWEST, target / max(seconds, 1e-9))))
 
 
 class Budget:
-    """Seconds that a run may take. Nothing is interrupted; what has not begun when they are spent is left out."""
+    """The seconds of a run. Nothing is interrupted; once they are spent, nothing new begins."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = perf_counter) -> None:
         self.seconds, self._clock, self._start = seconds, clock, clock()
@@ -53,7 +53,7 @@ class Budget:
         return self._clock() - self._start
 
     def allows(self, what: str) -> bool:
-        """Whether ``what`` may begin; noted if not."""
+        """True if ``what`` may begin; otherwise records it as left out."""
         if self.spent < self.seconds:
             return True
         self.left_out.append(what)
@@ -73,7 +73,7 @@ def no_collection() -> Iterator[None]:
 
 @cache
 def footprint() -> int:
-    """Bytes that together drive each other out of the GPU's L2 cache."""
+    """Bytes that together evict each other from the GPU's L2 cache."""
     return CACHE_FOOTPRINT * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
@@ -83,7 +83,7 @@ def _foreign_bytes() -> torch.Tensor:
 
 
 def clean_cache() -> None:
-    """Fills the L2 cache with bytes that nobody else reads and that are in memory already."""
+    """Fills the L2 cache with clean bytes that nothing else reads."""
     _foreign_bytes().sum()
 
 
@@ -100,23 +100,23 @@ def _cycles_per_second() -> float:
 
 
 def event() -> torch.cuda.Event:
-    """An event that keeps the time."""
+    """A timing event."""
     return torch.cuda.Event(enable_timing=True)
 
 
 def interleaved(calls: Mapping[str, Callable[[int], object]], target: float, cold: bool = False) -> dict[str, Timing]:
-    """GPU milliseconds of each call, which must have run before; ``target`` is the time to spend on one, in seconds.
+    """GPU milliseconds of each call, which must have run before; ``target`` is the time for one, in seconds.
 
-    All of them run in every repetition, in turn and with another one first each time, so that they share clocks,
-    temperature and neighbours. Each call gets a running number, for the choice of its inputs. A spinning kernel in
-    front of each call lets the host run ahead: the queue is never empty while a call is timed, and what is measured is
-    the GPU's work with the gaps between its kernels, not the host's time (which has its own section). A call that
-    itself waits for the GPU empties the queue, and its time contains the host's, as a user's would; the kernel in front
-    of the next call keeps it from that one's. (One spin per repetition did not: beside one peer ours looked 30 times
-    slower than without it.)
+    Every repetition runs all calls in turn, starting with another one each time, so that they share clocks, temperature
+    and neighbours. Each call gets a running number to choose its inputs. A spinning kernel in front of each call lets
+    the host run ahead: the queue is never empty while a call is timed, so the measurement covers the GPU's work with
+    the gaps between its kernels, not the host's time (which has its own section). A call that itself waits for the GPU
+    empties the queue, and its time includes the host's, as it would for a user; the spinning kernel of the next call
+    protects that one. (One spin per repetition did not: beside one peer ours looked 30 times slower than without it.)
 
-    With ``cold`` every call finds the cache full of clean foreign bytes. Otherwise it would also pay for writing back
-    what the call before it left there: up to 50 MB on large GPUs, a twentieth of a bfloat16 forward of 2^28 elements.
+    With ``cold`` every call starts with the cache full of clean foreign bytes. Otherwise it would also pay for writing
+    back dirty lines of the previous call: up to 50 MB on large GPUs, a twentieth of a bfloat16 forward of 2^28
+    elements.
     """
     names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -158,9 +158,9 @@ def host(
     batches: int = 40,
     batch: int = 40,
 ) -> dict[str, Timing]:
-    """Host microseconds of each call, by wall clock over batches that are taken in turn.
+    """Host microseconds of each call, by wall clock over interleaved batches.
 
-    The queue is emptied between batches, outside of the timed part, and a batch is too short to fill it: nothing waits
+    The queue is drained between batches, outside of the timed part, and a batch is too short to fill it: nothing waits
     for the GPU.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}

@@ -1,4 +1,4 @@
-"""What is measured: losses at sizes, shapes, dtypes and modes, and the random operands for them."""
+"""Workloads: losses at sizes, shapes, dtypes and modes, with random operands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cupylosses.testing.eager import Call, twin
 
 DEVICE = "cuda"
 
-#: Sets of operands that are kept at most: as many as a measurement makes calls, so that none is met again in the cache.
+#: Maximum number of operand sets: as many as a measurement makes calls, so no call finds its operands in the cache.
 MOST_SETS = 1024
 
 
@@ -42,8 +42,8 @@ _seeds = count()
 class Workload:
     """One loss with its options, on operands of one dtype.
 
-    ``eager`` is the expression that users of torch write where it is not the twin with these options; ``beside`` is
-    what it is timed beside, if anything.
+    ``eager`` is the expression that torch users write, if it is not torch's own function with these options; ``beside``
+    names the workload to compare with, if any.
     """
 
     loss: Loss
@@ -69,7 +69,7 @@ class Workload:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What there is to compute."""
+        """The modes that this workload has."""
         return tuple(MODES)
 
     @property
@@ -79,25 +79,25 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """The size of one set of operands."""
+        """Bytes of one set of operands."""
         return sum(self.operand_bytes)
 
     @property
     def operand_bytes(self) -> tuple[int, ...]:
-        """The size of each operand."""
+        """Bytes of each operand."""
         sizes = [getattr(torch, x).itemsize for x in self.dtypes]
         return tuple(prod(shape) * size for shape, size in zip(self.shapes, sizes, strict=True))
 
     def differentiated(self, mode: str) -> int:
-        """How many operands, counted from the first, have a gradient in ``mode``."""
+        """The number of operands, counted from the first, that have a gradient in ``mode``."""
         count = MODES[mode]
         floating = sum(x in FLOATING for x in self.dtypes)
         return floating if count is None else count
 
     def traffic(self, mode: str) -> int:
-        """The fewest bytes that ``mode`` can move: each operand read once, each gradient written once."""
+        """The minimal traffic of ``mode`` in bytes: each operand read once, each gradient written once."""
         gradients = sum(self.operand_bytes[: self.differentiated(mode)])
-        # What is kept per row is differentiated by reading everything again, as `none` is.
+        # A value per row is differentiated by reading everything again, like `none`.
         again = self.bytes if self.dim is not None and gradients else 0
         return self.bytes + gradients + again
 
@@ -111,11 +111,11 @@ class Workload:
         return bind(function, self.loss, self.loss.values(self.case), self.reduction, self.dim)
 
     def torchs(self) -> Call | None:
-        """What users of torch call: its own function, or the expression that the workload names."""
+        """The call that torch users make: torch's own function, or the expression of the workload."""
         return self.eager or twin(self.loss, self.case, self.reduction)
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
-        """What names a measurement, as far as there are columns for it."""
+        """The columns that identify a measurement, as far as they are in ``columns``."""
         everything = {
             "workload": self.title,
             "loss": self.loss.name,
@@ -144,7 +144,7 @@ def sweep(loss: Loss, dtype: str, exponent: int, compiled: bool = False) -> Work
 
 
 def special() -> tuple[Workload, ...]:
-    """Shapes and options that the project's figures name."""
+    """The shapes and options of the project's figures."""
     losses = registry()
     return (
         Workload(
@@ -163,7 +163,7 @@ def special() -> tuple[Workload, ...]:
 
 
 def added(losses: Mapping[str, Loss], dtype: str) -> tuple[Workload, ...]:
-    """What every loss takes besides, in one loss: a mask, a weight, and a result per row."""
+    """The options that every loss takes, on one loss: a mask, a weight, and a result per row."""
     full, row = (16384, 16384), (16384,)
     mse, huber = losses["mse_loss"], losses["huber_loss"]
     return (
@@ -188,7 +188,7 @@ def added(losses: Mapping[str, Loss], dtype: str) -> tuple[Workload, ...]:
 
 
 def is_figure(workload: Workload) -> bool:
-    """Whether one of the project's figures is stated for this."""
+    """True if the workload is part of one of the project's figures."""
     sizes = [1 << n for n in figures.SIZES]
     known = workload.loss.name in figures.LOSSES and workload.dtype in figures.DTYPES and workload.elements in sizes
     return known or workload.title != SWEEP
@@ -197,7 +197,7 @@ def is_figure(workload: Workload) -> bool:
 def selection(
     losses: Sequence[Loss], dtypes: Sequence[str], sizes: Sequence[int], compile_sizes: Sequence[int]
 ) -> list[Workload]:
-    """The workloads of a run, those that the figures need first: a budget may cut the rest."""
+    """The workloads of a run, those of the figures first: the budget may cut the rest."""
     names = {x.name for x in losses}
     chosen = [x for x in special() if x.loss.name in names and x.dtype in dtypes]
     for exponent in sorted(sizes, reverse=True):
@@ -206,7 +206,7 @@ def selection(
 
 
 def set_count(bytes_of_set: int, footprint: int) -> int:
-    """Sets to rotate among: together more than ``footprint`` bytes, or so many that no call meets one again."""
+    """The number of sets to rotate among: together more than ``footprint`` bytes, or enough that no call repeats one."""
     return min(MOST_SETS, footprint // bytes_of_set + 1)
 
 
@@ -224,14 +224,14 @@ class Inputs:
         return self.sets[number % len(self.sets)]
 
     def differentiate(self, count: int) -> None:
-        """Lets the first ``count`` operands of every set require gradients, and no other."""
+        """Makes exactly the first ``count`` operands of every set require gradients."""
         for operands in self.sets:
             for i, x in enumerate(operands):
                 x.requires_grad_(i < count)
 
 
 def step(call: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-    """One forward, and backward if an operand wants it; gradients are dropped at once, as an optimizer would."""
+    """One forward, and backward if an operand requires grad; gradients are dropped at once, as by an optimizer."""
     value = call(*operands)
     if value.requires_grad:
         value.sum().backward() if value.dim() else value.backward()

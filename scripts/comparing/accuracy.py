@@ -24,10 +24,10 @@ from cupylosses.engines.pointwise.definition import registry
 from cupylosses.engines.softmax.definition import row_registry
 from cupylosses.testing import host
 
-#: A sweep of an element-wise loss, or of one of rows.
+#: A sweep of an element-wise loss, or of a loss of rows.
 AnySweep = Sweep | RowSweep
 
-#: Arguments of the command line that mean nothing here.
+#: Arguments of the command line that have no meaning here.
 OTHERS = ("shape", "reduction", "layout", "compile", "full", "everything", "plot")
 
 LEGEND = (
@@ -60,12 +60,12 @@ class Row:
         return not self.problems
 
     def record(self) -> dict[str, Any]:
-        """The row as the JSON file has it."""
+        """The row as written to the JSON file."""
         return {**asdict(self), "operands": [_shown(x, self.dtype) for x in self.operands], "ok": self.ok}
 
 
 def obstacle(arguments: Namespace) -> str | None:
-    """Why the sweep cannot be what was asked for, if so."""
+    """The reason why the requested sweep is impossible, or None."""
     for name in OTHERS:
         if getattr(arguments, name):
             return f"--accuracy has no --{name}: it takes every point by itself"
@@ -94,7 +94,7 @@ def sweeps(arguments: Namespace, place: str) -> list[AnySweep]:
 
 
 def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Console) -> bool:
-    """Measures, prints and writes everything; whether all is within the bar."""
+    """Measures, prints and writes everything; True if all results are within the bar."""
     begin = perf_counter()
     planned = sweeps(arguments, place)
     lines = report.Report(console, columns(planned))
@@ -125,7 +125,7 @@ def _rehearse(sweep: AnySweep) -> object:
 
 
 def rows(sweep: AnySweep) -> list[Row]:
-    """The rows of a sweep; an exception is a failed one."""
+    """The rows of a sweep; an exception becomes a failed row."""
     try:
         found = measure_rows(sweep) if isinstance(sweep, RowSweep) else measure(sweep)
     except Exception as error:
@@ -185,7 +185,7 @@ def _at(row: Row) -> str:
 
 
 def _shown(x: float, dtype: str) -> str:
-    """A number with as many digits as tell it from others of the dtype."""
+    """A number with enough digits to be unique in its dtype."""
     return f"{x:.17g}" if "float64" in dtype else f"{x:.9g}"
 
 

@@ -1,4 +1,4 @@
-"""Compiling kernels in threads while others run, in the order in which calls will need them."""
+"""Compilation of kernels in background threads, in the order in which calls will need them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from cupylosses.testing.host import build
 
 
 class BackgroundCompiler:
-    """Threads that compile the kernels of calls which were announced, first come, first served.
+    """Threads that compile the kernels of announced calls, first come, first served.
 
-    ``advance`` is called after each kernel, by the thread that compiled it. A kernel that does not compile is for the
-    call that launches it to report.
+    ``advance`` is called after each kernel, by the thread that compiled it. A kernel that does not compile raises
+    later, in the call that launches it.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BackgroundCompiler:
         self._pool = ThreadPoolExecutor(os.cpu_count())
         self._kernels: dict[Kernel, Future[None]] = {}
         self._needed: dict[Hashable, list[Future[None]]] = {}
-        #: Called when kernels were announced.
+        #: Called when kernels have been announced.
         self.announced: Callable[[], object] = lambda: None
 
     def __enter__(self) -> BackgroundCompiler:
@@ -50,16 +50,16 @@ class BackgroundCompiler:
 
     @property
     def kernels(self) -> Mapping[Kernel, Future[None]]:
-        """Every kernel that was announced so far."""
+        """All kernels announced so far."""
         return self._kernels
 
     def announce(self, key: Hashable, calls: Callable[[], object]) -> None:
-        """Plans calls, launches nothing, and starts to compile their kernels; `wait` for them by ``key``.
+        """Plans calls without launching, and starts to compile their kernels; `wait` for them by ``key``.
 
         Only between calls that launch: planning replaces the launcher of all of them.
         """
         with host.noting(self._gpu) as found, suppress(Exception):
-            # The call itself reports its errors.
+            # An exception is left to the real call to raise.
             calls()
         for kernel in found:
             if kernel not in self._kernels:
@@ -68,7 +68,7 @@ class BackgroundCompiler:
         self.announced()
 
     def wait(self, key: Hashable) -> None:
-        """Returns when the kernels that were announced by ``key`` are compiled; at once if nothing was."""
+        """Waits until the kernels announced under ``key`` are compiled; returns at once if there are none."""
         for kernel in self._needed.pop(key, ()):
             kernel.result()
 
@@ -78,9 +78,9 @@ class BackgroundCompiler:
 
 
 class Workers:
-    """Processes that compile sources into CuPy's cache on disk, one for each thread that asks.
+    """Processes that compile sources into CuPy's cache on disk, one per requesting thread.
 
-    NVRTC of CUDA 11 compiles little at once in one process: 1010 kernels took 200 s on 16 cores.
+    NVRTC of CUDA 11 compiles little in parallel within one process: 1010 kernels took 200 s on 16 cores.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class Workers:
             process.communicate()
 
     def compile(self, text: str) -> bool:
-        """Returns when a source is compiled; False if the process has ended instead."""
+        """Waits until a source is compiled; False if the worker process has ended."""
         process = getattr(self._local, "process", None)
         if process is None:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -111,7 +111,7 @@ class Workers:
 
 
 def workers() -> Workers | None:
-    """Those for the current GPU where CuPy's NVRTC wants them."""
+    """Worker processes for the current GPU, if CuPy's NVRTC needs them."""
     import cupy
 
     if cupy.cuda.nvrtc.getVersion() >= (12, 0) or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
@@ -121,7 +121,7 @@ def workers() -> Workers | None:
 
 
 def for_gpu(kernel: Any, workers: Workers | None = None) -> None:
-    """Compiles and loads a kernel on the GPU, if it compiles."""
+    """Compiles and loads a kernel on the GPU; ignores a compile error."""
     if workers:
         workers.compile(kernel.source())
     with suppress(KernelError):
@@ -129,14 +129,14 @@ def for_gpu(kernel: Any, workers: Workers | None = None) -> None:
 
 
 def for_host(kernel: Any) -> None:
-    """Compiles a kernel for the host, if it compiles."""
+    """Compiles a kernel for the host; ignores a compile error."""
     with suppress(build.HostCompileError):
         build.kernel(kernel.entry, kernel.source())
 
 
 @contextmanager
 def compiling(place: str, console: Console, count: int) -> Iterator[tuple[BackgroundCompiler, Progress, TaskID]]:
-    """A compiler in the background, and a progress bar with its kernels and with ``count`` checks."""
+    """A background compiler, and a progress bar for its kernels and for ``count`` checks."""
     bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         checking = progress.add_task("planning", total=count)

@@ -1,4 +1,4 @@
-"""Runs that must agree to the last bit: the same one twice, and the same numbers through another array library."""
+"""Runs that must agree to the last bit: a repeated run, and the same numbers through another array library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATED = "same bits"
 #: Many blocks on any GPU, and a partial vector at the end.
 REPEATED_SHAPE = (1031, 1025)
 
-#: Reductions and layouts with an order of additions of their own: over everything, and over rows.
+#: Reductions and layouts with distinct orders of additions: over everything, and over rows.
 REPEATED_AS = (("mean", "contiguous"), ("mean", "row"), ("none", "contiguous"))
 
 ARRAY_REDUCTIONS = ("mean", "none")
@@ -49,7 +49,7 @@ def repeated_checks(selection: Selection, shape_given: bool) -> Iterator[Check]:
 
 
 def repeated(check: AnyCheck) -> Row:
-    """Value and gradients twice, without one pass, and the value without gradients: all the same bits."""
+    """Runs value and gradients twice, once more without one pass, and the value without gradients: all bits must agree."""
     operands = check.operands()
     upstream = check.upstream(operands)[-1]
     nothing = (False,) * len(operands)
@@ -69,17 +69,17 @@ def repeated(check: AnyCheck) -> Row:
 
 
 def another_moment() -> AbstractContextManager[object]:
-    """Another grid and order of threads where the host runs kernels; a GPU orders them anew by itself."""
+    """Changes the grid and the order of threads on the host; a GPU orders them anew by itself."""
     return host.execution(processors=7, seed=1) if host.active() else nullcontext()
 
 
 def output_bytes(*results: torch.Tensor | None) -> list[int]:
-    """The sizes of results."""
+    """Bytes of the results."""
     return [x.numel() * x.element_size() for x in results if x is not None]
 
 
 def differences(when: str, first: Result, second: Result) -> list[str]:
-    """Names of the results that have other bits."""
+    """Names of the results whose bits differ."""
     found = [] if same_bits(first.value, second.value) else [f"value: other bits {when}"]
     for i, (a, b) in enumerate(zip(first.gradients, second.gradients, strict=True)):
         if a is not None and b is not None and not same_bits(a, b):
@@ -93,7 +93,7 @@ def differences(when: str, first: Result, second: Result) -> list[str]:
 
 @dataclass(frozen=True)
 class Library:
-    """The way of tensors to an array library and back, without a copy."""
+    """Zero-copy conversion of tensors to an array library and back."""
 
     name: str
     array: type
@@ -104,7 +104,7 @@ class Library:
 
 
 def library(device: str) -> Library:
-    """CuPy on a GPU. On the CPU NumPy, whose sums have an order of their own."""
+    """CuPy on a GPU, NumPy on the CPU. NumPy has its own order of additions."""
     if device == "cpu":
         back = lambda x: torch.from_numpy(numpy.asarray(x))  # noqa: E731
         return Library("numpy", numpy.ndarray, lambda x: x.numpy(), back, lambda x: x.ctypes.data, exact=False)
@@ -119,7 +119,7 @@ def section(device: str) -> str:
 
 
 def crosses(dtypes: Sequence[str], device: str) -> bool:
-    """True if the array library takes these dtypes: NumPy has no bfloat16, CuPy 13 does not let it in."""
+    """True if the array library supports these dtypes: NumPy has no bfloat16, and CuPy 13 does not import it."""
     try:
         for name in dtypes:
             library(device).to(torch.zeros(1, dtype=getattr(torch, name), device=device))
@@ -141,7 +141,7 @@ def array_checks(selection: Selection) -> Iterator[Check]:
 
 
 def arrays(check: AnyCheck) -> Row:
-    """A loss of arrays against the same loss of the tensors that share their memory, and the pointers of both."""
+    """Compares a loss of arrays with the loss of tensors that share their memory, and the pointers of both."""
     other = library(check.device)
     tensors = check.operands()
     crossed = [other.to(x) for x in tensors]

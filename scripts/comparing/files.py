@@ -1,4 +1,4 @@
-"""Files of a run: the table as CSV, and a picture."""
+"""Output files of a run: the table as CSV, and a picture."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from comparing.rows import Row
 
 OURS, TORCH = "#0072b2", "#999999"
 
-#: Errors below it are drawn at it, since a logarithm has no place for 0.
+#: Smaller errors are drawn here, because a logarithmic axis has no 0.
 LEAST = 0.01
 
-#: Errors above it, infinities among them, are drawn at it.
+#: Larger errors, including infinity, are drawn here.
 MOST = 1e6
 
 
 def write(
     arguments: Namespace, lines: Sequence[Line], where: Mapping[str, str], console: Console, rows: Sequence[Row] = ()
 ) -> None:
-    """Writes the files that were asked for, and names them; ``rows`` make the CSV where they were printed."""
+    """Writes the requested files and prints their names; if ``rows`` were printed, they make the CSV."""
     if arguments.csv:
         write_csv(arguments.csv, [x.record() for x in rows or lines])
     if arguments.plot:
@@ -36,14 +36,14 @@ def write(
 
 
 def name(arguments: Namespace, console: Console) -> None:
-    """Names the files that were asked for, which are there now."""
+    """Prints the names of the written files."""
     for path in (arguments.csv, arguments.json, arguments.plot):
         if path:
             console.print(f"written to {path}", highlight=False, markup=False)
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Records of one kind, one per row."""
+    """Writes records of one kind, one per row."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         rows.writeheader()
@@ -55,7 +55,7 @@ def _cell(value: Any) -> str:
 
 
 def draw(path: Path, lines: Sequence[Line], where: Mapping[str, str]) -> None:
-    """The errors by loss beside torch's and, where times were taken, the speed-up."""
+    """Draws the errors by loss beside torch's and, if times were measured, the speed-up."""
     import matplotlib
 
     matplotlib.use("Agg")

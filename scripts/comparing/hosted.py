@@ -9,7 +9,9 @@ from cupylosses.testing import host
 
 
 def executed(measure: Callable[[AnyCheck], Row]) -> Callable[[AnyCheck], Row]:
-    """``measure`` with kernels: for each row anew, so that one that ends amid a launch leaves nothing to the next."""
+    """Wraps ``measure`` in a fresh host execution for each row, so a row that fails mid-launch leaves no state to the
+    next.
+    """
 
     def on_host(check: AnyCheck) -> Row:
         with host.execution():

@@ -1,4 +1,4 @@
-"""The checks of element-wise losses that have a line each: everything once, or everything with everything."""
+"""The checks of element-wise losses with one line each: every value once, or the full product."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from cupylosses.testing.layouts import LAYOUTS, Shape
 
 Dtypes = tuple[str, ...]
 
-#: The last one mixes: the first operand is narrower than the others.
+#: The last one mixes dtypes: the first operand is narrower than the others.
 DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float64",), ("bfloat16", "float32"))
 
-#: With --full: the other way round, two halves, of which neither holds the other, and labels.
+#: With --full: the reverse mixture, two 16-bit formats of which neither contains the other, and labels.
 MORE_DTYPES: tuple[Dtypes, ...] = (("float32", "float16"), ("float16", "bfloat16"), ("float32", "int64"))
 
-#: By default, where every layout is tried. A kernel costs about 0.1 s to compile, and each layout has its own. The
-#: second has the widest vectors.
+#: Dtypes and reductions that try every layout by default. A kernel takes about 0.1 s to compile, and each layout has
+#: its own. The second dtype has the widest vectors.
 LAYOUT_DTYPES: dict[Dtypes, tuple[str, ...]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
 
-#: With `few`, the layouts that are tried: of each kind one, and those that cost no kernel of their own.
+#: With `few`: one layout of each kind, and those without a kernel of their own.
 FEW_LAYOUTS = frozenset({"row", "eight_d", "zero_d", "empty"})
 
-#: By default, where every combination of operands that require grad is tried.
+#: Dtypes that try every combination of operands that require grad by default.
 WANTED_DTYPES: tuple[Dtypes, ...] = (("float32",),)
 WANTED_REDUCTIONS = ("mean", "none")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The user's choices; None stands for the default."""
+    """The user's choices; None means the default."""
 
     losses: Sequence[Loss]
     shape: Shape
@@ -57,7 +57,7 @@ class Selection:
         return self.dtypes or (DTYPES + MORE_DTYPES if self.full else DTYPES)
 
     def reductions_of(self, loss: Loss | RowLoss) -> list[str]:
-        """The reductions to try that the loss has."""
+        """The requested reductions that the loss has."""
         return [x for x in loss.reductions if self.reductions is None or x in self.reductions]
 
     def check(self, loss: Loss, **fields: object) -> Check:
@@ -65,21 +65,21 @@ class Selection:
         return Check(loss, shape=self.shape, device=self.device, seed=self.seed, **fields)  # type: ignore[arg-type]
 
     def takes(self, check: Check) -> bool:
-        """True if a check is possible and wanted."""
+        """True if a check is possible and requested."""
         kept = not self.few or among_few(check)
         kept &= not self.covered or check.loss in representatives() or covering.contains(check)
         return check.possible and check.has_truth and kept
 
 
 def checks(selection: Selection) -> list[Check]:
-    """The checks of a run, each once, in the order of the losses."""
+    """The checks of a run without repetition, in the order of the losses."""
     plan = _everything if selection.full or selection.layouts else _once
     found = {c.id: c for loss in selection.losses for c in plan(selection, loss) if selection.takes(c)}
     return list(found.values())
 
 
 def _everything(selection: Selection, loss: Loss) -> Iterator[Check]:
-    # Of those that are asked for, some are of rows.
+    # Some of the requested layouts belong to losses of rows.
     layouts = [x for x in (*LAYOUTS, EDGES) if selection.layouts is None or x in selection.layouts]
     for case, dtypes, layout in product(loss.cases, selection.chosen_dtypes, layouts):
         for reduction in selection.reductions_of(loss):
@@ -91,7 +91,7 @@ def _everything(selection: Selection, loss: Loss) -> Iterator[Check]:
 
 
 def _once(selection: Selection, loss: Loss) -> Iterator[Check]:
-    """Every parameter case and dtype with every reduction, and every layout and choice of gradients somewhere."""
+    """Every parameter case and dtype with every reduction, and every layout and choice of gradients at least once."""
     reductions = selection.reductions_of(loss)
     for case, dtypes in product(loss.cases, selection.chosen_dtypes):
         for reduction in reductions:
@@ -107,10 +107,11 @@ def _once(selection: Selection, loss: Loss) -> Iterator[Check]:
 
 
 def among_few(check: Check) -> bool:
-    """True if a check stays where kernels are dear: every loss, dtype, reduction and gradient does, but not with all.
+    """True if a check remains where kernels are expensive: each loss, dtype, reduction and gradient occurs, but not
+    each combination.
 
-    A flag, a layout and a choice of gradients, which have kernels of their own, each meet one dtype; parameters are
-    numbers that kernels get.
+    Flags, layouts and choices of gradients have kernels of their own, so each meets one dtype. Parameters are numbers
+    that a kernel takes, so they cost no kernel.
     """
     plain = check.layout in ("contiguous", EDGES)
     every_gradient = check.wanted is None or all(check.wanted)
@@ -123,7 +124,7 @@ def among_few(check: Check) -> bool:
 
 
 def set_of(wanted: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    """Those of ``wanted`` that are allowed."""
+    """The values of ``wanted`` that are allowed."""
     return [x for x in wanted if x in allowed]
 
 

@@ -1,9 +1,9 @@
-"""Compiles sources that arrive on stdin, as pickled strings, into CuPy's cache on disk, and answers each with a line.
+"""Compile pickled source strings from stdin into CuPy's cache on disk, and answer each with a line.
 
     python scripts/comparing/nvrtc_worker.py 90
 
-For GPUs of this compute capability. It loads nothing, so it takes no memory of a GPU. A source that does not compile is
-left for whoever loads it to report.
+The argument is the compute capability. The process loads nothing, so it uses no GPU memory. A source that does not
+compile raises later, in the process that loads it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The run without arguments: a few checks of every loss that stand for all, and one line for each.
+"""The run without arguments: a few representative checks per loss, and one line for each loss.
 
-Kernels decide how many there can be: one takes a tenth to a half of a second to compile. Those here share them as far
-as they can, and `--full` has the rest.
+The number of kernels limits the checks, since each takes a tenth to a half of a second to compile. These checks share
+kernels where possible, and `--full` has the rest.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from cupylosses.testing.row_check import ROW_LAYOUTS, RowCheck
 
 ELEMENTWISE, OF_ROWS = "element-wise losses", "losses of rows of logits"
 
-#: The dtype beside float32: where rounding to 16 bits, and the kernels' vectors of eight, are met.
+#: The dtype beside float32: it covers rounding to 16 bits and the kernels' vectors of eight.
 NARROW = ("bfloat16",)
 
-#: The loss of rows that is tried with every argument and in every layout of rows; the others share its kernels'
-#: skeletons.
+#: The loss of rows that is tried with every argument and in every row layout; the others share its kernels' skeletons.
 EVERY_LAYOUT = row_matrix.FIRST
 
 
 @dataclass(frozen=True)
 class Task:
-    """A check to perform: ``measure`` makes a row of it, ``calls`` the same calls to learn their kernels from."""
+    """A check to perform: ``measure`` makes a row of it, and ``calls`` makes the same calls to find their kernels."""
 
     check: AnyCheck
     section: str
@@ -67,11 +66,11 @@ class Line:
 
     @property
     def speed_up(self) -> float | None:
-        """Torch's time in units of ours."""
+        """torch's time divided by ours."""
         return self.torch_ms / self.ms if self.ms and self.torch_ms else None
 
     def record(self) -> dict[str, Any]:
-        """The line as files have it."""
+        """The line as written to files."""
         return {**asdict(self), "speed_up": self.speed_up, "ok": self.ok}
 
 
@@ -80,7 +79,7 @@ class Line:
 
 
 def tasks(loss: Loss | RowLoss, device: str, seed: int = 0) -> list[Task]:
-    """The checks of a loss, each once: values and gradients, the same bits again, arrays of another library."""
+    """The checks of a loss without repetition: values and gradients, repeated bits, arrays of another library."""
     row = isinstance(loss, RowLoss)
     found = (_of_rows if row else _elementwise)(loss, device, seed)  # type: ignore[operator]
     measure = partial(accuracy_and_time, time=False, section=OF_ROWS if row else ELEMENTWISE)
@@ -94,7 +93,7 @@ def tasks(loss: Loss | RowLoss, device: str, seed: int = 0) -> list[Task]:
 
 
 def _plain_elementwise(loss: Loss, device: str, seed: int) -> list[Check]:
-    """The call of training: a mean in float32 with the gradient of the prediction."""
+    """The usual call in training: a float32 mean with the gradient of the prediction."""
     wanted = tuple(i == 0 for i in range(len(loss.operands)))
     return [Check(loss, case=loss.cases[0], wanted=wanted, device=device, seed=seed)]
 
@@ -105,19 +104,19 @@ def _elementwise(loss: Loss, device: str, seed: int) -> dict[str, Check]:
     others = tuple(i > 0 for i in range(len(loss.operands)))
     planned = [
         plain,
-        # Which share the kernels of the first.
+        # These share the kernels of the first.
         *(replace(plain, reduction=x, layout="transposed") for x in ("sum", "batchmean")),
         *(replace(every, case=x, reduction="none") for x in loss.cases),
         *(replace(every, case=x, reduction="none", layout=EDGES) for x in loss.cases),
         replace(every, dtypes=NARROW),
-        # The others are broadcast, so that their gradients are sums.
+        # The other operands are broadcast, so their gradients are sums.
         replace(every, wanted=others, layout="row"),
     ]
     return {x.id: x for x in planned if x.possible and x.has_truth}
 
 
 def _plain_rows(loss: RowLoss, device: str, seed: int) -> list[RowCheck]:
-    """A mean in float32, for each kind of target."""
+    """A float32 mean for each kind of target."""
     found = []
     for kind in loss.targets:
         drawn = (RowCheck(loss, kind, layout=x, device=device, seed=seed) for x in row_matrix.USUAL)
@@ -130,7 +129,7 @@ def _of_rows(loss: RowLoss, device: str, seed: int) -> dict[str, RowCheck]:
     for plain in _plain_rows(loss, device, seed):
         first = (loss.name, plain.kind) == EVERY_LAYOUT
         every = row_matrix.cases(loss, plain.kind)
-        # The longest has all arguments at once.
+        # The longest case has all arguments at once.
         cases = every if first else [*loss.cases, max(every, key=len)]
         planned += [replace(plain, case=x) for x in cases]
         planned += [replace(plain, reduction=x) for x in ("none", "sum", "batchmean")]
@@ -145,7 +144,7 @@ def _of_rows(loss: RowLoss, device: str, seed: int) -> dict[str, RowCheck]:
 
 
 def line(loss: str, rows: Sequence[Row], times: Mapping[str, Any] | None = None) -> Line:
-    """The worst of the rows of a loss. Edges of a domain count as right or wrong, and not as errors to compare."""
+    """Sums up the rows of a loss by their worst errors. Edges of a domain count only as right or wrong."""
     usual = [r for r in rows if r.layout != EDGES]
 
     def worst(name: str) -> float | None:
@@ -162,7 +161,7 @@ def line(loss: str, rows: Sequence[Row], times: Mapping[str, Any] | None = None)
 
 
 def table(lines: Sequence[Line], section: str, timed: str | None) -> Table:
-    """The lines of a section; with the columns of a GPU where ``timed`` says what the times are of."""
+    """The table of a section; with the GPU's columns if ``timed`` describes the timed calls."""
     own = [x for x in lines if x.section == section]
     found = Table(title=f"{section}{f': {timed}' if timed else ''}", title_justify="left", box=None, pad_edge=False)
     found.add_column("loss", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Rows as lines, the summary, and the JSON file."""
+"""Printed rows, the summary, and the JSON file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cupylosses.testing.tolerance import TABLE
 
 
 def number(x: float | None) -> str:
-    """Three digits; a dash where nothing was measured."""
+    """Three digits, or a dash for None."""
     if x is None:
         return "-"
     if x == 0 or not math.isfinite(x):
@@ -35,7 +35,7 @@ def number(x: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, its width, and the cell of a row. Numbers are aligned to the right."""
+    """A column: title, width, and a function that gives a row's cell. Numbers are aligned to the right."""
 
     title: str
     width: int
@@ -43,12 +43,12 @@ class Column:
     right: bool = True
 
     def pad(self, text: str) -> str:
-        """The text in the width of the column."""
+        """The text padded to the width of the column."""
         return text.rjust(self.width) if self.right else text.ljust(self.width)
 
 
 def columns(rows: Sequence[Sequence[str]], compile: bool) -> list[Column]:
-    """The columns; ``rows`` are the words that name the checks to come, which the first columns are wide enough for."""
+    """The columns; the first ones are wide enough for ``rows``, the words that name the coming checks."""
     titles = ("loss", "case", "dtype", "reduction", "layout", "gradients")
     fields = ("loss", "case", "dtype", "reduction", "layout", "gradients")
     widths = [max(map(len, (title, *words))) for title, words in zip(titles, zip(*rows, strict=True), strict=True)]
@@ -72,19 +72,19 @@ def columns(rows: Sequence[Sequence[str]], compile: bool) -> list[Column]:
 
 
 class Report:
-    """Prints rows as they come and keeps them."""
+    """Prints rows as they arrive and keeps them."""
 
     def __init__(self, console: Console, layout: Sequence[Column]) -> None:
         self.console, self.columns = console, layout
         self.rows: list[Row] = []
 
     def section(self, title: str) -> None:
-        """Starts a section: its title and the titles of the columns."""
+        """Starts a section: prints its title and the titles of the columns."""
         self.console.print(f"\n{title}", style="bold")
         self._line("  ".join(c.pad(c.title) for c in self.columns), "dim")
 
     def add(self, row: Row) -> None:
-        """Prints a row, and below it what is wrong."""
+        """Prints a row, and its problems below."""
         self.rows.append(row)
         self._line("  ".join(c.pad(c.cell(row)) for c in self.columns), None if row.ok else "bold red")
         for problem in row.problems:
@@ -94,7 +94,7 @@ class Report:
         self.console.print(Text(text.rstrip(), style=style or ""), soft_wrap=True, highlight=False)
 
     def summary(self, seconds: float) -> None:
-        """One line per loss, and the totals."""
+        """Prints one line per loss, and the totals."""
         table = Table("loss", title="Summary", title_justify="left", box=None, pad_edge=False)
         for title in ("rows", "failed", "worst value ulp*", "worst grad ulp*", "median speed-up"):
             table.add_column(title, justify="right")
@@ -117,7 +117,7 @@ def failures(rows: Sequence[Row]) -> int:
 
 
 def figures(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
-    """The worst value and gradient where torch is no worse than 100 ulp, and the median speed-up."""
+    """The worst value and gradient over rows where torch's error is at most 100 ulp, and the median speed-up."""
 
     def worst(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
         return max((a for a, b in pairs if a is not None and b is not None and b <= 100), default=None)
@@ -162,7 +162,7 @@ def write_json(
     arguments: Mapping[str, Any],
     losses: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Every check, and the line of every loss where there are such, for machines. Numbers that JSON does not have are
+    """Writes every check, and the line of every loss if there is one, for machines. Numbers that JSON lacks become
     strings.
     """
     content = {

@@ -1,4 +1,4 @@
-"""The checks of losses of rows that have a line each: each loss with each kind of target that it takes."""
+"""The checks of losses of rows with one line each: each loss with each kind of target."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from comparing.matrix import Dtypes, Selection
 from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.row_check import GIVEN, MASK, ROW_LAYOUTS, RowCheck
 
-#: A target per class may have another dtype than the logits.
+#: Dense targets may have another dtype than the logits.
 DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float64",), ("bfloat16", "float32"))
 
-#: Dtypes and reductions that meet every layout by default.
+#: Dtypes and reductions that try every layout by default.
 LAYOUT_DTYPES: Mapping[Dtypes, Sequence[str]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
 
-#: The layout in which arguments and dtypes are tried.
+#: The layouts in which arguments and dtypes are tried.
 USUAL = ("lanes", "gather")
 
-#: Reductions with an order of additions, and results, of their own.
+#: Reductions with distinct orders of additions and distinct results.
 REPEATED_AS = ("mean", "none")
 
 #: Layouts in which arrays of another library are tried.
 ARRAY_LAYOUTS = (*USUAL, "columns")
 
-#: With `few`: the loss that has every layout and reduction. Others share its kernels' skeletons.
+#: With `few`: the loss that tries every layout and reduction. The others share its kernels' skeletons.
 FIRST = ("cross_entropy", "indices")
 
 
 def cases(loss: RowLoss, kind: str) -> list[dict[str, Any]]:
-    """Those of the definition, and each further argument that changes what is computed, by itself and all together."""
+    """The cases of the definition, and each further argument that changes the result, alone and all together."""
     weights = {str(loss.weights): True} if loss.weights else {}
     scaled = {"logit_scale": {"softcap": 2.5, "logit_scale": 0.5}, "temperature": {"temperature": 2.0}}
     more: list[dict[str, Any]] = [weights, dict(scaled.get(str(loss.scale), {})), {MASK: True}]
@@ -44,7 +44,7 @@ def cases(loss: RowLoss, kind: str) -> list[dict[str, Any]]:
 
 
 def checks(selection: Selection) -> list[RowCheck]:
-    """The checks of a run, each once, in the order of the losses."""
+    """The checks of a run without repetition, in the order of the losses."""
     found: dict[str, RowCheck] = {}
     for loss in [] if selection.shape_given and selection.layouts else selection.row_losses:
         for kind in loss.targets:
@@ -60,7 +60,7 @@ def checks(selection: Selection) -> list[RowCheck]:
 
 
 def repeated_checks(selection: Selection) -> list[RowCheck]:
-    """Those whose order of additions is not another one's; with `few`, one that has everything."""
+    """Checks with distinct orders of additions; with `few`, one that has everything."""
     plain = [x for x in checks(selection) if not x.case and x.dtypes == ("float32",) and x.reduction in REPEATED_AS]
     if not selection.few:
         return plain
@@ -68,7 +68,7 @@ def repeated_checks(selection: Selection) -> list[RowCheck]:
 
 
 def array_checks(selection: Selection, crosses: Callable[[Sequence[str], str], bool]) -> Iterator[RowCheck]:
-    """One check per loss, kind of target, dtype, reduction and layout, of dtypes that cross to another library."""
+    """One check per loss, kind of target, dtype, reduction and layout, for dtypes that cross to another library."""
     for loss in selection.row_losses:
         for kind, dtypes in product(loss.targets, _dtypes(selection)):
             if crosses(dtypes, selection.device):
@@ -100,7 +100,7 @@ def _everything(selection: Selection, loss: RowLoss, kind: str) -> Iterator[RowC
 
 
 def _once(selection: Selection, loss: RowLoss, kind: str) -> Iterator[RowCheck]:
-    """Every case and dtype with every reduction, and every layout somewhere."""
+    """Every case and dtype with every reduction, and every layout at least once."""
     for case, dtypes, reduction in product(cases(loss, kind), _dtypes(selection), selection.reductions_of(loss)):
         for layout in USUAL:
             yield _check(selection, loss, kind, case=case, dtypes=dtypes, reduction=reduction, layout=layout)
@@ -119,15 +119,15 @@ def _laid_out(
 
 
 def among_covered(check: RowCheck) -> bool:
-    """True if a check stays where nothing in particular was asked for: of losses but the first, options do not meet
+    """True if a check remains in a run without particular choices: options of losses other than the first do not meet
     every dtype.
     """
     return (check.loss.name, check.kind) == FIRST or not check.case or check.dtypes == ("float32",)
 
 
 def among_few(check: RowCheck) -> bool:
-    """True if a check stays where kernels are dear: every loss, target and dtype, and each option, layout and reduction
-    with the first loss, but not with each other.
+    """True if a check remains where kernels are expensive: every loss, target and dtype occurs, and with the first loss
+    each option, layout and reduction, but not each combination.
     """
     first = (check.loss.name, check.kind) == FIRST
     usual, plain = check.layout in USUAL, not check.case

@@ -1,4 +1,4 @@
-"""One row of the comparison: errors, times, and what is wrong."""
+"""One row of the comparison: errors, times, and problems."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cupylosses.testing.check import Check, Outcome, perform, run
 from cupylosses.testing.row_check import RowCheck
 from cupylosses.testing.tolerance import Comparison
 
-#: Seconds of GPU time that the timing of one function may fill.
+#: Seconds of GPU time to spend on one function.
 TARGET = 0.005
 
 COMPILE = "compile"
 
-#: A check of an element-wise loss, or of one of rows.
+#: A check of an element-wise loss, or of a loss of rows.
 AnyCheck = Check | RowCheck
 
 
 @dataclass(frozen=True)
 class Row:
-    """One check as it is printed and written. Errors are in ulp, times in milliseconds; None is "not measured".
+    """One check as printed and written. Errors are in ulp, times in milliseconds; None means "not measured".
 
     ``..._ulp`` are plain, ``..._error`` in conditioned units (:mod:`cupylosses.testing.tolerance`).
     """
@@ -56,11 +56,11 @@ class Row:
 
     @property
     def speed_up(self) -> float | None:
-        """Torch's time in units of ours."""
+        """torch's time divided by ours."""
         return self.torch_ms / self.ms if self.ms and self.torch_ms else None
 
     def record(self) -> dict[str, Any]:
-        """The row as the JSON file has it."""
+        """The row as written to the JSON file."""
         return {**asdict(self), "speed_up": self.speed_up, "ok": self.ok}
 
 
@@ -71,7 +71,7 @@ def row(section: str, check: AnyCheck, **fields: Any) -> Row:
 
 
 def guarded(section: str, check: AnyCheck, measure: Callable[[AnyCheck], Row]) -> Row:
-    """A row of ``measure``; an exception is a failed row, unless the GPU does not survive it.
+    """The row that ``measure`` makes; an exception becomes a failed row, unless the GPU does not survive it.
 
     Raises:
         RuntimeError: the GPU reports an error that no later kernel can outlive.
@@ -95,12 +95,10 @@ def _still_alive(error: Exception) -> None:
 
 
 def accuracy_and_time(check: AnyCheck, compile: bool = False, time: bool = True, section: str = "losses") -> Row:
-    """The row of a check: the library against the truth and torch, and on a GPU, with ``time``, the time of forward and
-    backward.
-    """
+    """Compares the library with the truth and torch; on a GPU, with ``time``, also measures forward and backward."""
     operands = check.operands()
     outcome = perform(check, operands)
-    # Without a GPU the formula runs, or kernels under scrutiny: both are there to be right.
+    # Without a GPU the formula runs, or kernels under checks; neither is built for speed.
     timed = time and outcome.ok and check.device != "cpu"
     times = measured(check, operands, functions(check, outcome, compile)) if timed else {}
     return row(
@@ -122,14 +120,14 @@ def accuracy_and_time(check: AnyCheck, compile: bool = False, time: bool = True,
 
 
 def rehearse(check: AnyCheck) -> None:
-    """The calls of the library that `perform` makes, and nothing else."""
+    """Makes the library calls of `perform`, and nothing else."""
     operands = check.operands()
     for grad_output in check.upstream(operands):
         run(check.ours(), operands, check.gradients_of, grad_output)
 
 
 def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | None]) -> float | None:
-    """The largest of what the comparisons have; None if they have nothing."""
+    """The largest value over the comparisons that have one; None if none has."""
     return max((x for x in map(of, comparisons) if x is not None), default=None)
 
 
@@ -139,7 +137,7 @@ def functions(check: AnyCheck, outcome: Outcome, compile: bool) -> dict[str, Cal
     if outcome.torch:
         found["torch"] = eager = outcome.torch
         if compile:
-            # Compiled functions are told apart by their code, of which torch keeps only a few variants.
+            # torch tells compiled functions apart by their code, and keeps only a few variants of each.
             torch.compiler.reset()
             found[COMPILE] = torch.compile(lambda *operands: eager(*operands), dynamic=False, fullgraph=True)
     return found
@@ -148,7 +146,7 @@ def functions(check: AnyCheck, outcome: Outcome, compile: bool) -> dict[str, Cal
 def measured(
     check: AnyCheck, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
 ) -> dict[str, float]:
-    """Median milliseconds of forward and backward (forward alone, where nothing requires grad), taken in turn."""
+    """Median milliseconds of forward and backward, interleaved; forward alone if nothing requires grad."""
     upstream = check.upstream(operands)[0]
 
     def step(function: Callable[..., torch.Tensor]) -> Callable[..., object]:
@@ -159,7 +157,7 @@ def measured(
         try:
             calls[name]()
         except Exception:
-            # Not every function compiles, which says nothing about this library.
+            # torch.compile does not compile every function, which says nothing about this library.
             if name != COMPILE:
                 raise
             del calls[name]

@@ -20,14 +20,13 @@ from cupylosses.engines.softmax.definition import RowLoss
 
 MODE = "forward+backward"
 
-#: Seconds of GPU time that one measurement may fill.
+#: Seconds of GPU time to spend on one measurement.
 TARGET = 0.02
 
-#: Elements of an element-wise loss, at most: 256 MiB of float32, which no cache holds.
+#: At most this power of two of elements for an element-wise loss: 256 MiB of float32, more than any cache holds.
 EXPONENT = 26
 
-#: Bytes that torch may take for its intermediates, in multiples of an operand: operands are made small enough for them
-#: to fit.
+#: Memory reserved for torch's intermediates, in multiples of an operand; operands are small enough to leave it free.
 INTERMEDIATES = 24
 
 
@@ -36,7 +35,7 @@ def workload(loss: Loss | RowLoss, free: int) -> Workload:
     if isinstance(loss, RowLoss):
         (count, classes), dtype = figures.PLAIN_LOGITS
         fits = free // (INTERMEDIATES * classes * getattr(torch, dtype).itemsize)
-        # A power of two, as full batches are.
+        # A power of two, like full batches.
         count = min(count, 1 << max(0, fits.bit_length() - 1))
         return row_workloads.rows(loss, (count, classes), dtype, figures.ROWS)
     fits = free // (INTERMEDIATES * torch.float32.itemsize)
@@ -44,19 +43,19 @@ def workload(loss: Loss | RowLoss, free: int) -> Workload:
 
 
 def described(found: Workload) -> str:
-    """The timed call in words."""
+    """A description of the timed call."""
     return f"times of {figures.spell_shape(found.shape)} {found.dtype}, forward and backward"
 
 
 def calls(found: Workload) -> None:
-    """The calls of the library that `measure` makes."""
+    """Makes the library calls of `measure`."""
     inputs = Inputs(found)
     inputs.differentiate(found.differentiated(MODE))
     workloads.step(providers.ours(found), inputs[0])
 
 
 def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a line that are of a GPU, and what is wrong."""
+    """The GPU's fields of a line, and the problems."""
     run = Run([], [], [], [], [], [MODE], (EAGER,), False, TARGET, Budget(inf), lambda _: None)
     rows = {str(x["provider"]): x for x in throughput.timed(found, run, [MODE], ())}
     problems = [f"{OURS}: {rows[OURS]['status']}"] if rows[OURS]["status"] != providers.OK else []
@@ -74,7 +73,7 @@ def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
 
 
 def _peaks(found: Workload) -> dict[str, int]:
-    """Bytes beyond operands and results at the peak, by provider."""
+    """Peak bytes beyond operands and results, by provider."""
     inputs = Inputs(found)
     inputs.differentiate(found.differentiated(MODE))
     measured: dict[str, int] = {}
