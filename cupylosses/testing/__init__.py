@@ -1,7 +1,7 @@
-"""What tests and scripts need beyond the library itself; no part of it is imported by the library.
+"""Tools for tests and scripts, including users' own tests of their losses. The library itself imports none of them.
 
-With ``CUPYLOSSES_HOST=1`` in the environment, importing it makes CPU tensors take the kernels for the rest of the
-program (:mod:`cupylosses.testing.host`).
+With ``CUPYLOSSES_HOST=1`` in the environment, importing this package makes CPU tensors run the kernels for the rest of
+the program (:mod:`cupylosses.testing.host`).
 """
 
 import os

@@ -1,6 +1,6 @@
-"""One check: a loss on random operands in some layout, held against the truth and against torch.
+"""One check: a loss on random operands in some layout, compared with the truth and with torch.
 
-It is a value of few fields (:class:`Check`), so that tests, comparisons and messages speak of the same thing.
+A check is a plain value (:class:`Check`), so that tests, comparisons and messages name it alike.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
     from cupylosses.testing.row_check import RowCheck
 
-#: Instead of a layout: all edges of the domains, contiguous.
+#: In place of a layout: all edges of the domains, contiguous.
 EDGES = "edges"
 
-#: The upstream gradients of a reduced loss: the one that the forward pass expects, and one that it does not.
+#: The upstream gradients of a reduced loss: the one that forward expects, and another one.
 GRAD_OUTPUTS = (1.0, -1.75)
 
-#: Where the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
+#: Up to this many elements, the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
 TRUTH_ON_CPU = 1 << 22
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a call returned: the value, and a gradient for each operand that required one."""
+    """The results of a call: the value, and a gradient for each operand that required one."""
 
     value: Tensor
     gradients: tuple[Tensor | None, ...]
 
     def to(self, device: str) -> Result:
-        """The same on another device."""
+        """A copy on another device."""
         return Result(self.value.to(device), tuple(None if g is None else g.to(device) for g in self.gradients))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the value and the gradients compare, what else is wrong, and what of torch's they were compared with."""
+    """The outcome of a check: comparisons of value and gradients, other problems, and the name of torch's way."""
 
     value: Comparison | None
     gradients: tuple[Comparison, ...]
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there are no problems."""
         return not self.problems
 
 
@@ -67,8 +67,8 @@ class Outcome:
 class Check:
     """A loss with parameters, dtypes, reduction, layout and choice of gradients.
 
-    ``dtypes`` has one entry for all operands, or one for each, the last of which serves the rest; ``wanted`` says which
-    operands require grad, by default all; integers never do.
+    ``dtypes`` has one entry for all operands, or one for each; the last entry serves the remaining operands. ``wanted``
+    says which operands require grad, by default all. Integers never do.
     """
 
     loss: Loss
@@ -95,13 +95,13 @@ class Check:
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
-        """Which operands require grad."""
+        """For each operand, True if it requires grad."""
         wanted = self.wanted or (True,) * len(self.loss.operands)
         return tuple(w and name in checks.FLOATING for w, name in zip(wanted, self.operand_dtypes, strict=True))
 
     @property
     def possible(self) -> bool:
-        """Whether the loss takes these dtypes and the shape has enough dimensions for the layout."""
+        """True if the loss takes these dtypes and the shape has enough dimensions for the layout."""
         accepted = all(
             name in checks.FLOATING or operand.integer
             for name, operand in zip(self.operand_dtypes, self.loss.operands, strict=True)
@@ -110,17 +110,17 @@ class Check:
 
     @property
     def has_truth(self) -> bool:
-        """Whether there is something to hold the loss against."""
+        """True if a truth exists to compare the loss with."""
         return self.layout != EDGES or not any((self.loss.name, name) in OVERFLOWING for name in self.operand_dtypes)
 
     @cached_property
     def id(self) -> str:
-        """The check in words, for test names and messages."""
+        """The check as text, for test names and messages."""
         return "-".join((title(self.loss), *self.words, *([f"dim={self.dim}"] if self.dim is not None else [])))
 
     @property
     def words(self) -> tuple[str, str, str, str, str]:
-        """Case, dtypes, reduction, layout and the operands that require grad, as tables print them."""
+        """Case, dtypes, reduction, layout and the operands that require grad, as printed in tables."""
         case = " ".join(f"{k}={v}" for k, v in self.case.items()) or "defaults"
         names = [x.name for x, w in zip(self.loss.operands, self.gradients_of, strict=True) if w]
         wanted = "all" if len(names) == len(self.loss.operands) else "+".join(names) or "none"
@@ -137,21 +137,21 @@ class Check:
 
     @property
     def names(self) -> list[str]:
-        """What the operands are called."""
+        """The names of the operands."""
         return [x.name for x in self.loss.operands]
 
     @property
     def has_edges(self) -> bool:
-        """Whether the operands are such as some of torch's losses stop at."""
+        """True if the operands have edges, at which some of torch's losses assert."""
         return self.layout == EDGES
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments that are no operands."""
+        """The arguments that are not operands."""
         return {**self.case, "reduction": self.reduction, **({} if self.dim is None else {"dim": self.dim})}
 
     def small(self) -> Check:
-        """The same on a small shape."""
+        """A copy on a small shape."""
         return replace(self, shape=SHAPE)
 
     def ours(self) -> Callable[..., Tensor]:
@@ -159,7 +159,7 @@ class Check:
         return bind(function_for(self.loss), self.loss, self.values, self.reduction, self.dim)
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        """Torch's ways to compute the same, the preferred one first."""
+        """torch's ways to compute this loss, the preferred one first."""
         if self.dim is not None:
             return []
         found = (
@@ -176,11 +176,11 @@ class Check:
         return [drawn_upstream(resolved.shape, eager.promoted(operands), self.device, self.seed)]
 
     def resolved(self, operands: Sequence[Tensor]) -> Resolved:
-        """What the reduction means for these operands."""
+        """The reduction, resolved for these operands."""
         return resolve(self.loss, Reduction(self.reduction, self.dim), common_shape(operands))
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
-        """The shape and the dtype of the value."""
+        """The expected shape and dtype of the value."""
         return self.resolved(operands).shape, eager.promoted(operands)
 
     def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
@@ -198,12 +198,14 @@ class Check:
         )
 
     def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
-        """What gradients may be off by beyond the table."""
+        """The error that gradients may have beyond the table."""
         return biases(operands)
 
 
 def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) -> Tensor:
-    """A random gradient of a value, of its dtype, and no smaller than 1/4: a gradient times 0 says nothing."""
+    """A random upstream gradient in the dtype ``kind``, at least 1/4 in absolute value: a gradient times 0 proves
+    nothing.
+    """
     import torch
 
     generator = torch.Generator(device).manual_seed(seed + 1)
@@ -211,7 +213,9 @@ def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) ->
 
 
 def function_for(loss: Loss) -> Callable[..., Any]:
-    """The function of a loss, or of the loss that it is a form of: the public one, or for losses of users their own."""
+    """The function of a loss, or of the loss that a form was made of: the public one, or a new one for a
+    user's loss.
+    """
     own = loss.base or loss if isinstance(loss, Form) else loss
     public = registry().get(own.name) is own
     return getattr(functional, own.name) if public else build.function_of(own)
@@ -224,14 +228,16 @@ def bind(
     reduction: str,
     dim: tuple[int, ...] | None = None,
 ) -> Callable[..., Tensor]:
-    """A function of the operands of a form of a loss, in their order, from the public function of the loss."""
+    """Turns the public function of a loss into a function of a form's operands, in their order."""
     names = [x.name for x in loss.operands]
     options = dict(values) | {"reduction": reduction} | ({} if dim is None else {"dim": dim})
     return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
 
 def by_position(loss: Loss) -> Callable[..., Tensor]:
-    """The public function of a loss, with all its operands by position in their order: torch's has others between."""
+    """The public function of a loss with all operands positional, in their order: torch's signature has
+    others between.
+    """
     function, names = getattr(functional, loss.name), [x.name for x in loss.operands]
 
     def call(*operands: Any, **options: Any) -> Any:
@@ -244,7 +250,7 @@ def by_position(loss: Loss) -> Callable[..., Tensor]:
 def run(
     function: Callable[..., Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grad_output: Any
 ) -> Result:
-    """Forward, and backward to the operands that are wanted; with none, forward alone, outside of any graph.
+    """Runs forward, and backward to the wanted operands; with none, forward alone, outside of any graph.
 
     Integers are never differentiated.
     """
@@ -262,9 +268,9 @@ def run(
 def run_torch(
     check: Check | RowCheck, operands: Sequence[Tensor], grad_output: Any
 ) -> tuple[Callable[..., Tensor] | None, Result | None]:
-    """Torch's first way to compute the same that does not fail, and its result.
+    """The first of torch's ways that does not fail, and its result.
 
-    Twins lack some dtypes and combinations of dtypes, some do not broadcast, and some look at what operands hold.
+    torch's own functions lack some dtypes and combinations of dtypes, some do not broadcast, and some check values.
     """
     for function in check.torch():
         try:
@@ -275,7 +281,7 @@ def run_torch(
 
 
 def perform(check: Check | RowCheck, operands: Sequence[Tensor] | None = None) -> Outcome:
-    """Runs a check: the library against the truth and torch, for every upstream gradient."""
+    """Runs a check: compares the library with the truth and torch, for every upstream gradient."""
     import torch
 
     operands = check.operands() if operands is None else operands
@@ -289,7 +295,7 @@ def perform(check: Check | RowCheck, operands: Sequence[Tensor] | None = None) -
     for grad_output in upstream:
         # Gradients are linear in the upstream gradient.
         factor = 1.0 if grad_output is upstream[0] else grad_output / upstream[0]
-        # Not on a GPU with what some of torch's losses stop at: an assertion there ends all work on the device.
+        # Not on a GPU if torch's loss might assert: an assertion there ends all work on the device.
         safe = [x.cpu() for x in operands] if check.has_edges else operands
         upstream_of = grad_output.to(safe[0].device) if isinstance(grad_output, torch.Tensor) else grad_output
         eager_call, theirs = run_torch(check, safe, upstream_of)
@@ -312,9 +318,9 @@ def perform(check: Check | RowCheck, operands: Sequence[Tensor] | None = None) -
 def judge(
     ours: Result, expected: Truth, theirs: Result | None, biases: Sequence[float | None], factor: float
 ) -> tuple[Comparison, list[Comparison]]:
-    """Compares the value and every gradient with the truth, torch's result beside; ``biases`` as in `compare`.
+    """Compares the value and every gradient with the truth, beside torch's result; ``biases`` as in `compare`.
 
-    ``factor`` is the upstream gradient in units of the one that the truth is for.
+    ``factor`` is the upstream gradient divided by that of the truth.
     """
     value = compare(ours.value, expected.value, None if theirs is None else theirs.value)
     gradients = []
@@ -326,8 +332,9 @@ def judge(
 
 
 def biases(operands: Sequence[Tensor]) -> list[float | None]:
-    """Where a gradient may be off by more than the table says: that of a broadcast operand. The terms of its sum share
-    what depends on that operand alone, with as much of an error as one element may have; and on the CPU torch adds up.
+    """Extra error allowed to the gradient of each operand. The gradient of a broadcast operand is a sum, whose terms
+    share the factor that depends on that operand alone, with the error of one element; and on the CPU, torch computes
+    the sum.
     """
     elements = prod(common_shape(operands))
     ours = [runs_kernels(x) and x.is_floating_point() for x in operands]
@@ -336,7 +343,7 @@ def biases(operands: Sequence[Tensor]) -> list[float | None]:
 
 
 def _form(check: Check | RowCheck, operands: Sequence[Tensor], result: Result) -> list[str]:
-    """What is wrong with shapes, dtypes and devices."""
+    """Problems with shapes, dtypes and devices."""
     problems = _differences("value", result.value, *check.result(operands), operands[0])
     for name, x, w, gradient in zip(check.names, operands, check.gradients_of, result.gradients, strict=True):
         if w and gradient is not None:
@@ -356,7 +363,7 @@ def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Te
 
 
 def _output_bytes(check: Check | RowCheck, operands: Sequence[Tensor]) -> list[int]:
-    """Sizes of what a call allocates: the value and the gradients."""
+    """Bytes of the allocations of a call: the value and the gradients."""
     shape, kind = check.result(operands)
     value = prod(shape) * kind.itemsize
     return [value, *(x.numel() * x.element_size() for x, w in zip(operands, check.gradients_of, strict=True) if w)]

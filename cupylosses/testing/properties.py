@@ -1,7 +1,7 @@
-"""What every loss must satisfy, one property per function, which raises AssertionError where it does not hold.
+"""Properties that every loss must have. Each function checks one and raises AssertionError if it does not hold.
 
-Each takes the function under test beside the definition that it is held against, so that functions that are wrong on
-purpose can be shown to fail; a property that no wrong function violates would prove nothing.
+Each takes the function under test and the definition to compare it with, so a test can pass a function that is wrong on
+purpose and see the property fail; a property that no wrong function violates would prove nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 Function = Callable[..., "Tensor"]
 
-#: Rows and columns of small operands: different, and both powers of two, so that a division by them is exact.
+#: Rows and columns of small operands: different, and powers of two, so that dividing by them is exact.
 ROWS, COLUMNS = 8, 16
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises AssertionError with the message, also under ``python -O``."""
+    """Raises AssertionError with the message, even under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
@@ -71,7 +71,7 @@ def _require_close(what: str, found: Comparison) -> None:
 
 
 def agrees_with_truth(function: Function, loss: Loss, **setting: Any) -> None:
-    """Value, gradients, shapes, dtypes and devices are those of the float64 truth; settings are the fields of Check."""
+    """Value, gradients, shapes, dtypes and devices match the float64 truth; settings are the fields of Check."""
     outcome = perform(Trial(loss, function=function, **setting))
     require(outcome.ok, "\n".join(outcome.problems))
 
@@ -84,8 +84,9 @@ def agrees_with_torch(
     reduction: str = "mean",
     device: str = "cpu",
 ) -> None:
-    """Value and gradients are those of torch's twin in float64, as far as it has gradients and these are numbers.
-    Independent of the definition's own formula."""
+    """Value and gradients match torch's function in float64, wherever torch has gradients and these are not NaN.
+    Independent of the definition's own formula.
+    """
     case = case or {}
     twin = eager.twin(loss, case, reduction)
     if twin is None:
@@ -116,7 +117,7 @@ def _has_gradient(function: Function, operands: Sequence[Tensor], position: int)
 def _held_against(found: Tensor | None, exact: Tensor | None, size: Expected | None) -> Comparison:
     if found is None or exact is None or size is None:
         raise AssertionError("a gradient is missing")
-    # Where torch's formula is 0 * inf, the truth alone says what is right.
+    # Where torch's formula is 0 * inf, only the truth is right.
     numbers = ~exact.isnan()
     return compare(found.cpu()[numbers], Expected(exact[numbers], size.rms[numbers], size.total[numbers]))
 
@@ -124,10 +125,10 @@ def _held_against(found: Tensor | None, exact: Tensor | None, size: Expected | N
 def follows_declared_kinks(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
 ) -> None:
-    """At each declared kink, value and gradients are the declared ones, by every kernel that computes them.
+    """At each declared kink, every kernel gives the declared value and gradients.
 
-    Kinks are declared at numbers that every dtype holds. Gradients are exact, and so is a value of 0; any other may
-    have to be rounded.
+    Kinks are declared at numbers that every dtype holds. Gradients must be exact, and so must a value of 0; any other
+    value may be rounded.
     """
     import torch
 
@@ -159,7 +160,7 @@ def propagates_nan(
     layouts: Sequence[str] = ("contiguous", "row"),
     reductions: Sequence[str] = REDUCTIONS,
 ) -> None:
-    """A NaN in any operand makes its elements NaN, in value and all gradients, and no others; broadcast or not."""
+    """A NaN in any operand makes exactly its own elements NaN, in value and all gradients, broadcast or not."""
     import torch
 
     case = case or {}
@@ -175,7 +176,7 @@ def propagates_nan(
         expected = elements if reduction == "none" else torch.tensor(True, device=device)
         require(torch.equal(found.value.isnan(), expected), f"value {where}: {found.value}")
         for operand, x, gradient in zip(loss.operands, operands, found.gradients, strict=True):
-            # The gradient of a broadcast operand is a sum, and one NaN among its terms is enough.
+            # The gradient of a broadcast operand is a sum; one NaN among its terms makes it NaN.
             reached = only.double().sum_to_size(x.shape) > 0
             require(
                 gradient is not None and torch.equal(gradient.isnan(), reached),
@@ -186,10 +187,10 @@ def propagates_nan(
 def reads_beyond_32_bits(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, device: str = "cpu"
 ) -> None:
-    """Elements that lie 2^32 elements apart are read where they are, not where 32 bits of their offset lead.
+    """Elements 2^32 apart are read at their full 64-bit offsets.
 
-    Takes 4 GiB of addresses, of which two pages are touched on the CPU. Says nothing of losses without an integer
-    operand: the elements of others are wider.
+    Uses 4 GiB of addresses; on the CPU only two pages of them are touched. Proves nothing for a loss without an integer
+    operand: other dtypes are wider.
     """
     import torch
 
@@ -198,7 +199,8 @@ def reads_beyond_32_bits(
     if position == 0:
         return
     step = (1 << 32) + COLUMNS
-    # The other operands full, and broadcast, whose gradients are sums; one outer dimension, and two that do not merge.
+    # The other operands full, and broadcast with gradients that are sums; one outer dimension, and two that do not
+    # merge.
     layouts = (((2, COLUMNS), (step, 1)), ((2, 3, COLUMNS), (step, 2 * COLUMNS, 1)))
     for (full, strides), (lead, reduction) in product(layouts, ((0, "none"), (1, "sum"))):
         shapes = [full[lead:]] * position + [full]
@@ -225,10 +227,10 @@ def upstream_gradients(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(7)
 
     def draw(*shape: int) -> Tensor:
-        # No smaller than 1/4: a gradient times 0 says nothing.
+        # At least 1/4: a gradient times 0 proves nothing.
         return (torch.rand(shape, generator=generator) * 2 + 0.25).to(x.device, x.dtype)
 
-    if x.dim() == 1:  # of a loss whose elements are means of rows
+    if x.dim() == 1:  # For a loss whose elements are means of rows.
         yield "contiguous", draw(len(x))
         yield "strided", draw(2 * len(x))[::2]
         yield "misaligned", draw(len(x) + 1)[1:]
@@ -253,7 +255,7 @@ def reads_any_upstream_gradient(
     layout: str = "contiguous",
     device: str = "cpu",
 ) -> None:
-    """With reduction "none" the upstream gradient may be stored in any way: what counts is its elements."""
+    """With reduction "none" the upstream gradient may be stored in any way: only its elements count."""
     case = case or {}
     shapes = LAYOUTS[layout].shapes_of(loss, (ROWS, COLUMNS))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
@@ -280,7 +282,7 @@ def differentiates_operands_alone_and_together(
     layout: str = "contiguous",
     device: str = "cpu",
 ) -> None:
-    """Whichever operands require grad, value and gradients have the same bits."""
+    """Value and gradients have the same bits for every choice of operands that require grad."""
     case = case or {}
     shapes = LAYOUTS[layout].shapes_of(loss, (ROWS, COLUMNS))
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))
@@ -306,19 +308,20 @@ def is_differentiable(
     device: str = "cpu",
     second: bool = False,
 ) -> None:
-    """In float64 and away from kinks the gradient is the slope of the value, or the second derivative that of the
-    gradient; also where an operand is broadcast."""
+    """In float64 and away from kinks, the gradient is the slope of the value, and second derivatives are the slope of
+    the gradient, even for broadcast operands.
+    """
     import torch
 
     case = case or {}
     check = torch.autograd.gradgradcheck if second else torch.autograd.gradcheck
     for shapes in ([(3, 2)] * len(loss.operands), [(3, 2), *[(1, 2)] * (len(loss.operands) - 1)]):
         operands = [x.requires_grad_() for x in _draw(loss, case, "float64", device, shapes)]
-        # The differences are good to about 1e-9: torch's defaults would let an error of 1e-3 pass.
+        # The differences are accurate to about 1e-9: torch's default tolerances would let an error of 1e-3 pass.
         check(_bind(function, loss, case, reduction), operands, rtol=1e-5, atol=1e-6)
 
 
-#: Upstream gradients as they follow one another: as expected, a surprise that stays, zeros of both signs, an overflow.
+#: A sequence of upstream gradients: as expected, a lasting surprise, zeros of both signs, an overflow.
 UPSTREAM = (1.0, 1.0, -3.0, -3.0, 0.0, -0.0, float("nan"), float("inf"), 1.0)
 
 
@@ -332,7 +335,7 @@ def writes_one_gradient_in_one_pass_or_two(
     device: str = "cpu",
     shape: tuple[int, ...] = (ROWS, COLUMNS),
 ) -> None:
-    """Whatever the forward pass expected, and whichever backward it is, the gradient is that of two passes."""
+    """The gradient is that of two passes, whatever forward expected, and in repeated backward passes."""
     import torch
 
     case = case or {}
@@ -349,7 +352,7 @@ def writes_one_gradient_in_one_pass_or_two(
         for name, a, b in zip(leaves, found, expected[str(grad_output)], strict=True):
             require(same_bits(a, b), f"gradient of {name}, {what}, grad_output {grad_output}: other bits")
 
-    # All of them beforehand: a backward pass of any kind is what the next forward pass learns from.
+    # All of them beforehand: the next forward pass learns from every backward pass.
     with options.set_one_pass(False):
         expected = {str(g): gradients(bound(*operands), g) for g in UPSTREAM}
     gradients(bound(*operands), UPSTREAM[0])
@@ -360,7 +363,7 @@ def writes_one_gradient_in_one_pass_or_two(
         for x in first:
             x.fill_(float("nan"))
         require_same("second backward", gradients(value, grad_output), grad_output)
-    # Two graphs at once, and between their forward passes a backward that changes what is expected.
+    # Two graphs at once, and between their forward passes a backward that changes the expectation.
     one = bound(*operands)
     gradients(bound(*operands), -3.0)
     other = bound(*operands)
@@ -375,7 +378,7 @@ def writes_one_gradient_in_one_pass_or_two(
 def reduces_consistently(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
 ) -> None:
-    """The sum is that of the elements, the means are the sum over their counts; and so are the gradients."""
+    """The sum is that of the elements, and each mean is the sum over its count; so are the gradients."""
     import torch
 
     case = case or {}
@@ -398,7 +401,7 @@ def reduces_consistently(
         ):
             require(one is not None and reduced is not None, f"no gradient of {operand.name}")
             error = (reduced.double() * divisor - one.double()).abs()
-            # The division may round a half number that it makes subnormal.
+            # The division may round a float16 number that it makes subnormal.
             bound = 4 * info.eps * one.double().abs() + divisor * info.tiny * info.eps
             require(
                 bool((error <= bound).all()), f"gradient of {operand.name}, {reduction}: not that of none / {divisor}"
@@ -414,7 +417,7 @@ def composed(
     normalizer: Tensor | float | None = None,
     dim: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """What a reduction means, by torch's operations on the elements of a loss, one after another."""
+    """A reduction, composed of torch's operations on the elements of a loss."""
     import torch
 
     counted = torch.as_tensor(1.0 if weight is None else weight, dtype=elements.dtype, device=elements.device)
@@ -423,7 +426,7 @@ def composed(
     terms, weights = torch.where(used, counted * elements, 0.0), torch.where(used, counted, 0.0)
     divisor = 1.0
     if loss.mean_of_rows and dim is None and reduction in ("none", "sum", "batchmean"):
-        # Its elements are means of rows.
+        # The elements of this loss are means of rows.
         divisor = 1.0 if reduction == "none" else terms.shape[-1]
         reduction, dim = ("mean", (-1,)) if reduction == "none" else (reduction, None)
     if reduction == "none":
@@ -463,7 +466,7 @@ def weighs_masks_and_reduces(
         return composed(pointwise_reference.elements(loss, own, values), loss, reduction, weight, mask, normalizer, dim)
 
     size = exact(*operands).shape
-    # No smaller than 1/4: a gradient times 0 says nothing.
+    # At least 1/4: a gradient times 0 proves nothing.
     upstream = torch.linspace(0.25, 2.0, size.numel(), dtype=torch.float64).reshape(size)
     expected = run(exact, [x.cpu() for x in operands], wanted, upstream)
     options = values | ({} if normalizer is None else {"normalizer": normalizer})
@@ -487,8 +490,8 @@ def shields_what_does_not_count(
     reduction: str = "mean",
     device: str = "cpu",
 ) -> None:
-    """Whatever a masked element or one of weight 0 holds, value and gradients have the same bits, and its own are 0;
-    so are all of them where nothing counts.
+    """A masked element, or one of weight 0, changes no bit of value and gradients, whatever it holds, and its own
+    gradients are 0; if nothing counts, all gradients are 0.
     """
     import torch
 
@@ -514,7 +517,7 @@ def shields_what_does_not_count(
             require(not a[unused].any(), f"gradient of {operand.name} with {where}: {a[unused]}")
         a, b = found.gradients[len(own)], clean.gradients[len(own)]
         require(a is not None and b is not None, "no gradient of weight")
-        # An element without weight moves its weight still, if it is finite.
+        # An element of weight 0 still contributes to the gradient of its weight, if it is finite.
         kept = weight != 0
         require(same_bits(a[kept], b[kept]), f"gradient of weight with {where}: {a[kept]}, not {b[kept]}")
         require(bool(a.isfinite().all()), f"gradient of weight with {where}: {a}")
@@ -524,7 +527,7 @@ def shields_what_does_not_count(
 
 
 def _weighted_and_masked(loss: Loss, values: Mapping[str, Any], dtype: str, device: str) -> tuple[Loss, list[Tensor]]:
-    """The form of a loss with a weight per column and a mask, some of both 0, and operands."""
+    """The form of a loss with a weight per column and a mask, some of both 0, and its operands."""
     both, count = form(loss, weight="array", mask=True), len(loss.operands)
     shapes = [*[(ROWS, COLUMNS)] * count, (COLUMNS,), (ROWS, COLUMNS)]
     operands = _draw(both, values, dtype, device, shapes)
@@ -543,7 +546,7 @@ def repeats_bit_by_bit(
     shape: tuple[int, ...] = (ROWS, COLUMNS),
     times: int = 3,
 ) -> None:
-    """Called again, and without gradients, the loss has the same bits; and it leaves its operands alone."""
+    """A repeated call, also without gradients, gives the same bits and does not modify its operands."""
     case = case or {}
     shapes = LAYOUTS[layout].shapes_of(loss, shape)
     operands = LAYOUTS[layout].place(_draw(loss, case, dtype, device, shapes))

@@ -59,7 +59,7 @@ def recorded() -> Iterator[Recording]:
 
 
 def arguments_of(launcher: compiler.Launcher, table: int) -> list[int | float]:
-    """The arguments of a launch, copied out of its table: the numbers stay valid, but the memory of the table does not."""
+    """The arguments of a launch, copied out of its table, whose memory does not stay valid."""
     pointers = (ctypes.c_uint64 * len(launcher.format)).from_address(table)
     kinds = [ctypes.c_double if kind == "d" else ctypes.c_int64 for kind in launcher.format]
     return [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]

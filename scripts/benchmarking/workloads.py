@@ -206,7 +206,7 @@ def selection(
 
 
 def set_count(bytes_of_set: int, footprint: int) -> int:
-    """The number of sets to rotate among: together more than ``footprint`` bytes, or enough that no call repeats one."""
+    """The number of sets to rotate among: more than ``footprint`` bytes, or enough that no call repeats one."""
     return min(MOST_SETS, footprint // bytes_of_set + 1)
 
 

@@ -49,7 +49,7 @@ def repeated_checks(selection: Selection, shape_given: bool) -> Iterator[Check]:
 
 
 def repeated(check: AnyCheck) -> Row:
-    """Runs value and gradients twice, once more without one pass, and the value without gradients: all bits must agree."""
+    """Repeats value and gradients, also without one pass, and the value without gradients: all bits must agree."""
     operands = check.operands()
     upstream = check.upstream(operands)[-1]
     nothing = (False,) * len(operands)

@@ -1,11 +1,11 @@
-"""Runs the kernels on the CPU: the very source that NVRTC compiles, through the whole torch path, without a GPU.
+"""Runs the kernels on the CPU: the same source that NVRTC compiles, through the whole torch path, without a GPU.
 
     with cupylosses.testing.host.execution(seed=1):
         F.mse_loss(prediction, target).backward()    # CPU tensors, real kernels
 
-Threads of a block are fibers that meet at barriers. What a GPU would leave to chance ends the launch with an error: a
-barrier that only part of a block reaches, a shuffle without all its lanes, an unordered access to memory that another
-thread uses too, undefined behaviour, and, in a build with AddressSanitizer, an access outside of what was allocated.
+Threads of a block are fibers that meet at barriers. Anything that a GPU would leave undefined ends the launch with an
+error: a barrier that only part of a block reaches, a shuffle without all its lanes, an unordered access to memory that
+another thread also uses, undefined behaviour, and, in a build with AddressSanitizer, an out-of-bounds access.
 
 The environment variable ``CUPYLOSSES_HOST=1`` does the same for a whole program that imports ``cupylosses.testing``.
 Needs a C++17 compiler (``CXX``, ``c++``, ``g++`` or ``clang++``) on Linux. A test tool: nothing here is fast.

@@ -1,9 +1,9 @@
-"""Runs a Python program whose CPU tensors take the kernels.
+"""Runs a Python program whose CPU tensors use the kernels.
 
     python -m cupylosses.testing.host -- -m pytest tests/test_values.py
     python -m cupylosses.testing.host --sanitize address,undefined -- -m pytest tests/test_values.py
 
-The second finds accesses outside of what was allocated, which needs AddressSanitizer loaded before Python itself.
+The second command finds out-of-bounds accesses; AddressSanitizer must be loaded before Python itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ def main() -> None:
     given = parser.parse_args()
     variables = {**os.environ, "CUPYLOSSES_HOST": "1", "CUPYLOSSES_HOST_SANITIZE": given.sanitize}
     if "address" in given.sanitize.split(","):
-        # And what throws exceptions, which the sanitizer has to find when it starts: the first of torch's would abort.
+        # Also preloads the C++ runtime: the sanitizer must find its exceptions at start-up, or torch's first one would
+        # abort.
         variables["LD_PRELOAD"] = f"{sanitizer_library()} libstdc++.so.6"
-        # Python does not free what lives as long as it does.
+        # Python does not free objects that live until it exits.
         variables["ASAN_OPTIONS"] = "detect_leaks=0:" + os.environ.get("ASAN_OPTIONS", "")
     os.execve(sys.executable, [sys.executable, *given.program], variables)
 

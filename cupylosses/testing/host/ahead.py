@@ -1,7 +1,8 @@
-"""Compiling many kernels at once, before the first of them runs.
+"""Compiles many kernels at once, before the first of them runs.
 
-A kernel is compiled when it is first needed, and the next one after it. Who knows what is to come makes the same calls
-once within `noting`, where nothing is compiled or launched, and hands what was noted to `build_ahead`:
+Without this, each kernel is compiled when it is first needed, one after another. A caller that knows the coming calls
+makes them once within `noting`, where nothing is compiled or launched, and passes the recorded kernels to
+`build_ahead`:
 
     with host.noting() as kernels:
         calls()
@@ -26,10 +27,11 @@ from cupylosses.warmup import in_threads
 
 @contextmanager
 def noting(gpu: bool = False) -> Iterator[dict[Variant, None]]:
-    """Within it, losses of CPU tensors note the kernels that they would run, and run none: results hold NaN.
+    """Within this context, losses of CPU tensors record the kernels that they would run, and run none: results hold
+    NaN.
 
-    This goes for any `execution` within it, too. The noted kernels are keys, in the order of their first use. With
-    ``gpu`` it goes for CUDA tensors instead, and results hold anything.
+    This includes any `execution` within it. The recorded kernels are keys, in the order of their first use. With
+    ``gpu``, CUDA tensors record instead, and results are uninitialised.
     """
     noted: dict[Variant, None] = {}
     kind: Any = autograd.TorchDevice if gpu else HostDevice
@@ -42,7 +44,7 @@ def noting(gpu: bool = False) -> Iterator[dict[Variant, None]]:
 
     before, kind.launcher = kind.launcher, Noting
     try:
-        # Without the plans of before, which launch, and afterwards without those that do not.
+        # Drops earlier plans, which would launch, and afterwards the plans made here, which would not.
         with _no_plans() if gpu else execution():
             yield noted
     finally:
@@ -59,11 +61,11 @@ def _no_plans() -> Iterator[None]:
 
 
 def build_ahead(kernels: Collection[Variant], advance: Callable[[], object] = lambda: None) -> None:
-    """Compiles what the cache lacks of these kernels, on all processors; ``advance`` is called after each kernel.
+    """Compiles the kernels that the cache lacks, on all processors; ``advance`` is called after each kernel.
 
-    A kernel that does not compile is passed over: its launch says so.
+    A kernel that does not compile is skipped; its launch reports the error.
     """
-    build.runtime()  # which all of them are linked to
+    build.runtime()  # All kernels link to the runtime.
 
     def compile(variant: Variant) -> None:
         with suppress(build.HostCompileError):

@@ -1,8 +1,8 @@
-"""From the source of a kernel to a shared object for this machine, kept in a cache by content.
+"""Compiles the source of a kernel to a shared object for this machine, and caches it by content.
 
 ``CXX``                         the compiler; otherwise the first of c++, g++ and clang++ that is found
 ``CUPYLOSSES_HOST_CACHE``       the directory of the cache (see ``objects.py``)
-``CUPYLOSSES_HOST_SANITIZE``    what is checked, whatever the settings say; ``address,undefined`` needs
+``CUPYLOSSES_HOST_SANITIZE``    the sanitizers, overriding the settings; ``address,undefined`` needs
                                 AddressSanitizer's library loaded before Python (see `sanitizer_library`)
 """
 
@@ -26,10 +26,10 @@ from cupylosses.testing.host.settings import Settings
 _HERE = Path(__file__).resolve().parent
 _SHIM = ("shim.hpp", "interface.hpp")
 
-#: No contraction, as with -fmad=false. Type punning, which CUDA's compiler takes, is no error here either.
+#: No contraction, as with -fmad=false. Type punning is no error, as in CUDA's compiler.
 _OPTIONS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-w")
-#: Optimised a little: four times as fast as without, and hardly slower to compile. Hidden names, so that two kernels do
-#: not share what they declare __shared__; no start files, so that nothing else is writable memory of a kernel.
+#: -O1: four times as fast as without, and hardly slower to compile. Hidden names, so that two kernels do not share
+#: their __shared__ variables; no start files, so that a kernel has no other writable memory.
 _KERNEL = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-nostartfiles", "-nodefaultlibs")
 #: Passes of GCC that cost more compile time than the short runs of a kernel give back: 11 to 15 % of a compilation.
 _KERNEL_GCC = (
@@ -46,7 +46,7 @@ DYNAMIC_SHARED_BYTES = 48 << 10
 
 
 class HostCompileError(RuntimeError):
-    """The host's compiler refused a kernel; the message is its output."""
+    """The host's compiler refused a kernel; the message is the compiler's output."""
 
 
 @cache
@@ -61,7 +61,7 @@ def find_compiler() -> tuple[str, ...] | None:
 
 
 def compiler() -> tuple[str, ...]:
-    """The C++ compiler, or an error that says what to do."""
+    """The C++ compiler, or an error that says how to get one."""
     found = find_compiler()
     if found is None:
         raise HostCompileError("host execution needs a C++17 compiler: install g++ or clang++, or set CXX")
@@ -75,7 +75,7 @@ def _version() -> str:
 
 
 def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
-    """What kernels are checked for: what the environment says, or else ``chosen``."""
+    """The sanitizers for kernels: those of the environment, or else ``chosen``."""
     given = os.environ.get("CUPYLOSSES_HOST_SANITIZE")
     names = chosen if given is None else tuple(x for x in given.split(",") if x)
     unknown = set(names) - {"thread", "address", "undefined"}
@@ -105,9 +105,9 @@ def _own(name: str) -> str:
 
 
 def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ...]) -> Path:
-    """Compiles ``text`` beside the files of this directory that it includes, ``inputs``, unless that was done before.
+    """Compiles ``text`` with ``inputs``, the files of this directory that it includes, unless the cache has the result.
 
-    Any number of processes may do so at once: each writes a file of its own, and renames it when it is whole.
+    Any number of processes may do so at once: each writes its own file, and renames it when it is complete.
     """
     key = hashlib.sha256()
     for part in (_version(), *compiler(), *_OPTIONS, *options, text, *map(_own, inputs)):
@@ -120,7 +120,7 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
     with tempfile.TemporaryDirectory(dir=directory) as work:
         source, built = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        # Lines are those of the `#line` directives, in no directory.
+        # Paths as in the `#line` directives, without a directory.
         where = [f"-ffile-prefix-map={x}=." for x in (work, Path.cwd())]
         command = [*compiler(), *_OPTIONS, *where, f"-I{_HERE}", "-x", "c++", str(source), "-x", "none", *options]
         status, message, seconds = _run([*command, "-o", str(built)])
@@ -132,7 +132,7 @@ def _build(name: str, text: str, options: tuple[str, ...], inputs: tuple[str, ..
 
 
 def _run(command: Sequence[str]) -> tuple[int, str, float]:
-    """Exit status, standard error and processor seconds of a program that was run to its end."""
+    """Exit status, standard error and processor seconds of a completed program."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         message = process.stderr.read()
         _, status, used = os.wait4(process.pid, 0)
@@ -148,7 +148,7 @@ def runtime() -> Path:
 
 
 def kernel(entry: str, source: str, sanitize: tuple[str, ...] = Settings.sanitize, debug: bool = False) -> Path:
-    """The shared object of a kernel, from source as NVRTC takes it. With ``debug`` it knows its lines."""
+    """The shared object of a kernel, from its NVRTC source. ``debug`` adds line information."""
     sanitize = sanitizers(sanitize)
     text = f'#include "shim.hpp"\n{source}\n{_dynamic_shared(source)}HOST_ENTRY({entry})\n'
     text = re.sub(r"\bextern\s+__shared__", "extern __dynamic_shared__", text)
@@ -162,7 +162,7 @@ def kernel(entry: str, source: str, sanitize: tuple[str, ...] = Settings.sanitiz
 
 
 def _dynamic_shared(source: str) -> str:
-    """Definitions of what the source declares as ``extern __shared__``."""
+    """Definitions for the ``extern __shared__`` declarations of the source."""
     found = re.findall(
         r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\([^)]*\)\s+)?([\w ]+?)\s+(\w+)\s*\[\s*\]", source
     )

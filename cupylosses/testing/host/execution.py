@@ -1,4 +1,4 @@
-"""The switch: CPU tensors through the kernels."""
+"""The switch that makes CPU tensors run the kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.memory import NAN_BYTE
 
-#: A GPU of which a block gets little shared memory, so that rows need not be long to be long, and not all threads,
-#: since on the host they take turns; a cluster has more than 32 warps still.
+#: A GPU with little shared memory per block, so that even short rows count as long, and with few threads, since they
+#: take turns on the host; a cluster still has more than 32 warps.
 SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 
-#: Few, so that small losses too are spread over several rounds of blocks.
+#: Few, so that even small losses take several rounds of blocks.
 PROCESSORS = 2
 
 
@@ -35,13 +35,13 @@ class HostDevice(autograd.TorchDevice):
         self.device = torch.device("cpu")
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Filled with NaN, so that what a kernel forgets to write is seen."""
+        """Filled with NaN, so that an element that no kernel writes is noticed."""
         assert type(shape) is type(strides) is tuple, "what allocates on a GPU takes no other sequences"
         array = torch.empty_strided(shape, strides, dtype=autograd.DTYPES[dtype], device=self.device)
         return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
-        """One per size, so that what lies beyond it is nobody's."""
+        """One per size, so that memory beyond it belongs to nobody."""
         need = TICKET + groups
         if need not in self._workspaces:
             array = self.full(need, 0.0)
@@ -62,21 +62,21 @@ class HostDevice(autograd.TorchDevice):
 
 
 def active() -> bool:
-    """Whether CPU tensors take the kernels now."""
+    """True if CPU tensors run the kernels now."""
     return autograd.host is not None
 
 
 def switch_on() -> None:
-    """What `execution` does, for the rest of the program."""
+    """Does the same as `execution`, for the rest of the program."""
     autograd.use_host(HostDevice(PROCESSORS))
 
 
 @contextmanager
 def execution(processors: int = PROCESSORS, **chosen: Any) -> Iterator[HostDevice]:
-    """Within it, losses of CPU tensors run their kernels on the host instead of the reference formulas.
+    """Within this context, losses of CPU tensors run their kernels on the host instead of the reference formulas.
 
-    Plans, workspaces and expectations are fresh. ``processors`` decides grids, as the number of a GPU's does; the rest
-    are fields of :class:`~cupylosses.testing.host.settings.Settings`.
+    Plans, workspaces and expectations are fresh. ``processors`` determines grids, like the number of a GPU's SMs; the
+    other arguments are fields of :class:`~cupylosses.testing.host.settings.Settings`.
     """
     device = HostDevice(processors)
     before, old_settings = autograd.use_host(device), settings.use(Settings(**chosen))

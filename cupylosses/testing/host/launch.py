@@ -1,4 +1,4 @@
-"""Launching a kernel on the host, with the arguments that a GPU's driver would get."""
+"""Launches a kernel on the host, with the arguments that a GPU's driver would get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from cupylosses.testing.host.settings import Settings, settings
 
 
 class KernelFault(RuntimeError):
-    """A kernel did what a GPU leaves undefined; the message says which threads did what, and where."""
+    """A kernel did something that a GPU leaves undefined; the message names the threads, their accesses and
+    the lines.
+    """
 
 
 class _Index(ctypes.Structure):
@@ -77,7 +79,7 @@ class HostKernel:
         chosen: Settings | None = None,
         cluster: int = 1,
     ) -> None:
-        """Runs the kernel; ``arguments`` is the address of a table with a pointer to each argument."""
+        """Runs the kernel; ``arguments`` is the address of a table of pointers to the arguments."""
         chosen = chosen or settings()
         wanted = _Launch(
             self.entry.encode(),
@@ -112,11 +114,11 @@ def load(entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> HostK
 
 
 class Launcher(compiler.Launcher):
-    """The library's launcher, arguments and all, but for what it launches with."""
+    """The library's launcher with its arguments, except for the function that launches."""
 
     @classmethod
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
-        # The host's processor flushes float and double alike. Kernels that compute in float meet no double so small.
+        # The host's processor flushes float and double alike. Kernels that compute in float meet no double that small.
         found = load(variant.entry, variant.source(), variant.compute == "float32", settings().sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
 
@@ -125,7 +127,9 @@ class Launcher(compiler.Launcher):
 
 
 def _launch(cluster: int, function: HostKernel, *geometry_and_arguments: int) -> None:
-    """As ``cuLaunchKernel``: function, grid, block, bytes of dynamic shared memory, stream, arguments, extra."""
+    """Signature of ``cuLaunchKernel``: function, grid, block, bytes of dynamic shared memory, stream,
+    arguments, extra.
+    """
     *geometry, shared, _stream, arguments, _extra = geometry_and_arguments
     if shared > build.DYNAMIC_SHARED_BYTES:
         raise KernelFault(f"{function.entry}: {shared} bytes of shared memory, of {build.DYNAMIC_SHARED_BYTES}")
@@ -143,7 +147,7 @@ def run_source(
 ) -> None:
     """Runs any kernel: ``text`` is CUDA C++ with ``extern "C" __global__ void entry(...)``.
 
-    ``arguments`` are 64-bit integers, among them addresses, and doubles; ``chosen`` are fields of `Settings`.
+    ``arguments`` are 64-bit integers, including addresses, and doubles; ``chosen`` are fields of `Settings`.
     """
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
@@ -153,7 +157,7 @@ def run_source(
 
 
 def obstacle() -> str | None:
-    """What keeps kernels from running on this host, in words; None if an empty one could be compiled and loaded."""
+    """The reason why this host cannot run kernels; None if an empty one could be compiled and loaded."""
     if sys.platform != "linux":
         return "host execution needs Linux"
     if build.find_compiler() is None:

@@ -1,8 +1,8 @@
 """The cache of shared objects that host execution loads.
 
 A shared object is code: whoever can write to the cache runs code in every test process. So the directory must belong to
-the user and be writable by nobody else, and each file ends in a checksum of what precedes it, by which an object that a
-crash or a full disk cut short is found and built again. Loaders and linkers do not read behind the last section.
+the user and be writable by nobody else. Each file ends in a checksum, which detects an object that a crash or a full
+disk cut short; it is then built again. Loaders and linkers do not read behind the last section.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-#: Bytes that the cache may grow to; the objects that were not used for the longest time go first, down to this share.
+#: Maximum size of the cache in bytes; pruning removes the least recently used objects, down to this share.
 MAX_BYTES = 2 << 30
 KEPT = 0.75
-#: Age in seconds of a temporary directory that no process can still be using.
+#: Age in seconds after which no process can still be using a temporary directory.
 ABANDONED = 24 * 3600
 
 _MARK = b"cupylosses object "
@@ -43,7 +43,7 @@ def directory() -> Path:
     found = Path(named) if named else (Path(caches) if caches else Path.home() / ".cache") / "cupylosses" / "host"
     if not found.is_dir():
         found.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # another process was first
+        with suppress(FileExistsError):  # Another process created it first.
             found.mkdir(mode=0o700)
     status = found.stat()
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -56,7 +56,7 @@ def directory() -> Path:
 
 
 def find(path: Path) -> bool:
-    """True if the cache has this object whole and written by this user; marks it as used."""
+    """True if the cache has this object, complete and written by this user; marks it as used."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -69,14 +69,14 @@ def find(path: Path) -> bool:
         content = file.read()
         if content[-_FOOTER:] != _footer(content[:-_FOOTER]):
             return False
-        with suppress(PermissionError):  # root's object
+        with suppress(PermissionError):  # The object belongs to root.
             os.utime(handle)
     return True
 
 
 def keep(built: Path, path: Path) -> None:
     """Moves an object that was built in the cache's file system to its place. Any number of processes may do so at
-    once; the first one of each process that does prunes the cache.
+    once; each process prunes the cache the first time it does.
     """
     with built.open("ab") as file:
         file.write(_footer(built.read_bytes()))
@@ -88,7 +88,7 @@ def keep(built: Path, path: Path) -> None:
 
 
 def prune(cache: Path, most: int = MAX_BYTES) -> None:
-    """Removes abandoned temporary directories and, beyond ``most`` bytes, the objects that were used least recently."""
+    """Removes abandoned temporary directories and, beyond ``most`` bytes, the least recently used objects."""
     objects = []
     for path, status in _entries(cache):
         if stat.S_ISDIR(status.st_mode):
@@ -108,7 +108,7 @@ def prune(cache: Path, most: int = MAX_BYTES) -> None:
 
 
 def _entries(cache: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The entries of the cache; other processes add and remove some meanwhile."""
+    """The entries of the cache, while other processes add and remove some."""
     with os.scandir(cache) as found:
         for entry in found:
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""How kernels are executed on the host."""
+"""Settings of kernel execution on the host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """Of every launch.
+    """Settings of a launch.
 
-    ``seed`` chooses the order in which blocks, warps and lanes run, and where they are interrupted; 0 is in order.
-    ``resident`` blocks run at once. ``timeout`` is in seconds; a kernel that does not end is noticed where it accesses
-    memory. ``sanitize`` names what kernels are compiled to be checked for, where the environment does not:
-    ``undefined`` doubles the time of a compilation, and of a hundred seeded defects found only two more, both of
-    alignment, which the loads and stores of the shim check themselves.
+    ``seed`` determines the order in which blocks, warps and lanes run, and where they are interrupted; 0 runs them in
+    order. ``resident`` blocks run at once. ``timeout`` is in seconds; an endless kernel is stopped at its next memory
+    access. ``sanitize`` lists the sanitizers that kernels are compiled with, unless the environment does: ``undefined``
+    doubles the time of a compilation, and of a hundred seeded defects found only two more, both of alignment, which the
+    loads and stores of the shim check themselves.
     """
 
     seed: int = 0
@@ -27,12 +27,12 @@ _current = Settings()
 
 
 def settings() -> Settings:
-    """Those of the innermost `execution`."""
+    """The settings of the innermost `execution`."""
     return _current
 
 
 def use(chosen: Settings) -> Settings:
-    """Sets them, and returns what they were."""
+    """Changes the settings, and returns the previous ones."""
     global _current
     before, _current = _current, chosen
     return before

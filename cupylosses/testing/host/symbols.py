@@ -1,7 +1,7 @@
-"""From an address in a kernel's machine code to a line of its source.
+"""Translates an address in a kernel's machine code to a line of its source.
 
-Kernels are compiled without debug information, which would take longer; when something is wrong, the kernel is compiled
-once more with it. It does not change the machine code, so addresses stay.
+Kernels are compiled without debug information, which would take longer. After an error the kernel is compiled once more
+with it; that does not change the machine code, so addresses stay valid.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def _line(debug: Path, address: str) -> str:
     lines = [
         x.split(" (discriminator")[0].removeprefix("./") for x in done.stdout.split("\n") if x and not x.startswith("?")
     ]
-    # The loads and stores themselves stand in the shim; whoever called them is meant.
+    # Loads and stores are functions of the shim; report their caller.
     calls = [x for x in lines if not x.split(":")[0].endswith("shim.hpp")]
     return " called from ".join((calls or lines)[:3]) or f"code address 0x{address}"
