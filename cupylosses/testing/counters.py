@@ -10,32 +10,32 @@ from typing import Any
 
 @dataclass
 class Counters:
-    """Of this process, and of those whose counts were added."""
+    """Counts of this process, and of the processes added to it."""
 
     kernels: int = 0  #: different kernels that each process executed
-    compiled: int = 0  #: what the cache did not have, of kernels and the runtime
+    compiled: int = 0  #: kernels and runtimes that the cache lacked
     launches: int = 0
-    #: Processor time, of all threads together.
+    #: Processor time, summed over threads.
     compiling: float = 0.0  #: of the host's compiler
     nvrtc: float = 0.0
     launching: float = 0.0  #: of kernels that the host executed
-    #: By content, what was asked for, from a compiler or a cache: independent of what the caches had, and each once.
+    #: Requested kernels by content, from a compiler or a cache: independent of the caches, and each once.
     host_kernels: set[str] = field(default_factory=set)
     nvrtc_kernels: set[str] = field(default_factory=set)
 
     def count_compilation(self, seconds: float) -> None:
-        """Counts an object that has been compiled for the host, by one of several threads, perhaps."""
+        """Counts an object compiled for the host; thread-safe."""
         with _lock:
             self.compiled += 1
             self.compiling += seconds
 
     def count_nvrtc(self, seconds: float) -> None:
-        """Adds processor time of NVRTC, in one of several threads, perhaps."""
+        """Adds processor time of NVRTC; thread-safe."""
         with _lock:
             self.nvrtc += seconds
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Adds those of another process, as ``vars()`` of its counters."""
+        """Adds the counts of another process, given as ``vars()`` of its counters."""
         for name, count in counts.items():
             mine = getattr(self, name)
             setattr(self, name, mine | set(count) if isinstance(mine, set) else mine + count)

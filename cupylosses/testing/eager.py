@@ -1,4 +1,4 @@
-"""What torch itself makes of a loss: its twin, or the reference formula one operation at a time."""
+"""torch's own ways to compute a loss: its function, or the reference formula one operation at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Call = Callable[..., "Tensor"]
 
 
 def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
-    """The function of ``torch.nn.functional`` with these options; None where there is none or it lacks an option.
+    """The function of ``torch.nn.functional`` with these options; None if there is none or it lacks an option.
 
-    Of a form of a loss it takes the operands in their order, so far as torch's function knows them.
+    For a form of a loss, it takes the operands in their order, as far as torch's function has them.
     """
     from torch.nn import functional
 
@@ -42,8 +42,8 @@ def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
 
 
 def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call | None:
-    """The naive reference formula in the dtype that torch promotes the operands to; None where there is no formula, or
-    the mean is one that torch has not.
+    """The naive reference formula in the dtype to which torch promotes the operands; None if there is no formula, or
+    torch lacks this kind of mean.
     """
     reference = loss.reference
     if reference is None or resolve(loss, Reduction(reduction), (1,)).found:
@@ -63,9 +63,9 @@ def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call | Non
 
 
 def promoted(operands: Sequence[Tensor]) -> dtype:
-    """The dtype that torch gives to arithmetic on all operands, found by letting it add stand-ins.
+    """The dtype of torch's arithmetic on all operands, found by adding stand-ins.
 
-    A stand-in has no dimensions where the operand has none: such operands count less in torch's rule.
+    A stand-in has no dimensions if the operand has none: torch's promotion gives such operands less weight.
     """
     import torch
 

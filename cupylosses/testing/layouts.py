@@ -1,11 +1,11 @@
-"""Named memory layouts: how a loss of a given shape meets its operands in memory, and what the engine makes of it.
+"""Named memory layouts: the shapes and storage of operands for a loss of a given shape, and the plan that follows.
 
-A layout says which shapes the operands have for a wanted shape of the loss, and how each is stored. Memory around and
-between the elements of a view holds NaN, so that a kernel that reads beside it is found out.
+A layout gives the shapes of the operands for a wanted shape of the loss, and the storage of each. Memory around and
+between the elements of a view holds NaN, so that a kernel that reads beside it is noticed.
 
-``kind`` is the layout that ``cupylosses/launch.py`` chooses for the value, ``vector`` whether a lane takes several
-neighbouring elements at once. They hold for :data:`SHAPE`, whose sizes are multiples of nothing: of no vector, warp or
-chunk. Names that end in ``_aligned`` round the last size up to a multiple of the widest vector.
+``kind`` is the layout that the pointwise engine chooses for the value; ``vector`` is True if a thread takes several
+neighbouring elements at once. They hold for :data:`SHAPE`, whose sizes are not multiples of any vector, warp or chunk.
+Names that end in ``_aligned`` round the last size up to a multiple of the widest vector.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 SHAPE: Shape = (67, 129)
 
-#: Lanes of the widest vector.
+#: Elements of the widest vector.
 WIDEST = 8
 
 
@@ -41,7 +41,7 @@ def _same(shape: Shape, operands: int) -> list[Shape]:
 class Layout:
     """``shapes(shape, operands)`` are the shapes to sample; ``store(x, position, shape)`` puts an operand in memory.
 
-    ``rank`` is the lowest rank of a shape for which the layout means something.
+    ``rank`` is the lowest rank of a shape for which the layout is meaningful.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Layout:
     rank: int = 0
 
     def shapes_of(self, loss: Loss, shape: Shape) -> list[Shape]:
-        """The shapes of the operands of a loss. What may have one value per row keeps all dimensions."""
+        """The shapes of the operands of a loss. An operand that may have one value per row keeps all dimensions."""
         found = self.shapes(shape, len(loss.operands))
         rank = max(map(len, found))
         return [
@@ -62,7 +62,7 @@ class Layout:
         ]
 
     def place(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Operands with the sampled shapes, stored in this layout."""
+        """Operands of the sampled shapes, stored in this layout."""
         shape = numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
         return [self.store(x, position, shape) for position, x in enumerate(operands)]
 
@@ -128,7 +128,7 @@ def _aligned(shape: Shape) -> Shape:
 def _first_and(
     rest: Callable[[Shape], Shape], first: Callable[[Shape], Shape] = lambda shape: shape
 ) -> Callable[[Shape, int], list[Shape]]:
-    """Shapes of which the first operand's is ``first`` of the wanted shape and the others' are ``rest`` of it."""
+    """Shapes: ``first`` of the wanted shape for the first operand, and ``rest`` of it for the others."""
     return lambda shape, operands: [first(shape), *[rest(shape)] * (operands - 1)]
 
 

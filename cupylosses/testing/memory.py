@@ -1,19 +1,19 @@
-"""Poison: memory that the next allocations get, filled with NaN, so that what a kernel leaves unwritten shows."""
+"""Poison: fills the memory of the next allocations with NaN, so that elements that no kernel writes show."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-#: Two bytes of it are a NaN in float16 and bfloat16, four in float32, eight in float64.
+#: Two such bytes are a NaN in float16 and bfloat16, four in float32, eight in float64.
 NAN_BYTE = 0xFF
 
 
 def poison(sizes: Sequence[int], device: str, library: str = "torch") -> None:
     """Fills blocks of these sizes, in bytes, with NaN and frees them; without a GPU it does nothing.
 
-    Caching allocators hand a block of the wanted size out again before they ask for new memory, on the same stream and
-    without clearing it. All blocks live at once, so that each output finds one.
+    Caching allocators reuse a block of the requested size, on the same stream and without clearing it, before they ask
+    for new memory. All blocks live at once, so each output gets one.
     """
     if not device.startswith("cuda"):
         return

@@ -1,4 +1,4 @@
-"""Large index spaces in pieces, so that float64 copies and temporaries of a huge loss fit beside it."""
+"""Cuts large index spaces into pieces, so that float64 copies and temporaries of a huge loss fit beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-#: Elements that are worked on at a time.
+#: Elements to process at a time.
 LIMIT = 1 << 24
 
 
@@ -27,6 +27,6 @@ def pieces(shape: Sequence[int], limit: int = LIMIT) -> Iterator[tuple[slice, ..
 
 
 def part(x: torch.Tensor, index: Sequence[slice]) -> torch.Tensor:
-    """What ``x``, which broadcasts to the indexed shape, contributes to a piece."""
+    """The part of ``x``, which broadcasts to the indexed shape, that belongs to a piece."""
     index = index[len(index) - x.dim() :]
     return x[tuple(slice(None) if size == 1 else i for size, i in zip(x.shape, index, strict=True))]

@@ -1,7 +1,7 @@
-"""One check of a loss of rows, as :mod:`cupylosses.testing.check` has them of the others, and performed by the same.
+"""One check of a loss of rows, the counterpart of :mod:`cupylosses.testing.check`, and performed by the same code.
 
-Rows are laid out by the engine, not by the tensor: a layout is a shape that threads take in some way
-(:mod:`cupylosses.engines.softmax.layout`), which depends on the dtype and on the GPU.
+The engine determines how threads take rows, not the tensor. So a layout here is a shape that the engine takes in a
+certain way (:mod:`cupylosses.engines.softmax.layout`), which depends on the dtype and on the GPU.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: Arguments that are operands too where they are True: class weights, by the name that the loss has for them, and this.
+#: Arguments that are arrays if they are True: this one, and class weights under the loss's own name.
 MASK = "mask"
 
-#: So many arguments are printed with their values.
+#: From this number of arguments on, values are not printed.
 MANY = 4
 
-#: Instead of a layout: a shape that was asked for.
+#: In place of a layout: a shape that the user requested.
 GIVEN = "given"
 
-#: Shapes, each with its class dimension, of which each layout is the first that is taken so: those for little shared
-#: memory, and such as are long for the most that a GPU has.
+#: Shapes with their class dimension. Each layout uses the first shape that the engine takes in its way: some for little
+#: shared memory, and some that are long even for the most that a GPU has.
 SHAPES = (
     *((x.shape, x.class_dim) for x in LAYOUTS.values()),
     *(((2, classes), 1) for classes in (66001, 140001, 270007, 540013, 1080041)),
 )
 
-#: Every layout by name.
+#: Names of all layouts.
 ROW_LAYOUTS = ("lanes", "block", "cluster", "long", "short", "columns", "copied", "gather")
 
 Laid = tuple[tuple[int, ...], int]
@@ -51,7 +51,7 @@ Laid = tuple[tuple[int, ...], int]
 
 @cache
 def layouts(loss: RowLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Mapping[str, Laid]:
-    """Every way in which threads take rows of these dtypes, with the shape that stands for it."""
+    """Every layout of rows of these dtypes, with the shape that produces it."""
     found: dict[str, Laid] = {}
     for shape, dim in SHAPES:
         found.setdefault(_layout(loss, kind, dtypes, shape, dim, chip), (shape, dim))
@@ -78,7 +78,7 @@ def _layout(loss: RowLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[int,
 
 @cache
 def chip_of(device: str) -> Chip:
-    """What decides layouts on a device; on the host, what the host's GPU has."""
+    """The GPU facts that determine layouts on a device; on the host, those of the host's GPU."""
     if device == "cpu":
         return SMALL
     import torch
@@ -92,9 +92,8 @@ def chip_of(device: str) -> Chip:
 class RowCheck:
     """A loss of rows with a kind of target, arguments, dtypes, reduction and layout.
 
-    ``case`` has parameters, flags and other arguments by name; of those that are arrays it says that they are there.
-    ``dtypes`` are of the logits and of a target per class; ``shape`` is one that was asked for, with the classes in the
-    second dimension.
+    ``case`` has parameters, flags and other arguments by name; True for an argument that is an array. ``dtypes`` are
+    those of the logits and of dense targets. ``shape`` is a requested shape, with the classes in the second dimension.
     """
 
     loss: RowLoss
@@ -109,7 +108,7 @@ class RowCheck:
 
     @property
     def possible(self) -> bool:
-        """Whether the loss takes these dtypes and arguments, and rows can be taken so."""
+        """True if the loss takes these dtypes and arguments, and some shape has this layout."""
         floating = all(x in checks.FLOATING for x in self.dtypes)
         meant = self.kind == "indices" or not {*self.case} & {*self.loss.only_of_indices, "ignore_index"}
         one = len(self.dtypes) == 1 or self.kind != "indices"
@@ -117,7 +116,7 @@ class RowCheck:
 
     @property
     def has_edges(self) -> bool:
-        """Whether the operands are such as some of torch's losses stop at."""
+        """True if the operands have edges, at which some of torch's losses assert."""
         return False
 
     @property
@@ -133,30 +132,30 @@ class RowCheck:
 
     @cached_property
     def names(self) -> list[str]:
-        """What the operands are called."""
+        """The names of the operands."""
         more = (str(self.loss.weights), MASK)
         return [*(x.name for x in self.loss.operands), *(x for x in more if self.case.get(x))]
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The arguments that are no operands."""
+        """The arguments that are not operands."""
         chosen = {k: v for k, v in self.case.items() if k not in self.names}
         return {**chosen, "reduction": self.reduction, "class_dim": self.laid[1]}
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
-        """Which operands require grad: all that a loss differentiates."""
+        """For each operand, True if it requires grad: all that the loss differentiates."""
         return (True, self.kind != "indices", *(False for _ in self.names[2:]))
 
     @cached_property
     def id(self) -> str:
-        """The check in words, for messages."""
+        """The check as text, for messages."""
         return "-".join((self.loss.name, *self.words))
 
     @property
     def words(self) -> tuple[str, str, str, str, str]:
-        """Case (of many arguments their names), dtypes, reduction, layout and the operands that require grad, as tables
-        print them.
+        """Case (only the names, if there are many arguments), dtypes, reduction, layout and the operands that require
+        grad, as printed in tables.
         """
         brief = len(self.case) > MANY
         case = [k if v is True or brief else f"{k}={v}" for k, v in self.case.items()]
@@ -166,11 +165,11 @@ class RowCheck:
         return " ".join(case) or "defaults", "+".join(self.dtypes), self.reduction, self.layout, wanted
 
     def small(self) -> RowCheck:
-        """The same on a small shape."""
+        """A copy on a small shape."""
         return replace(self, layout=next(iter(self._layouts)), shape=None)
 
     def operands(self) -> list[Tensor]:
-        """Logits, the target, and arrays of further arguments, on the device."""
+        """Logits, the target, and the arrays among further arguments, on the device."""
         return [x.to(self.device) for x in self._draw()]
 
     def _draw(self) -> Iterator[Tensor]:
@@ -214,7 +213,7 @@ class RowCheck:
         return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        """Torch's way to compute the same, if there is one."""
+        """torch's way to compute this loss, if there is one."""
         given = {k: v for k, v in self.case.items() if k != self.loss.weights}
         found = row_eager.eager(self.loss, given, self.reduction, self.laid[1])
         return [] if found is None else [found]
@@ -237,5 +236,5 @@ class RowCheck:
         return Truth(found.value, tuple(found.gradients.get(x) for x in self.names))
 
     def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
-        """What gradients may be off by beyond the table."""
+        """The error that gradients may have beyond the table."""
         return [None] * len(operands)

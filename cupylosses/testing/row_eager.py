@@ -1,5 +1,5 @@
-"""What torch itself makes of a loss of rows: its own function where that knows every option, and otherwise what people
-write around it, one operation at a time.
+"""torch's own ways to compute a loss of rows: its function if that has every option, and otherwise the operations that
+people write around it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from cupylosses.engines.softmax.definition import RowLoss
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Of the first operand, the target and, where there are any, class weights.
+#: Takes the first operand, the target and, if there are any, class weights.
 Call = Callable[..., "Tensor"]
 
 
 def eager(loss: RowLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
-    """Torch's way to compute a loss with these parameters, flags and further arguments; None where there is none."""
+    """torch's way to compute a loss with these parameters, flags and further arguments; None if there is none."""
     from torch.nn import functional
 
     expression = EXPRESSIONS.get(loss.name)
@@ -27,7 +27,7 @@ def eager(loss: RowLoss, options: Mapping[str, Any], reduction: str, class_dim: 
         return None
     values.pop(str(loss.weights), None)
     if class_dim is None and loss.torch is not None:
-        # As it is, where it is all: what stands around it takes time, too.
+        # The bare function if it has everything: wrappers take time, too.
         function = getattr(functional, loss.torch)
         default = {**loss.common, **loss.values()}
         given = {name: value for name, value in options.items() if value != default[name]}
@@ -37,7 +37,7 @@ def eager(loss: RowLoss, options: Mapping[str, Any], reduction: str, class_dim: 
     def call(first: Tensor, second: Tensor, weight: Tensor | None = None) -> Tensor:
         dim = class_dim if class_dim is not None else min(1, first.dim() - 1)
         if first.dim() > 1 and dim % first.dim() != 1:
-            # The dimension in which torch's functions have the classes.
+            # torch's functions have the classes in dimension 1.
             first = first.movedim(dim, 1)
             second = second.movedim(dim, 1) if second.dim() == first.dim() else second
         return expression(first, second, weight, **values)
@@ -135,7 +135,7 @@ def _reduced(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum()
 
 
-#: By the names of losses.
+#: Expressions by the names of losses.
 EXPRESSIONS: Mapping[str, Call] = {
     "cross_entropy": _cross_entropy,
     "softmax_focal_loss": _softmax_focal_loss,

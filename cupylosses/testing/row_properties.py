@@ -1,7 +1,7 @@
-"""What the row engine must satisfy in every layout of rows, one property per function, as in
-:mod:`cupylosses.testing.properties`: each raises AssertionError where it does not hold.
+"""Properties of the row engine in every row layout. As in :mod:`cupylosses.testing.properties`, each function checks
+one and raises AssertionError if it does not hold.
 
-All take kernels: on a GPU, or on the host within :func:`cupylosses.testing.host.execution`.
+All use kernels: on a GPU, or on the host within :func:`cupylosses.testing.host.execution`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     loss: str = "cross_entropy"
 
 
-#: What is taken in each way by such a GPU, in float32.
+#: For each layout, a shape that such a GPU takes in this way, in float32.
 LAYOUTS: Mapping[str, Layout] = {
     "lanes": Layout((37, 43)),
     "block": Layout((5, 1031)),
@@ -46,15 +46,15 @@ LAYOUTS: Mapping[str, Layout] = {
     "gather, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 
-#: Those of logits, which have more options.
+#: Layouts of logits, which have more options.
 SOFTMAX_LAYOUTS = tuple(name for name, x in LAYOUTS.items() if x.loss == "cross_entropy")
 
-#: How logits lie in memory: as they are, one element behind an aligned address, or as a part of a larger tensor.
+#: Storage of logits: contiguous, one element behind an aligned address, part of a larger tensor, or strided.
 PLACES = ("contiguous", "misaligned", "sliced", "apart")
 
 
 class Drawn(NamedTuple):
-    """Logits, labels of which some are ignored, the class dimension, and the loss of them."""
+    """Logits, labels of which some are ignored, the class dimension, and the loss."""
 
     input: Tensor
     target: Tensor
@@ -63,17 +63,17 @@ class Drawn(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of a call by name."""
+        """The arguments of a call by name."""
         return {"input": self.input, "target": self.target, "class_dim": self.class_dim}
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called with them."""
+        """The function to call."""
         return getattr(F, self.loss)
 
 
 def of_layout(layout: str, **how: Any) -> Drawn:
-    """What `draw` makes for one of :data:`LAYOUTS`."""
+    """Draws the operands for one of :data:`LAYOUTS`."""
     shape, class_dim, loss = LAYOUTS[layout]
     return draw(shape, class_dim, loss=loss, **how)
 
@@ -88,8 +88,8 @@ def draw(
     seed: int = 0,
     loss: str = "cross_entropy",
 ) -> Drawn:
-    """Random logits (log-probabilities for a loss of these) and labels; about one label of eight is ignored, but for a
-    row that is alone.
+    """Random logits (or log-probabilities, if the loss takes them) and labels; about one label in eight is ignored,
+    unless there is only one row.
     """
     import torch
 
@@ -106,14 +106,14 @@ def draw(
 
 
 def placed(x: Tensor, place: str) -> Tensor:
-    """The same numbers elsewhere in memory, among NaN."""
+    """A copy of the numbers elsewhere in memory, among NaN."""
     import torch
 
     if place == "contiguous":
         return x
     if place == "misaligned":
         return torch.full((x.numel() + 1,), float("nan"), dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
-    # Sliced: rows of an even length more. Apart: no two dimensions merge.
+    # Sliced: rows padded by an even length. Apart: no two dimensions merge.
     more = [n + (2 if d == x.dim() - 1 else 0 if place == "sliced" else 1) for d, n in enumerate(x.shape)]
     around = torch.full(more, float("nan"), dtype=x.dtype, device=x.device)
     return around[tuple(slice(0, n) for n in x.shape)].copy_(x)
@@ -121,7 +121,7 @@ def placed(x: Tensor, place: str) -> Tensor:
 
 @contextmanager
 def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
-    """Within it, layouts of new plans are noted."""
+    """Records the layouts of new plans within the context."""
     found: list[softmax_layout.RowLayout] = []
 
     def noting(layout: Callable[..., softmax_layout.RowLayout]) -> Callable[..., softmax_layout.RowLayout]:
@@ -138,7 +138,7 @@ def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
 
 @contextmanager
 def blocks(count: int, device: str) -> Iterator[None]:
-    """An execution with so many blocks, or clusters; on the host in an order of its own."""
+    """An execution with this many blocks, or clusters; on the host in its own order."""
     from cupylosses.testing import host
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
@@ -147,7 +147,7 @@ def blocks(count: int, device: str) -> Iterator[None]:
 
 
 def upstream(value: Tensor) -> Tensor:
-    """A gradient of a value: no two rows have the same."""
+    """An upstream gradient that differs between rows."""
     import torch
 
     if value.dim() == 0:
@@ -165,7 +165,7 @@ def gradient(value: Tensor, x: Tensor, grad_output: Tensor | float = 1.0, **more
 
 
 def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> None:
-    """Value and gradient are those of float64, for the upstream gradient that is expected and for another one."""
+    """Value and gradient match float64, for the upstream gradient that forward expects and for another one."""
     x = given.input.detach().requires_grad_()
     arguments = {**given.arguments, "input": x, "reduction": reduction, **chosen}
     value = given.function(**arguments)
@@ -179,13 +179,13 @@ def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> N
 
 @contextmanager
 def parts() -> Iterator[None]:
-    """Values alone of rows in blocks are found in parts, however few and short they are."""
+    """Makes rows in blocks compute values in parts, however few and short they are."""
     with mock.patch.object(softmax_layout, "STREAMED_ROWS", 0), mock.patch.object(softmax_layout, "STREAMED_WIDTH", 0):
         yield
 
 
 def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
-    """The value is that of float64 also where there are to be no gradients, and has the bits that it has with them."""
+    """Without gradients, the value still matches float64 and keeps its bits."""
     import torch
 
     with torch.no_grad():
@@ -198,12 +198,12 @@ def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
     require(same_bits(alone, together), f"value alone {alone}, with gradients {together}")
 
 
-#: How directions lie: as logits do, or one for several classes or rows, or in another order of the dimensions.
+#: Storage of directions: like the logits, broadcast over classes or rows, or with permuted dimensions.
 DIRECTIONS = ("alike", "one", "of a class", "of a row", "transposed")
 
 
 def directions(given: Drawn, how: str) -> Tensor:
-    """A direction for each of these logits."""
+    """A direction for the logits."""
     import torch
 
     x = given.input
@@ -236,7 +236,7 @@ def second(given: Drawn, along: Tensor, grad_output: Tensor, **chosen: Any) -> t
 
 
 def second_agrees_with_truth(given: Drawn, how: str = "alike", reduction: str = "mean", **chosen: Any) -> None:
-    """Second derivatives along directions are those of float64."""
+    """Second derivatives along directions match float64."""
     along = directions(given, how)
     arguments = {**given.arguments, "reduction": reduction, **chosen}
     grad_output = upstream(given.function(**arguments))
@@ -249,7 +249,7 @@ def second_agrees_with_truth(given: Drawn, how: str = "alike", reduction: str = 
 
 
 def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
-    """The same of rows in which several logits are the largest, the label's or others."""
+    """Second derivatives match float64 if several logits are the largest, the label's or others."""
     import torch
 
     x = given.input.clamp(-4.0, 1.0).round()
@@ -259,8 +259,8 @@ def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
 
 
 def writes_one_gradient_in_one_pass_or_two(given: Drawn, **chosen: Any) -> None:
-    """Whatever forward expects, the gradient has the bits of the one that backward computes alone; and so does that of
-    a second backward, in memory of its own.
+    """The gradient has the bits of one that backward computes alone, whatever forward expects; so has that of a second
+    backward, in its own memory.
     """
     x = given.input.detach().requires_grad_()
     arguments = {**given.arguments, "input": x, **chosen}
@@ -282,7 +282,7 @@ def writes_one_gradient_in_one_pass_or_two(given: Drawn, **chosen: Any) -> None:
 
 
 def is_the_same_with_and_without_gradient(given: Drawn, **chosen: Any) -> None:
-    """A value has the same bits whether or not a gradient is computed with it."""
+    """A value has the same bits with and without a gradient."""
     import torch
 
     x = given.input.detach()
@@ -307,7 +307,7 @@ def results(given: Drawn, **chosen: Any) -> list[Tensor]:
 
 
 def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **chosen: Any) -> None:
-    """Results have the same bits in every execution, a context: another grid, another order of threads."""
+    """Results have the same bits in every execution (a context): another grid, another order of threads."""
     expected = results(given, **chosen)
     for name, execution in executions.items():
         with execution():
@@ -315,16 +315,14 @@ def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **
         require(all(same), f"{name}: other bits")
 
 
-#: Numbers that rows which do not count may hold.
+#: Values that rows which do not count may hold.
 BAD_ROWS = (NAN, INF, -INF)
 
 
 def leaves_rows_out(
     given: Drawn, reductions: Sequence[str] = ("mean", "none"), bad_rows: Sequence[float] = BAD_ROWS, **chosen: Any
 ) -> None:
-    """Rows that are ignored or masked have no part in value and gradient, whatever they hold, for any upstream
-    gradient.
-    """
+    """Ignored or masked rows affect neither value nor gradient, whatever they hold, for any upstream gradient."""
     import torch
 
     dim = given.class_dim
@@ -346,7 +344,7 @@ def leaves_rows_out(
                 require(bool((one.movedim(dim, -1)[out] == 0).all()), f"they have a gradient for {grad_output}")
 
 
-#: Labels that are no class, by what they are: the number of classes comes with the logits.
+#: Labels that are no class, by name, as functions of the number of classes.
 BAD_LABELS: Mapping[str, Callable[[int], int]] = {
     "classes": lambda classes: classes,
     "negative": lambda _: -1,
@@ -381,7 +379,7 @@ def survives_labels_out_of_range(given: Drawn, bad_labels: Sequence[str] = tuple
 
 
 class Edge(NamedTuple):
-    """A row of logits, its label, and what must come out, in float64."""
+    """A row of logits, its label, and the expected results in float64."""
 
     logits: tuple[float, ...]
     label: int
@@ -408,7 +406,7 @@ EDGES: Mapping[str, Edge] = {
 
 
 def keeps_edges(shape: Sequence[int], class_dim: int, device: str = "cpu") -> None:
-    """The edges of the domain, in rows that are filled up with impossible classes."""
+    """The edges of the domain give the expected results, in rows padded with impossible classes."""
     import torch
 
     rows = (*shape[:class_dim], *shape[class_dim + 1 :])

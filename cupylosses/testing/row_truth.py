@@ -1,11 +1,11 @@
-"""The truth of losses of rows: their formulas written down once more, naively, on the arguments of the functions.
+"""The truth of losses of rows: an independent, naive implementation of their formulas on the functions' arguments.
 
-:func:`truth` takes the rows that count out of the operands, computes in float64, and lets torch differentiate; nothing
-of the library is asked for anything. Where float64 loses digits, in the tails, :func:`exact_row` has the value and the
-gradient of one row from mpmath, by difference quotients of many digits.
+:func:`truth` selects the rows that count, computes in float64, and lets torch differentiate; it calls nothing of the
+library. In the tails, where float64 loses digits, :func:`exact_row` computes the value and the gradient of one row with
+mpmath, by difference quotients of many digits.
 
-Beside each number stands its size (:class:`cupylosses.testing.tolerance.Expected`): how large the terms are that it is
-the sum of, times how far a rounding of the logits moves them.
+Each number has a size (:class:`cupylosses.testing.tolerance.Expected`): the size of the terms that it sums, times how
+far a rounding of the logits moves them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = {
     "distillation_loss": ("student_logits", "teacher_logits", None),
 }
 
-#: Defaults that are not those of cross entropy.
+#: Defaults that differ from those of cross entropy.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cross_entropy": {},
     "nll_loss": {},
@@ -47,8 +47,8 @@ _COMMON = {
 
 @dataclass(frozen=True)
 class RowTruth:
-    """The value, the gradients by the names of the operands, lse per row (0 where rows do not count) and accuracy; and
-    how value and gradients move along directions, if there are any.
+    """The value, the gradients by operand, lse per row (0 for rows that do not count) and accuracy; with directions,
+    also the directional derivatives of value and gradients.
     """
 
     value: Expected
@@ -66,8 +66,8 @@ def truth(
     device: str = "cpu",
     directions: Mapping[str, Tensor] | None = None,
 ) -> RowTruth:
-    """Of a call by name, computed on a device, along directions of operands by their names; every label has to be a
-    class or ignored.
+    """The truth of a call by name, computed on a device, along directions for operands by their names. Every label must
+    be a class or ignored.
     """
     import torch
 
@@ -147,7 +147,7 @@ def truth(
             full, total = torch.zeros_like(logits), torch.zeros_like(logits)
             if h is not None:
                 full[used] = h
-                # Of two operands what is wrong is measured by the row.
+                # With two operands, the error is measured per row.
                 total[used] = 64 * (h.abs() + h.abs().amax(-1, keepdim=True))
                 if hard:
                     total[used] = per_row.abs()[:, None] * _bent(z.detach(), moved[n], size_of_z, x.dtype, scale, given)
@@ -164,11 +164,11 @@ def truth(
 
 
 def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, given: Mapping[str, Any]) -> Tensor:
-    """The size of how a gradient of that size moves along v, for class indices."""
+    """The size of the derivative along v of a gradient of that size, for class indices."""
     import torch
 
     p = torch.softmax(z * scale, -1)
-    # What moves all logits alike moves nothing but a cap, and lse; but the truth is no better than float64.
+    # A shift of all logits moves only a cap and lse; but the truth is no better than float64.
     apart = (v - v.gather(-1, z.argmax(-1, keepdim=True))).abs()
     if given["softcap"] is not None or given["z_loss"]:
         apart = v.abs()
@@ -195,7 +195,7 @@ def _rows(
         return cost, cost.detach().abs(), hot, hot, lse
     log_p = z - lse[:, None]
     with torch.no_grad():
-        # A sure class has a logarithm that the difference of two large numbers has no digits of.
+        # The logarithm of a sure class, as a difference of two large numbers, would have no digits.
         top = torch.nn.functional.one_hot(z.argmax(-1), z.shape[-1]).bool()
         rest = torch.where(top, 0.0, torch.exp(z - z.amax(-1, keepdim=True))).sum(-1, keepdim=True)
         digits = torch.where(top & rest.isfinite(), -torch.log1p(rest) - log_p, 0.0)
@@ -220,7 +220,7 @@ def _rows(
     size_of_z = scale * (h + p * total) * moved
     size_of_t = size_of_z
     if len(by) > 1:
-        # That of a divergence with respect to a probability is a difference of logarithms.
+        # The derivative of a divergence with respect to a probability is a difference of logarithms.
         size_of_t = (by[1].abs() + float(name == "kl_div_with_logits")) * moved
         if name == "distillation_loss":
             q = of_target.detach().exp()
@@ -230,7 +230,7 @@ def _rows(
 
 
 def _moves(name: str, log_p: Tensor, target: Tensor, w: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """What stands in a derivative beside the derivative itself, and cancels there."""
+    """Terms of a derivative that cancel in it."""
     import torch
 
     if name == "kl_div_with_logits":
@@ -244,7 +244,7 @@ def _terms(
     name: str, log_p: Tensor, t: Tensor, w: Tensor,
     label_smoothing: float, z_loss: float, gamma: float, poly: float, log_target: bool, beta: float,
 ) -> Tensor:  # fmt: skip
-    """What each class adds to the cost of its row, but for the penalty."""
+    """The contribution of each class to the cost of its row, without the penalty."""
     import torch
 
     classes = log_p.shape[-1]
@@ -263,7 +263,7 @@ def _terms(
         return -w * ((1 - label_smoothing) * t + label_smoothing / classes) * log_p
     hot = torch.zeros_like(log_p).scatter(-1, t[:, None], 1.0)
     rest = 1 - log_p.exp()
-    # Where nothing is left of 1 - p, its power has no derivative.
+    # Where 1 - p is 0, its power has no derivative.
     power = torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** gamma, float(gamma == 0))
     own = (1 - label_smoothing) * (power * -log_p + poly * rest)
     return w * (torch.where(hot > 0, own, 0.0) - label_smoothing / classes * log_p)
@@ -297,10 +297,10 @@ def exact_gradients(
     digits: int = 220,
     **options: Any,
 ) -> tuple[Any, list[Any], list[Any]]:
-    """The cost of a row of finite logits, and its gradients with respect to them and to a target per class (none of a
-    class index), as numbers of mpmath.
+    """The cost of a row of finite logits, and its gradients with respect to them and to dense targets (none for a class
+    index), as mpmath numbers.
 
-    Gradients are difference quotients, which are wrong by ``10 ** (70 - digits)`` of the cost.
+    Gradients are difference quotients, with an error of ``10 ** (70 - digits)`` of the cost.
     """
     from mpmath import mp
 
@@ -332,7 +332,7 @@ def exact_second(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[float, list[float]]:
-    """How the cost of such a row and its gradient move along directions."""
+    """The directional derivatives of the cost of such a row and of its gradient."""
     from mpmath import mp
 
     with mp.workdps(220):

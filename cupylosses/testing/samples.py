@@ -1,7 +1,7 @@
 """Operands for tests: random ones from the declared domains, and the points where losses go wrong.
 
-Numbers are drawn in float64 from a seed and rounded to the dtype of the operand once; the truth reads the rounded ones,
-so nothing is lost between what a kernel reads and what it is held against.
+Numbers are drawn in float64 from a seed and rounded once to the operand's dtype. The truth reads the rounded numbers,
+so it sees exactly what a kernel sees.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from cupylosses.engines.pointwise.definition import Loss
 if TYPE_CHECKING:
     from torch import Generator, Tensor, dtype
 
-#: Standard deviation of real operands: both branches of losses that switch at a distance of about 1 are met.
+#: Standard deviation of real operands: enough for both branches of losses that switch at a distance of about 1.
 SPREAD = 2.0
 
-#: Fewer elements are drawn on the CPU, so that a test has the same numbers on every device.
+#: Below this number, elements are drawn on the CPU, so that a test has the same numbers on every device.
 DRAWN_ON_DEVICE = 1 << 22
 
 
@@ -34,11 +34,11 @@ def operands(
     """One contiguous random tensor per operand.
 
     Args:
-        loss: The definition, whose operands say what they hold.
+        loss: The definition, whose operands declare their domains.
         values: Every parameter and flag by name: flags may decide a domain.
-        dtypes: A dtype per operand, floating or, where the definition takes them, integer.
+        dtypes: A dtype per operand, floating or, if the definition takes them, integer.
         shapes: A shape per operand.
-        device: Where the tensors go.
+        device: The device of the tensors.
         seed: Equal seeds give equal numbers.
     """
     import torch
@@ -56,7 +56,7 @@ def _sample(domain: str, shape: Sequence[int], kind: dtype, generator: Generator
 
     wide = torch.float64 if kind == torch.float64 or prod(shape) < DRAWN_ON_DEVICE else torch.float32
     x = torch.randn(tuple(shape), generator=generator, dtype=wide, device=generator.device)
-    # An integer that is a probability is one of two.
+    # An integer that is a probability is 0 or 1.
     x = _DOMAINS["binary" if domain == "probability" and not kind.is_floating_point else domain](x)
     if not kind.is_floating_point:
         x = x.round() if kind.is_signed else x.round().abs()
@@ -105,8 +105,8 @@ def edges(loss: Loss, values: Mapping[str, Any], dtypes: Sequence[str], device: 
 def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
     """Zeros, the smallest and large numbers, infinities that the domain has, and NaN.
 
-    Large numbers have squares beyond their dtype and differences within. Of log-probabilities, -80 has an exponential
-    that is still normal in float32, and -10000 one that is 0 in every dtype.
+    Squares of the large numbers exceed their dtype and differences do not. For log-probabilities, -80 has an
+    exponential that is still normal in float32, and -10000 one that is 0 in every dtype.
     """
     import torch
 
@@ -128,11 +128,11 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
 
 
 def neighbours(x: float, kind: dtype) -> tuple[float, ...]:
-    """The numbers of a dtype below, at and above ``x``, and two at a distance in which a branch that is taken too early
-    or too late moves a gradient by more than rounding does. Of an infinity only itself, of 0 the smallest normal ones.
+    """The numbers of a dtype below, at and above ``x``, and two at a distance where a branch taken too early or too
+    late moves a gradient by more than rounding does. For an infinity only itself; for 0 the smallest normal numbers.
 
-    A GPU that flushes subnormal numbers sees no other neighbours of 0, and where they are kept, every product with them
-    is rounded by up to half of it: the truth is then no measure.
+    A GPU that flushes subnormal numbers sees no other neighbours of 0. Where they are kept, every product with them is
+    rounded by up to half of it, and the truth is no measure.
     """
     import torch
 

@@ -1,13 +1,13 @@
-"""What counts as right: one metric, one table, one rule.
+"""The definition of a correct result: one metric, one table, one rule.
 
 The metric is the error in units in the last place (ulp) of the result's own dtype. NaN equals NaN and nothing else, an
-infinity equals itself, zeros are equal whatever their sign. A finite truth beyond the largest number of the dtype
+infinity equals itself, and zeros are equal whatever their sign. A finite truth beyond the largest number of the dtype
 stands for infinity, which counts as the number after the largest one.
 
-A result is accepted if it is at most half a unit away, which is what rounding costs, plus what the arithmetic costs:
-:data:`TABLE` times the epsilon of the arithmetic type, relative to the size of what was added (:class:`Expected`).
-Where that is exceeded, an element still passes if it is at least as close to the truth as torch's own result; a NaN or
-an infinity in the wrong place never does.
+A result is accepted if its error is at most half a unit, the cost of rounding, plus the cost of the arithmetic:
+:data:`TABLE` times the epsilon of the arithmetic type, relative to the size of the terms (:class:`Expected`). Beyond
+that, an element still passes if it is at least as close to the truth as torch's own result; a NaN or an infinity in the
+wrong place never does.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 class Tolerance(NamedTuple):
     """Allowed errors of the arithmetic, in epsilons of the arithmetic type.
 
-    ``element`` is what one element may be off: two operations, and an ``exp`` or ``log`` that is good to 2 units.
-    ``bias`` is what a sum may be off beyond that: errors of single elements are independent and add like their root
-    mean square, so of a long sum only what they have in common is left: the rounding of what stands in every term,
-    such as the logarithm of a target that is broadcast, which is good to one unit.
+    ``element`` is the allowed error of one element: two operations, and an ``exp`` or ``log`` that is accurate to 2
+    units. ``bias`` is the allowed error of a sum beyond that. Errors of single elements are independent and add like
+    their root mean square, so a long sum keeps only their common part: the rounding of a factor in every term, such as
+    the logarithm of a broadcast target, which is accurate to one unit.
     """
 
     element: float
     bias: float
 
 
-#: By the dtype of the result. The kernels compute in float32 below float64, and so do errors count. For results of 16
-#: bits they do so to 2^-16, by polynomials that may be off in one direction everywhere: a sixteenth, in float16, of
-#: what rounding costs. For float64 the truth is no better than the arithmetic, and its own errors come on top.
+#: By the dtype of the result. Below float64 the kernels compute in float32, and errors are measured in its epsilons.
+#: For 16-bit results they compute to 2^-16, by polynomials whose error may have one sign everywhere: a sixteenth, in
+#: float16, of the cost of rounding. For float64 the truth is no better than the arithmetic, and its own errors add up.
 TABLE: dict[str, Tolerance] = {
     "float16": Tolerance(element=128, bias=64),
     "bfloat16": Tolerance(element=128, bias=64),
@@ -46,15 +46,15 @@ TABLE: dict[str, Tolerance] = {
 }
 
 
-#: The bias of the gradient of a broadcast operand on the CPU, where torch adds it up in the arithmetic type; the
-#: kernels do it in float64.
+#: The bias of the gradient of a broadcast operand on the CPU, where torch sums it in the arithmetic type; the kernels
+#: sum in float64.
 SUMMED_BY_TORCH = 8.0
 
 
-#: The unit of the arithmetic at 1 where results have 16 bits ("kNarrow" in ``kernels/core/scalars.cuh``).
+#: The unit of the arithmetic at 1 for 16-bit results ("kNarrow" in ``kernels/core/scalars.cuh``).
 NARROW = 2.0**-16
 
-#: The smallest normal numbers that may be lost by flushing: one, times the largest upstream gradient of a test.
+#: The error that flushing may cause, in smallest normal numbers: one, times the largest upstream gradient of a test.
 FLUSHED = 2.25
 
 
@@ -62,9 +62,9 @@ FLUSHED = 2.25
 class Expected:
     """The truth in float64, and the sizes in which errors of the arithmetic are measured.
 
-    A result is a sum of terms; each has a size, which is at least its absolute value and more where it is
+    A result is a sum of terms. Each term has a size, which is at least its absolute value and more if it is
     ill-conditioned (see ``truth.py``). ``rms`` is the root of the sum of their squares, ``total`` their sum. For a
-    result that is one term, both are its size.
+    result of one term, both are its size.
     """
 
     exact: Tensor
@@ -78,7 +78,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Distance of a result from the truth, beside that of the result it is compared with.
+    """The error of a result, beside that of the result it is compared with.
 
     ``ulps`` are units in the last place of the result, ``conditioned`` those of `conditioned_unit`; ``other_...`` are
     the errors of the other result.
@@ -94,7 +94,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether every element was accepted."""
+        """True if every element was accepted."""
         return self.rejected == 0
 
     def __str__(self) -> str:
@@ -104,12 +104,12 @@ class Comparison:
 
 
 def arithmetic(name: str) -> str:
-    """The dtype that a result of dtype ``name`` is computed in."""
+    """The dtype in which a result of dtype ``name`` is computed."""
     return "float64" if name == "float64" else "float32"
 
 
 def dtype_name(kind: dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """The name of a dtype: ``float32`` for ``torch.float32``."""
     return str(kind).removeprefix("torch.")
 
 
@@ -125,8 +125,8 @@ def ulp(x: Tensor, kind: dtype) -> Tensor:
 
 
 def conditioned_unit(exact: Tensor, size: Tensor, kind: dtype, computed: str) -> Tensor:
-    """The unit in the last place of a result of dtype ``kind``, or that of the arithmetic, of dtype ``computed``, at
-    the size of the result where that is larger: where something cancels that had to be rounded.
+    """The unit in the last place of a result of dtype ``kind``, or that of the arithmetic (dtype ``computed``) at the
+    size of the result, whichever is larger. The latter is larger where rounded terms cancel.
     """
     import torch
 
@@ -139,7 +139,7 @@ def conditioned_unit(exact: Tensor, size: Tensor, kind: dtype, computed: str) ->
 
 
 def errors(result: Tensor, exact: Tensor) -> Tensor:
-    """The absolute error of every element; infinite where a NaN or an infinity is in the wrong place."""
+    """The absolute error of every element; infinite if a NaN or an infinity is in the wrong place."""
     import torch
 
     beyond = _beyond(result.dtype)
@@ -153,7 +153,7 @@ def errors(result: Tensor, exact: Tensor) -> Tensor:
 
 
 def _beyond(kind: dtype) -> float:
-    """The number after the largest one; infinity where float64 does not hold it."""
+    """The number after the largest one; infinity if float64 cannot hold it."""
     import torch
 
     exponent = frexp(torch.finfo(kind).max)[1]
@@ -167,7 +167,7 @@ def allowed(expected: Expected, kind: dtype, bias: float | None = None) -> Tenso
     name = dtype_name(kind)
     tolerance, compute = TABLE[name], torch.finfo(getattr(torch, arithmetic(name)))
     computed = compute.eps * (tolerance.element * expected.rms + (bias or tolerance.bias) * expected.total)
-    # Below the smallest normal number the GPU flushes float32 to zero, also before an upstream gradient enlarges it.
+    # Below the smallest normal number the GPU flushes float32 to zero, even before an upstream gradient enlarges it.
     flushed = FLUSHED * compute.tiny if name != "float64" else 0.0
     finite = torch.where(computed.isfinite(), computed, 0.0)
     return 0.5 * ulp(expected.exact, kind) + finite + flushed
@@ -176,12 +176,12 @@ def allowed(expected: Expected, kind: dtype, bias: float | None = None) -> Tenso
 def compare(
     result: Tensor, expected: Expected, other: Tensor | None = None, bias: float | None = None, factor: float = 1.0
 ) -> Comparison:
-    """Holds a result against ``factor`` times the truth by the rule above.
+    """Compares a result with ``factor`` times the truth, by the rule above.
 
     ``other`` is torch's own result, ``bias`` overrides the table's.
 
     Raises:
-        ValueError: the result has not the shape of the truth.
+        ValueError: the result and the truth have different shapes.
     """
     if result.shape != expected.exact.shape:
         raise ValueError(f"the result has shape {tuple(result.shape)}, the truth {tuple(expected.exact.shape)}")
@@ -217,7 +217,7 @@ def _piece(
 
 
 def _conditioned(error: Tensor, expected: Expected, kind: dtype) -> float:
-    """The largest error in conditioned units; what flushing may cost counts as none."""
+    """The largest error in conditioned units; errors explained by flushing count as none."""
     import torch
 
     computed = arithmetic(dtype_name(kind))
@@ -245,7 +245,7 @@ def _largest(x: Tensor) -> float:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit."""
+    """True if two tensors agree in dtype, shape and every bit."""
     import torch
 
     if a.dtype != b.dtype or a.shape != b.shape:

@@ -1,10 +1,10 @@
 """The truth: value and gradients in float64, through the reference formula and torch's automatic differentiation.
 
-Operands of any dtype are exact in float64, so the truth is that of the very numbers that a kernel reads.
+Operands of any dtype are exact in float64, so the truth uses exactly the numbers that a kernel reads.
 
-Beside each number stands the size of its terms (:class:`cupylosses.testing.tolerance.Expected`). The size of a term f
-is its absolute value or the sum of |x df/dx| over its operands x, whichever is larger: how far f moves, relative to the
-movement, when operands move by a rounding error. Where a formula must cancel (``log(t) - x``), arithmetic does no
+Each number has a size, derived from its terms (:class:`cupylosses.testing.tolerance.Expected`). The size of a term f is
+its absolute value or the sum of |x df/dx| over its operands x, whichever is larger: how far f moves, relative to the
+movement, when operands move by a rounding error. Where a formula must cancel (``log(t) - x``), no arithmetic does
 better; elsewhere the size is of the order of the value, and the table stays strict.
 """
 
@@ -26,13 +26,13 @@ from cupylosses.testing.tolerance import Expected, arithmetic, dtype_name
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The losses and dtypes at whose edges the formula overflows in float64, though the loss does not: no truth is there.
+#: Losses and dtypes without a truth at the edges: the formula overflows in float64, though the loss does not.
 OVERFLOWING = {("general_robust_loss", "float64")}
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The value of a loss and the gradient of each operand; None for operands that have none or need none."""
+    """The value of a loss and the gradient of each operand; None for operands without a gradient or not wanted."""
 
     value: Expected
     gradients: tuple[Expected | None, ...]
@@ -60,9 +60,9 @@ def truth(
         grad_output: The upstream gradient: a number, or a tensor of the result's shape.
         wanted: The operands whose gradients are needed; by default all floating ones.
         dim: The dimensions to reduce over.
-        normalizer: What a mean divides by instead.
-        flush: Whether subnormal float32 numbers count as zero, as they do on a GPU where arithmetic is in float32.
-        limit: Elements that are worked on at a time.
+        normalizer: The divisor of a mean, in place of the count.
+        flush: True if subnormal float32 numbers count as zero, as they do on a GPU for float32 arithmetic.
+        limit: Elements to process at a time.
     """
     import torch
 
@@ -102,7 +102,7 @@ def _divisor(
     shape: Sequence[int],
     dims: Sequence[int],
 ) -> Tensor:
-    """What each sum is divided by, with the reduced dimensions of size 1."""
+    """The divisor of each sum, with the reduced dimensions of size 1."""
     import torch
 
     like = next(iter(given.values()))
@@ -118,7 +118,7 @@ def _divisor(
 def _through_divisor(
     gradients: Sequence[_Sum | None], loss: Loss, given: Mapping[str, Tensor], value: Expected, upstream: Tensor
 ) -> None:
-    """What a weight moves in the sum of the weights, which the value is divided by."""
+    """Adds the derivative of the divisor, the sum of the weights, to the gradient of the weight."""
     import torch
 
     slot = [x.name for x in loss.operands].index("weight")
@@ -133,12 +133,12 @@ def _through_divisor(
 
 
 class _Sum:
-    """Sums of terms, of their sizes and of the squares of these, into a shape that is that of the terms or smaller."""
+    """Sums of terms, of their sizes and of the squares of the sizes, into a shape at most as large as the terms'."""
 
     def __init__(self, like: Tensor, shape: Sequence[int], terms: Sequence[int]) -> None:
         import torch
 
-        # Where every term is a result of its own there is nothing to add up, and the squares are not needed.
+        # If every term is a result of its own, nothing is added up and the squares are not needed.
         self.summed = prod(shape) != prod(terms)
         self.buffers = [
             torch.zeros(tuple(shape), dtype=torch.float64, device=like.device) for _ in range(3 if self.summed else 2)
@@ -152,8 +152,8 @@ class _Sum:
             target += x.sum_to_size(target.shape)
 
     def divided(self, divisor: Tensor) -> Expected:
-        """The sums divided, as a mean is; nothing divided by nothing is NaN, as in torch."""
-        # In place: of a huge loss, each of these is many gigabytes.
+        """The sums divided, like a mean; nothing divided by nothing is NaN, as in torch."""
+        # In place: for a huge loss, each of these has many gigabytes.
         exact, total = (x.div_(divisor) for x in self.buffers[:2])
         return Expected(exact, self.buffers[2].sqrt_().div_(divisor.abs()) if self.summed else total, total)
 
@@ -162,7 +162,7 @@ def _widen(x: Tensor, flush: bool) -> Tensor:
     import torch
 
     wide = x.detach().double()
-    # Half numbers are normal in float32 even where they are subnormal in their own type.
+    # float16 numbers are normal in float32 even where they are subnormal in their own type.
     tiny = torch.finfo(torch.float32).tiny
     return torch.where(wide.abs() < tiny, 0.0, wide) if flush and x.is_floating_point() else wide
 
@@ -203,20 +203,20 @@ def _with_size(y: Tensor, leaves: Sequence[Tensor], derivatives: Sequence[Tensor
 
 
 def common_shape(operands: Sequence[Tensor]) -> tuple[int, ...]:
-    """The shape that operands broadcast to."""
+    """The common shape of broadcast operands."""
     # torch's own function imports half of torch's compiler, which takes a second.
     return numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
 
 
 def runs_kernels(x: Tensor) -> bool:
-    """Whether a loss of this tensor runs kernels: on a GPU, or on the host where that is switched on."""
+    """True if a loss of this tensor runs kernels: on a GPU, or on the host within an execution."""
     from cupylosses.testing import host
 
     return x.is_cuda or (x.is_cpu and host.active())
 
 
 def flushes(operands: Sequence[Tensor]) -> bool:
-    """Whether a loss of these operands treats subnormal float32 numbers as zero: in kernels, below float64."""
+    """True if a loss of these operands treats subnormal float32 numbers as zero: in kernels, below float64."""
     return runs_kernels(operands[0]) and all(
         arithmetic(dtype_name(x.dtype)) == "float32" for x in operands if x.is_floating_point()
     )
