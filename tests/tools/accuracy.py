@@ -1,19 +1,19 @@
-"""How far a loss is from the truth over its whole domain, in units in the last place.
+"""The accuracy of a loss over its whole domain, in units in the last place.
 
-Every point is a result of its own (``reduction="none"``, upstream gradient 1), held against the truth of ``exact.py``.
+Every point is a result of its own (``reduction="none"``, upstream gradient 1), compared with the truth of ``exact.py``.
 Its error is divided by two units:
 
 - *plain*: the unit in the last place of the result's dtype at the truth;
-- *conditioned*, which the bar is for: the same, or the unit of the arithmetic's dtype at the size of the result where
-  that is larger. The size is that of ``truth.py``: how far a result moves, relative to the movement, when the operands
-  do. It is much larger than the result only where something cancels that had to be rounded. Where results have 16 bits
-  the arithmetic's unit is 2^-16.
+- *conditioned*, which the bar applies to: the plain unit, or the unit of the arithmetic's dtype at the size of the
+  result, whichever is larger. The size is that of ``truth.py``: how far a result moves, relative to the movement, when
+  the operands do. It is much larger than the result only where rounded terms cancel. For 16-bit results the
+  arithmetic's unit is 2^-16.
 
-What lies beyond the range of the dtype counts as infinity. Next to the smallest normal number of the arithmetic nothing
-is measured, since a float32 may be flushed there, at the end or on the way, and others have few digits left: an error
-of up to four such numbers is none, and a result is right, too, if it is with 0 for exponentials that underflow. Where a
-result jumps, as a gradient does at a kink, rounding may decide on which side of the jump a point lies; there a result
-is right, too, if it is that of operands one unit in the last place away.
+Numbers beyond the range of the dtype count as infinity. Next to the smallest normal number of the arithmetic nothing is
+measured, since a float32 may be flushed there, at the end or on the way, and others have few digits left: an error of
+up to four such numbers counts as none, and a result also passes if it is right with 0 for exponentials that underflow.
+At a jump of the result, such as a gradient's at a kink, rounding may decide on which side a point lies; there a result
+also passes if it is right for operands one unit in the last place away.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     #: The truth at points, with exponentials below a number taken as 0.
     Truth = Callable[[NDArray[Any], float], Figure]
 
-#: Conditioned units in the last place that a result may be off.
+#: The largest accepted error, in conditioned units in the last place.
 BAR = 4.0
 
-#: The error, in smallest normal numbers of the arithmetic, that is none.
+#: An error up to this many smallest normal numbers of the arithmetic counts as none.
 FLUSHED = 4.0
 
 #: Points to draw for each case and dtype.
 COUNT = 2000
 
-#: So many points over the bar, the worst, are looked at for a jump beside them or an underflow.
+#: This many of the worst points over the bar are examined for a nearby jump or an underflow.
 LOOKED_AT = 400
 
 
@@ -64,7 +64,7 @@ class Worst(NamedTuple):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one result, ``value`` or an operand whose gradient it is: the worst point, and the largest plain error."""
+    """Accuracy of one result, ``value`` or the gradient of an operand: the worst point, and the largest plain error."""
 
     result: str
     points: int
@@ -74,15 +74,15 @@ class Accuracy:
 
     @property
     def ok(self) -> bool:
-        """Whether no point is over the bar."""
+        """True if no point is over the bar."""
         return not self.over
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A loss, by its function, with parameters and dtypes, and how many points to try where.
+    """A loss, by its function, with parameters and dtypes, the number of points and the device.
 
-    ``dtypes`` has one entry for all operands, or one for each, the last of which serves the rest.
+    ``dtypes`` has one entry for all operands, or one for each; the last entry serves the remaining operands.
     """
 
     function: Callable[..., Tensor]
@@ -103,7 +103,7 @@ class Sweep:
         return self.loss.values(self.case)
 
     def operands(self) -> list[Tensor]:
-        """The points, on the device, each a row of its own: of some losses an element of the result is a row's."""
+        """The points, on the device, each as a row: some losses have one result element per row."""
         names = [self.dtypes[min(i, len(self.dtypes) - 1)] for i in range(len(self.loss.operands))]
         return [x.to(self.device) for x in points(self.loss, self.values, names, self.count, self.seed)]
 
@@ -149,7 +149,9 @@ def _accuracy(name: str, at: NDArray[Any], result: Tensor, figure: Figure, compu
 def _excused(
     at: NDArray[Any], result: Tensor, figure: Figure, computed: str, truth: Truth
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The errors and the truth, where a result is right beside a jump or by an underflow those that it is right by."""
+    """The errors and the truth. A result that is right beside a jump, or by an underflow, gets the error and truth of
+    that case.
+    """
     import torch
 
     best = (*errors(result, figure, computed), figure.high)
@@ -166,7 +168,7 @@ def _excused(
 
 
 def errors(result: Tensor, figure: Figure, computed: str) -> tuple[Tensor, Tensor]:
-    """The conditioned and the plain error of each result; infinite where a NaN or an infinity is misplaced.
+    """The conditioned and the plain error of each result; infinite if a NaN or an infinity is misplaced.
 
     ``computed`` is the dtype of the arithmetic.
     """

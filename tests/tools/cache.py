@@ -1,4 +1,4 @@
-"""Results kept from run to run, by the content that they were computed from: a changed input is another key."""
+"""A persistent cache of results, keyed by the content that they were computed from: a changed input is another key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def directory() -> Path:
-    """Where results are kept: CUPYLOSSES_CACHE_DIR, or the user's cache. It may be deleted at any time."""
+    """The directory of the cache: CUPYLOSSES_CACHE_DIR, or the user's cache. It may be deleted at any time."""
     named = os.environ.get("CUPYLOSSES_CACHE_DIR")
     if named:
         return Path(named)
@@ -19,15 +19,15 @@ def directory() -> Path:
 
 
 def key(*parts: str) -> str:
-    """The name of a result that depends on these texts and nothing else."""
+    """The key of a result that depends on these texts and nothing else."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Cache:
     """A table of JSON values in a file of :func:`directory`, for use by one thread; other processes may use it too.
 
-    Where no file can be written it is empty, and keeps what it is given for its own life. A file that is damaged is
-    replaced by an empty one: all that it held can be computed again.
+    If no file can be written, it starts empty and lives in memory. A damaged file is replaced by an empty one:
+    everything in it can be computed again.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Cache:
             return None
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps a value that JSON knows."""
+        """Stores a value that JSON can represent."""
         text = json.dumps(value)
         try:
             self._insert(key, text)
@@ -73,7 +73,7 @@ class Cache:
         self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, text))
 
     def _replace(self) -> None:
-        """Starts anew. Processes that have the damaged file open keep it."""
+        """Starts with a new file. Processes that have the damaged one open keep it."""
         if hasattr(self, "_database"):
             self._database.close()
         path, self._path = self._path, None

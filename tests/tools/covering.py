@@ -1,8 +1,8 @@
-"""Which checks a loss is put through in the tests, where every kernel is compiled for the check alone.
+"""A covering selection of checks for a loss, for tests where every kernel is compiled for one check alone.
 
-The representatives (``representatives.py``) go through everything, so that every pair of layout, dtype and reduction
-occurs. Of any other loss its formula is left to be checked. It meets every set of parameters in every dtype, every
-reduction and every layout, and each operand's gradient as a sum, but not all of that with each other.
+The representatives (``representatives.py``) run all checks, so every pair of layout, dtype and reduction occurs. For
+any other loss only its formula is left to check. It meets every set of parameters in every dtype, every reduction and
+every layout, and each operand's gradient as a sum, but not every combination.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cupylosses.testing.layouts import LAYOUTS
 #: The dtype that meets every reduction and layout.
 EVERYWHERE = ("float32",)
 
-#: Layouts that, reduced, share the kernels of contiguous operands, and those that have their own.
+#: Layouts that, reduced, share the kernels of contiguous operands, and layouts with their own kernels.
 SHARED = frozenset({"contiguous", "transposed", "channels_last", "zero_d", "empty"})
 OWN = tuple(x for x in LAYOUTS if x not in SHARED)
 
@@ -22,13 +22,13 @@ SUMS = "outer"
 
 
 def contains(check: Check) -> bool:
-    """Whether a loss that is no representative is put through a check."""
+    """True if a loss that is no representative runs a check."""
     loss, wanted = check.loss, check.wanted or (True,)
     if check.dim is not None or len(check.dtypes) > 1 or any(wanted) != all(wanted):
         return False
     usual = loss.values(loss.cases[0])
     if check.layout in ("contiguous", EDGES):
-        # Each choice of the flags is a formula, which every element shows; adding these up does not depend on it.
+        # Each choice of the flags is a formula, which unreduced elements show; sums do not depend on it.
         everything = check.dtypes == EVERYWHERE and loss.choose(check.values) == loss.choose(usual)
         return everything or check.reduction == "none"
     plain = (check.values, check.dtypes, check.reduction) == (usual, EVERYWHERE, "mean")

@@ -1,6 +1,7 @@
-"""NumPy in the place of CuPy: its path through the kernels, without a GPU.
+"""NumPy in place of CuPy, so that CuPy's path through the kernels runs without a GPU.
 
-What cupylosses asks of CuPy is here, as CuPy's documentation has it, and no more. Memory is the CPU's.
+It implements exactly the parts of CuPy that cupylosses uses, as CuPy's documentation describes them. Memory is the
+CPU's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cupylosses.testing.memory import NAN_BYTE
 
 
 class Array(numpy.ndarray):
-    """``cupy.ndarray``, whose memory is given as a pointer, and which lies on a device."""
+    """``cupy.ndarray``: an array with a memory pointer and a device."""
 
     def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> Array:
         if memptr is None:
@@ -34,13 +35,13 @@ class Array(numpy.ndarray):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        """The pointer to its first element; that of an array without gaps can be given to another one."""
+        """The pointer to its first element; an array without gaps can be given another one's pointer."""
         memory = self.reshape(-1).view(numpy.uint8) if self.flags.c_contiguous else None
         return SimpleNamespace(ptr=self.ctypes.data, memory=memory)
 
     @property
     def device(self) -> Any:  # type: ignore[override]
-        """The only one, but for an array that a test says it of."""
+        """The only device, unless a test assigns another one to an array."""
         return Device(self.__dict__.get("index", 0))
 
 
@@ -61,8 +62,8 @@ class Device:
 
 
 class Stream:
-    """``cupy.cuda.Stream``, on which everything has happened at once. ``capturing`` says that a graph is being
-    captured, and ``waits`` counts how often the host has waited. It is not the default stream, which never is.
+    """``cupy.cuda.Stream``, on which everything happens at once. ``capturing`` is True while a graph is being captured,
+    and ``waits`` counts how often the host has waited. It is not the default stream, which never captures.
     """
 
     ptr = 1
@@ -78,7 +79,7 @@ class Stream:
 
 
 def _allocate(size: int) -> Any:
-    """New memory, which holds no zeros but NaN."""
+    """New memory, filled with NaN."""
     return SimpleNamespace(memory=numpy.full(size, NAN_BYTE, numpy.uint8))
 
 
@@ -118,7 +119,7 @@ def _own(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def _module(stream: Stream) -> Any:
-    """What stands for ``cupy``."""
+    """The module that replaces ``cupy``."""
     same = ("asarray", "ascontiguousarray", "broadcast_to", "from_dlpack", "full_like", "ones_like", "sum", "where",
             "zeros_like")  # fmt: skip
     cuda = SimpleNamespace(
@@ -144,8 +145,8 @@ def _module(stream: Stream) -> Any:
 
 @contextmanager
 def cupy(**chosen: Any) -> Iterator[Any]:
-    """Within it, what is yielded is CuPy: its arrays take their kernels, on the host. ``chosen`` are fields of
-    :class:`~cupylosses.testing.host.settings.Settings`.
+    """Within this context, the yielded module is CuPy: its arrays run their kernels on the host. ``chosen`` are fields
+    of :class:`~cupylosses.testing.host.settings.Settings`.
     """
     stream = Stream()
     module, namespace = _module(stream), interop.namespace

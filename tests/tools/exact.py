@@ -1,12 +1,12 @@
 """The truth in high precision: a reference formula on numbers of many digits, and its derivatives.
 
-``loss.reference(xp, *operands)`` runs as it is, on NumPy arrays of :class:`Jet`: a number of mpmath that carries its
-derivatives with respect to the operands, as the dual numbers of the kernels do. :data:`xp` is the array namespace of
+``loss.reference(xp, *operands)`` runs unchanged on NumPy arrays of :class:`Jet`: mpmath numbers that carry their
+derivatives with respect to the operands, like the dual numbers of the kernels. :data:`xp` is the array namespace of
 such arrays. So there is no second formula, and a branch (``where``) or a convention at a kink (``abs``) is that of the
-reference. First derivatives are the gradients; the second say how well-conditioned these are.
+reference. First derivatives are the gradients; the second derivatives determine how well-conditioned these are.
 
-Nothing overflows or underflows, and what floating-point formulas take care not to cancel may cancel here. What stays is
-what a reference itself rounds: a constant from ``math`` is good to 2^-53, relatively.
+Nothing overflows or underflows, and terms may cancel that floating-point formulas must keep apart. Only the rounding
+within a reference remains: a constant from ``math`` is accurate to a relative error of 2^-53.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from cupylosses.engines.pointwise.definition import Loss
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: By the dtype that kernels compute in: digits in which the smallest number of the dtype does not vanish beside 1.
+#: By the dtype of the kernels' arithmetic: enough digits that the smallest number of the dtype does not vanish beside
+#: 1.
 DIGITS = {"float32": 64, "float64": 350}
 
 #: The exponential of more than 2^LARGE is infinite, that of less than -2^LARGE is 0: no dtype comes near.
@@ -61,14 +62,14 @@ def evaluate(
         operands: One-dimensional arrays of numbers.
         values: Every parameter and flag by name (``loss.values(case)``).
         digits: The decimal digits to compute in.
-        smallest: An exponential below is 0, as it would be in a dtype whose smallest number this is.
+        smallest: An exponential below this counts as 0, as in a dtype with this smallest number.
 
     Raises:
         NotImplementedError: the reference calls a function that :data:`xp` lacks.
     """
     if loss.reference is None:
         raise pointwise_checks.no_reference(loss)
-    # NumPy looks at the flags of the processor also where it only calls Python.
+    # NumPy checks the processor's floating-point flags even where it only calls Python.
     with mp.workdps(digits), _underflow(mpf(smallest)), numpy.errstate(all="ignore"):
         numbers = {x.name: Jet(mpf(values[x.name])) for x in loss.parameters}
         arrays = [_array(Jet(mpf(float(x)), {i: _ONE}) for x in operand) for i, operand in enumerate(operands)]
@@ -79,7 +80,7 @@ def evaluate(
 
 
 def _derivative(y: Jet, i: int, x: Sequence[mpf]) -> tuple[mpf, mpf]:
-    """A derivative and its size; NaN where the value is NaN, as the kernels have it."""
+    """A derivative and its size; NaN where the value is NaN, as in the kernels."""
     if mp.isnan(y.value):
         return y.value, _ZERO
     seconds = {j: y.second[min(i, j), max(i, j)] for j in range(len(x)) if (min(i, j), max(i, j)) in y.second}
@@ -103,9 +104,9 @@ _ZERO, _ONE = mpf(0), mpf(1)
 
 
 class Jet:
-    """A number with its derivatives: ``first[i]`` by operand i, ``second[i, j]`` by i <= j. What is missing is 0.
+    """A number with its derivatives: ``first[i]`` by operand i, ``second[i, j]`` by i <= j. A missing derivative is 0.
 
-    A derivative that is missing is never multiplied, so that 0 * inf arises only where it does in the formula.
+    A missing derivative is never multiplied, so 0 * inf arises only where the formula has it.
     """
 
     __slots__ = ("first", "second", "value")
@@ -199,7 +200,7 @@ def _lift(x: Any) -> Jet:
 
 def _binary(operator: Callable[[Jet, Jet], Jet], a: Any, b: Any) -> Any:
     if isinstance(a, numpy.ndarray) or isinstance(b, numpy.ndarray):
-        return NotImplemented  # NumPy then takes the elements one by one.
+        return NotImplemented  # Makes NumPy process the elements one by one.
     return operator(_lift(a), _lift(b))
 
 
@@ -221,7 +222,7 @@ def _chain(
     for (k, m), curvature in curvatures.items():
         for i, x in arguments[k].first.items():
             for j, y in arguments[m].first.items():
-                # Of two arguments, (i, j) and (j, i) are two terms of one derivative; of one, they are the same.
+                # For two arguments, (i, j) and (j, i) are two terms of one derivative; for one, they are the same.
                 if k != m or i <= j:
                     term = curvature * x * y
                     ij = min(i, j), max(i, j)
@@ -287,7 +288,7 @@ def _sign(x: mpf) -> mpf:
     return x if mp.isnan(x) else mpf((x > 0) - (x < 0))
 
 
-#: Below it an exponential is 0; see `evaluate`.
+#: Exponentials below this are 0; see `evaluate`.
 _smallest = _ZERO
 
 
@@ -354,7 +355,9 @@ def _of(
     slope: Callable[[mpf, mpf], mpf] | None = None,
     curvature: Callable[[mpf, mpf], mpf] | None = None,
 ) -> Callable[[Jet], Jet]:
-    """A function of jets from that of numbers and its derivatives, by x and the value; without them they are 0."""
+    """A function of jets, from a function of numbers and its derivatives in terms of x and the value; a missing
+    derivative is 0.
+    """
 
     def function(x: Jet) -> Jet:
         y = value(x.value)
@@ -407,11 +410,11 @@ _FUNCTIONS: dict[str, Callable[[Jet], Jet]] = {
 class Jets(numpy.ndarray):
     """An array of jets."""
 
-    #: What is 0 on paper is 0 here, to all digits.
+    #: A zero on paper is an exact zero here.
     exact = True
 
     def detach(self) -> Jets:
-        """The same numbers as constants, as torch has it."""
+        """The numbers as constants, like torch's ``detach``."""
         return numpy.frompyfunc(lambda x: Jet(x.value), 1, 1)(self)
 
 
@@ -432,7 +435,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def _larger(a: Any, b: Any) -> Any:
-    """The larger one; of two that are equal half of each, and NaN beside anything, as torch has it."""
+    """The larger number; as in torch, equal numbers count half each, and NaN beside anything is NaN."""
     return _where(_is(mp.isnan, a) | (a > b), a, _where(_is(mp.isnan, b) | (b > a), b, (a + b) / 2))
 
 
@@ -441,7 +444,7 @@ def _smaller(a: Any, b: Any) -> Any:
 
 
 def _clipped(x: Any, min: Any = None, max: Any = None) -> Any:
-    """``x`` within bounds; on a bound its derivative is 1, as torch has it."""
+    """``x`` within bounds; on a bound its derivative is 1, as in torch."""
     x = x if min is None else _where(x < min, min, x)
     return x if max is None else _where(x > max, max, x)
 
@@ -451,7 +454,7 @@ def _is(test: Callable[[mpf], bool], x: Any) -> Any:
 
 
 class Namespace:
-    """The functions of the array API that references use, for arrays of jets. dtypes and devices mean nothing here."""
+    """The functions of the array API that references use, for arrays of jets. dtypes and devices are ignored."""
 
     inf, nan = inf, float("nan")
     float32 = float64 = None

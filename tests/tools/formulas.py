@@ -1,14 +1,14 @@
 """Formulas without the kernels around them: the functor of a loss, compiled alone and evaluated at given points.
 
-Kernels of one loss differ in layout, access and reduction; the functor in them is always the same. One translation unit
-evaluates it, with every gradient, in two dtypes, so that a formula is checked by a few small units instead of hundreds
-of kernels. :func:`function` is the loss computed that way, in the shape of the public function:
+Kernels of one loss differ in layout, access and reduction; their functor is always the same. One translation unit
+evaluates it, with every gradient, in two dtypes, so a few small units check a formula instead of hundreds of kernels.
+:func:`function` is the loss computed that way, with the signature of the public function:
 
     formula = formulas.function(F.huber_loss.loss)
     formula(input=x, target=y, delta=0.5, reduction="none").sum().backward()
 
-CPU tensors run the unit on the host, CUDA tensors on the GPU. What a kernel adds, that is loads, layouts, mixtures of
-dtypes, sums and the one-pass protocol, is not there.
+CPU tensors run the unit on the host, CUDA tensors on the GPU. It lacks everything that a kernel adds: loads, layouts,
+mixtures of dtypes, sums and the one-pass protocol.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cupylosses.testing.tolerance import dtype_name
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The dtypes of one unit. Arithmetic for 16-bit results keeps fewer terms, which one constant decides for a whole unit.
+#: The dtypes of one unit. Arithmetic for 16-bit results keeps fewer terms; one constant decides that for a whole unit.
 WIDE, NARROW = ("float32", "float64"), ("float16", "bfloat16")
 
 #: Blocks and threads on a GPU, whatever the number of points.
@@ -47,7 +47,7 @@ GRID, BLOCK = 64, 128
 class Unit(Kernel):
     """A translation unit: the functor of a loss with these flags, for operands that all have one of two dtypes.
 
-    Its kernel writes values and gradients per element. Where ``grad_output`` is null the upstream gradient is 1.
+    Its kernel writes values and gradients per element. A null ``grad_output`` means an upstream gradient of 1.
     """
 
     loss: Loss
@@ -80,7 +80,7 @@ class Unit(Kernel):
 
     @property
     def pointers(self) -> list[str]:
-        """The declarations of the pointers that the kernel takes."""
+        """The declarations of the kernel's pointers."""
         names = [x.name for x in self.loss.operands]
         gradients = [f"void* {x}_gradients" for x, w in zip(names, self.differentiated, strict=True) if w]
         return [*(f"const void* {x}_" for x in names), *gradients, "void* values", "const void* grad_output"]
@@ -157,7 +157,7 @@ def _evaluation(unit: Unit, compute: str) -> list[str]:
         "  static_cast<Storage*>(values)[i] = Narrow<Storage>::from(y.value);",
     ]
     for i, (operand, wanted) in enumerate(zip(operands, unit.differentiated, strict=True)):
-        # As the kernels have it (pointwise.cuh): a loss that is NaN has gradients of NaN.
+        # As in the kernels (pointwise.cuh): a loss that is NaN has gradients of NaN.
         gradient = f"y.value != y.value ? y.value : tangent_or_zero(y, {i}) * upstream"
         if wanted:
             lines.append(f"  static_cast<Storage*>({operand.name}_gradients)[i] = Narrow<Storage>::from({gradient});")
@@ -175,7 +175,7 @@ def _launcher(unit: Unit) -> compiler.Launcher:
 
 @dataclass(frozen=True)
 class Formula:
-    """A form of a loss with its options, as autograd takes it."""
+    """A form of a loss with its options, for use by autograd."""
 
     loss: Loss
     flags: tuple[int, ...]
@@ -184,7 +184,9 @@ class Formula:
     def evaluate(
         self, operands: Sequence[Tensor], grad_output: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Value and gradients of every element; operands are contiguous, of one shape and, but for masks, one dtype."""
+        """Value and gradients of every element; operands are contiguous, of one shape and, except for masks,
+        one dtype.
+        """
         kinds = {x.dtype for o, x in zip(self.loss.operands, operands, strict=True) if o is not MASK}
         if len(kinds) != 1 or len({x.shape for x in operands}) != 1:
             raise ValueError(f"{self.loss.name}: a formula takes operands of one dtype and shape, got {kinds}")
@@ -216,7 +218,7 @@ class _Elements(Function):
 
 
 class _Gradients(Function):
-    """The gradients of every element, whose own derivatives are those of the loss along directions."""
+    """The gradients of every element; their own derivatives are directional derivatives of the loss."""
 
     @staticmethod
     def forward(ctx: Any, formula: Formula, grad_output: Tensor, *operands: Tensor) -> Any:
@@ -238,8 +240,8 @@ class _Gradients(Function):
 def function(loss: Loss) -> Callable[..., Tensor]:
     """The loss of torch tensors by its formula alone, for the reductions "none" and "sum"; differentiable twice.
 
-    Takes operands, ``weight``, ``mask`` and options by name, as the public function does. Rows are not averaged: of a
-    loss whose elements are means of rows, "none" gives what the means are taken of.
+    Takes operands, ``weight``, ``mask`` and options by name, like the public function. Rows are not averaged: for a
+    loss whose elements are means of rows, "none" gives the terms of the means.
     """
 
     def call(*, reduction: str = "none", **given: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""The compile gate: every kernel compiles for every supported GPU, and none warns, spills, or moves narrow words.
+"""The compile gate: every kernel compiles for every supported GPU, without warnings, spills or narrow memory accesses.
 
-No GPU is needed. ``tests/test_compile.py`` runs the fast subset, ``scripts/compile_kernels.py`` any part of it; the
-subsets are those of :mod:`tools.gate_subsets`.
+No GPU is needed. ``tests/test_compile.py`` runs the fast subset, ``scripts/compile_kernels.py`` any part of it;
+:mod:`tools.gate_subsets` defines the subsets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.representatives import representatives
 from tools.row_variants import AnyRowVariant, described, row_variants
 from tools.variants import complaints, variants
 
-#: Bytes of registers that kernels compiled by CUDA 11 may spill. Launch bounds are chosen for the compilers since; by
+#: Bytes of registers that kernels compiled by CUDA 11 may spill. Launch bounds are tuned for later compilers; with
 #: 11.8, weighted binary cross entropy of three float16 operands spills 44.
 SPILLS_OF_CUDA_11 = 64
 
@@ -44,17 +44,17 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The job in words."""
+        """The job as text."""
         return f"{self.variant.title} for {self.architecture} by NVRTC {self.release}"
 
     def complaints(self, found: Resources) -> tuple[str, ...]:
-        """Defects of what came out of it."""
+        """Defects of the compiled kernel."""
         return complaints(self.variant, found, SPILLS_OF_CUDA_11 if self.compiler.version < (12, 0) else 0)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a job; without resources, why nothing did."""
+    """The outcome of a job: resources, or the reason why there are none."""
 
     job: Job
     resources: Resources | None
@@ -98,12 +98,12 @@ def fast_jobs(
     compilers: Mapping[Nvrtc, Sequence[str]],
     whole: Collection[Loss | RowLoss] | None = None,
 ) -> list[Job]:
-    """The fast subset, as :func:`tools.gate_subsets.fast`."""
+    """The fast subset of :func:`tools.gate_subsets.fast`."""
     return [Job(*x) for x in gate_subsets.fast(losses, compilers, whole)]
 
 
 def run(work: Sequence[Job], threads: int) -> Iterator[Result]:
-    """Compiles in several threads, which NVRTC leaves free to run. What was compiled before is looked up."""
+    """Compiles in several threads, since NVRTC releases the GIL. Cached results are reused."""
     with cache.Cache("kernels") as known, ThreadPoolExecutor(threads) as pool:
         try:
             waiting = []
@@ -133,18 +133,18 @@ def _compile(job: Job, text: str) -> Resources:
 
 
 def _restored(found: dict[str, Any]) -> Resources:
-    """From JSON, which has no tuples."""
+    """Restores tuples, which JSON lacks."""
     return Resources(**{name: tuple(x) if isinstance(x, list) else x for name, x in found.items()})
 
 
 def _key(job: Job, text: str) -> str:
-    """Everything that the resources depend on."""
+    """A key of all inputs that the resources depend on."""
     return cache.key(text, job.architecture, " ".join(CUPY_OPTIONS), job.compiler.fingerprint, _reader())
 
 
 @functools.cache
 def _reader() -> str:
-    """How resources are read from what a compiler says."""
+    """The source code that reads resources from the compiler's output."""
     return inspect.getsource(nvrtc.Resources) + inspect.getsource(nvrtc.Compiled)
 
 
@@ -167,7 +167,7 @@ RESOURCES = ("registers", "spills", "stack", "shared", "wide_loads", "wide_store
 
 
 def write(results: Sequence[Result], path: Path) -> None:
-    """A table with a row per kernel, as CSV."""
+    """Writes a table with a row per kernel, as CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow((*COLUMNS, *RESOURCES, "complaints"))

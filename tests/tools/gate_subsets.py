@@ -1,6 +1,6 @@
-"""Subsets of the compile gate: which kernels are compiled where not every one is.
+"""Subsets of the compile gate, for runs that do not compile every kernel.
 
-``broad``  of each representative 115 to 174 kernels, of every other loss those of training;
+``broad``  of each representative 115 to 174 kernels, of every other loss the training kernels;
 ``fast``   of all losses together some 200, and a few of them by CUDA 11, in every run of the tests.
 """
 
@@ -31,10 +31,10 @@ MATRIX: Mapping[int, tuple[str, ...]] = {
     11: ("sm_70", "sm_80", "sm_90"),
 }
 
-#: The architecture that performance is measured on, for which the subsets have most kernels.
+#: The architecture of the performance measurements. The subsets have most kernels for it.
 BROADEST = "sm_90"
 
-#: Those of the subsets: the oldest, whose 16-bit conversions are spelled out; the broadest; and the newest.
+#: The architectures of the subsets: the oldest, whose 16-bit conversions are spelled out; the broadest; and the newest.
 FAST = (MATRIX[13][0], BROADEST, MATRIX[13][-1])
 
 
@@ -45,8 +45,8 @@ FAST = (MATRIX[13][0], BROADEST, MATRIX[13][-1])
 def broad(loss: Loss, architecture: str, whole: bool = True) -> list[Variant]:
     """Kernels of a loss in which each kernel and layout occurs, and each dtype.
 
-    For :data:`BROADEST` also each choice of dtypes, setting of the flags and broadcast operand. Without ``whole`` they
-    are those of training: for BROADEST, and fewer for another architecture of :data:`FAST`, which takes turns.
+    For :data:`BROADEST` also each choice of dtypes, setting of the flags and broadcast operand. Without ``whole``, only
+    the training kernels: for BROADEST, and fewer for another architecture of :data:`FAST` in turn.
     """
     usual = variants(loss, fast=True)
     if not whole:
@@ -68,8 +68,8 @@ def broad(loss: Loss, architecture: str, whole: bool = True) -> list[Variant]:
 
 
 def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> list[Variant]:
-    """Forward with gradients in two dtypes and, for BROADEST, with each setting of the flags; there the kernels of
-    elements, too.
+    """Forward with gradients in two dtypes; for BROADEST also with each setting of the flags, and the unreduced
+    kernels.
     """
     plain = [x for x in usual if x.layout == "flat" and x.loss is loss]
     forward = [x for x in plain if x.kind == "value_and_gradient"]
@@ -80,7 +80,7 @@ def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> lis
 
 
 def broad_rows(loss: RowLoss, architecture: str) -> list[AnyRowVariant]:
-    """Of a loss of rows each kernel in each layout for BROADEST, forward with gradients for others."""
+    """For a loss of rows, each kernel in each layout for BROADEST, and forward with gradients for the others."""
     usual = row_variants(loss, fast=True)
     forward = [x for x in usual if x.kind == "value_and_gradient"]
     if architecture == BROADEST:
@@ -93,7 +93,7 @@ def broad_rows(loss: RowLoss, architecture: str) -> list[AnyRowVariant]:
 
 
 def architectures(loss: Loss) -> tuple[str, ...]:
-    """Those that the broad subset has kernels of a loss for."""
+    """The architectures for which the broad subset has kernels of a loss."""
     if loss in representatives():
         return FAST
     others = [x for x in FAST if x != BROADEST]
@@ -101,7 +101,7 @@ def architectures(loss: Loss) -> tuple[str, ...]:
 
 
 def _one_of_each(among: Sequence[Kernel], *fields: str) -> list[Kernel]:
-    """A variant for each combination of these fields that occurs: the last, which has all gradients."""
+    """A variant for each combination of these fields that occurs: the last one, which has all gradients."""
     return list({attrgetter(*fields)(x): x for x in among}.values())
 
 
@@ -110,7 +110,7 @@ def _one_of_each(among: Sequence[Kernel], *fields: str) -> list[Kernel]:
 
 
 def fast_compilers() -> dict[Nvrtc, Sequence[str]]:
-    """The newest NVRTC and, where it is installed, that of CUDA 11, which accepts less; with their architectures."""
+    """The newest NVRTC and, if it is installed, that of CUDA 11, which accepts less; with their architectures."""
     libraries = find_libraries()
     newest = max(libraries, default=0)
     found: dict[Nvrtc, Sequence[str]] = {}
@@ -126,7 +126,7 @@ def fast(
     compilers: Mapping[Nvrtc, Sequence[str]],
     whole: Collection[Loss | RowLoss] | None = None,
 ) -> list[Choice]:
-    """Kernels in which each formula occurs, and each kernel, layout and access to memory, of whichever loss.
+    """Kernels in which each formula occurs, and each kernel, layout and access to memory, from any loss.
 
     The newest of the compilers has all of them: of each loss a training kernel in float32 for :data:`BROADEST`, and one
     in bfloat16 for another of its architectures in turn; of the losses ``whole`` each kernel, layout, dtype and access,
@@ -134,9 +134,9 @@ def fast(
     others in turn. An older compiler has each kernel and layout of ``whole``, and of rows each layout and option.
 
     Args:
-        losses: Losses of elements and of rows.
+        losses: Element-wise losses and losses of rows.
         compilers: The architectures that each of them compiles for.
-        whole: The losses that stand for the others; by default the representatives, and all losses of rows.
+        whole: The losses with all structures; by default the representatives, and all losses of rows.
     """
     whole = representatives() if whole is None else whole
     elements = [v for x in losses if isinstance(x, Loss) and x in whole for v in variants(x)]
@@ -164,7 +164,9 @@ def fast(
 
 
 def training(loss: Loss) -> list[Variant]:
-    """Forward with all gradients of contiguous operands: float32 and bfloat16 in turn, and so the flags' settings."""
+    """Forward with all gradients of contiguous operands: float32 and bfloat16 in turn, and each setting of the flags in
+    turn.
+    """
     plain = {
         (x.flags, x.storage[0]): x
         for x in variants(loss, fast=True)
@@ -178,7 +180,7 @@ def training(loss: Loss) -> list[Variant]:
 
 
 def structure(variant: Variant) -> Iterator[Hashable]:
-    """Properties of a kernel that are no matter of its formula."""
+    """Properties of a kernel that do not depend on its formula."""
     how = variant.kind, variant.layout, variant.columns
     yield how
     yield from ((*how, access) for access in variant.access)
@@ -188,13 +190,13 @@ def structure(variant: Variant) -> Iterator[Hashable]:
 
 
 def kernel_and_layout(variant: Variant) -> Iterator[Hashable]:
-    """The least that tells kernels apart, and dtypes."""
+    """The fewest fields that tell kernels and dtypes apart."""
     yield variant.kind, variant.layout
     yield variant.storage[0]
 
 
 def row_layout(variant: AnyRowVariant) -> Iterator[Hashable]:
-    """The part of the row engine that a kernel is: of indices or of dense targets, and which threads take a row."""
+    """The part of the row engine in a kernel: class indices or dense targets, and the row layout."""
     yield type(variant), variant.layout
 
 
@@ -204,7 +206,7 @@ def row_kind(variant: AnyRowVariant) -> Iterator[Hashable]:
 
 
 def row_options(variant: AnyRowVariant) -> Iterator[Hashable]:
-    """Parts of the row engine with the options that are compiled into them."""
+    """Parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
     for name in ("input", "cluster", "ahead", "capped", "smoothed"):
         if hasattr(variant, name):
@@ -212,7 +214,7 @@ def row_options(variant: AnyRowVariant) -> Iterator[Hashable]:
 
 
 def row_structure(variant: AnyRowVariant) -> Iterator[Hashable]:
-    """Properties of a kernel of rows that are no matter of its formula, and each formula."""
+    """Properties of a kernel of rows that do not depend on its formula, and each formula."""
     yield type(variant), variant.kind, variant.layout
     yield from row_options(variant)
     yield variant.loss.name, type(variant), variant.kind == "second"
@@ -220,7 +222,7 @@ def row_structure(variant: AnyRowVariant) -> Iterator[Hashable]:
 
 
 def cover(kernels: Iterable[Kernel], traits: Callable[[Kernel], Iterator[Hashable]]) -> list[Kernel]:
-    """Few kernels that have every trait that one of all has: greedily, always the one with most that are missing."""
+    """A small set of kernels that covers every trait: greedily, always the kernel with most missing traits."""
     owned: dict[frozenset[Hashable], Kernel] = {}
     for kernel in kernels:
         owned.setdefault(frozenset(traits(kernel)), kernel)

@@ -1,6 +1,6 @@
-"""What every loss must satisfy that only host execution can look at; see :mod:`cupylosses.testing.properties`.
+"""Properties of every loss that only host execution can check; see :mod:`cupylosses.testing.properties`.
 
-Unlike there, these enter host execution themselves, as often as they need.
+Unlike there, these functions enter host execution themselves, as often as they need.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 BLOCKS = (1, 3, 50)
 PROCESSORS = (1, 7)
 
-#: Groups of partial sums so few that small losses have several batches for each, as large ones do.
+#: So few groups of partial sums that even small losses have several batches per group, as large ones do.
 FEW_GROUPS = 5
 
 
 def few_groups() -> Any:
-    """Within it, plans cut losses into no more than :data:`FEW_GROUPS` groups."""
+    """Within this context, plans cut losses into at most :data:`FEW_GROUPS` groups."""
     return mock.patch.object(pointwise_layout, "MAX_GROUPS", FEW_GROUPS)
 
 
@@ -72,10 +72,10 @@ def keeps_its_bits_in_any_order(
 def goes_by_the_note_of_each_warp(
     function: Callable[..., Tensor], loss: Loss, layout: str = "contiguous", shape: tuple[int, ...] = (2500,)
 ) -> None:
-    """A warp whose note is not the true upstream gradient writes its part again, and no other warp does.
+    """A warp whose recorded ``grad_output`` differs from the true one writes its part again, and no other warp does.
 
-    The expectation may change while forward runs, so that notes differ; here they are made to. And what backward was
-    given is what the next forward expects.
+    The expectation may change while forward runs, so the records of warps may differ; this test makes them differ. The
+    next forward expects the ``grad_output`` that backward received.
     """
     import torch
 
@@ -94,7 +94,7 @@ def goes_by_the_note_of_each_warp(
         for warp in range(check.notes.numel()):
             value = function(*operands)
             ((check, written),) = value.grad_fn.promises
-            if check.notes[warp].isnan():  # as allocated: a warp without elements notes nothing
+            if check.notes[warp].isnan():  # As allocated: a warp without elements records nothing.
                 continue
             check.notes[warp] = 7.0
             for x in written:

@@ -1,11 +1,10 @@
-"""The seeded defects that ``tests/test_mutations.py`` puts into the library, each with the checks that must notice.
+"""The seeded defects that ``tests/test_mutations.py`` puts into the library, each with the checks that must notice it.
 
-Each stands for a class of mistakes; of the checks, only the names stand here, which are those of the test's battery.
-What no test on the CPU can tell from the right program is not in the list:
+Each stands for a class of mistakes. The checks are names in the test's battery. Some defects are not in the list
+because no test on the CPU can tell them from the correct program:
 
 - a missing ``__syncwarp`` before shuffles, which wait for the lanes that they name, here as on GPUs since 7.0;
-- 32 bits for the number of an element, which takes 2^31 elements to be wrong: ``tests/test_large.py`` has them, on a
-  GPU;
+- a 32-bit element index, which needs 2^31 elements to be wrong: ``tests/test_large.py`` has them, on a GPU;
 - ``__ldg`` where ``__ldcg`` is needed: the host has no cache that could be stale.
 """
 
@@ -30,7 +29,7 @@ DEVICE = "cupylosses/engines/device.py"
 BARRIER = r"__syncthreads\(\);"
 
 MUTANTS: tuple[Mutant, ...] = (
-    # Which elements are visited
+    # The visited elements.
     Mutant("tail off by one", POINTWISE, "visit_partial", "i < present", "i + 1 < present", ("truth",)),
     Mutant("a warp takes one group only", POINTWISE, "sweep", r"group \+= warps", "group += groups", ("any order",)),
     Mutant("row not carried", LAYOUT, "advance", r"\+\+cursor\.row;", "", ("truth, strided",)),
@@ -42,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "x.length // length",
         ("truth, row",),
     ),
-    # Where they lie
+    # Their addresses.
     Mutant("inner stride ignored", LAYOUT, "offset", r"element \* inner_stride\[\w+\]", "element", ("truth, strided",)),
     Mutant(
         "outer strides swapped",
@@ -84,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r"x[i + 1]\1x[i]",
         ("truth, bfloat16",),
     ),
-    # Sums, and threads that must wait for one another
+    # Sums, and threads that must wait for one another.
     Mutant("half a warp's lanes not added", REDUCE, "warp_sum", "offset = 16", "offset = 8", ("truth",)),
     Mutant("no barrier between warps' sums", REDUCE, "block_sum", BARRIER, "", ("truth",)),
     Mutant(
@@ -230,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "offset[kLogits]",
         ("rows, second",),
     ),
-    # Rows with a target per class
+    # Rows with dense targets.
     Mutant(
         "largest logit among the others",
         ROW_TERMS,
@@ -250,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
 )
 
-#: Accesses outside of what was allocated, which only a build with AddressSanitizer notices for certain.
+#: Out-of-bounds accesses, which only a build with AddressSanitizer notices for certain.
 OUTSIDE: tuple[Mutant, ...] = (
     Mutant(
         "last vector taken for a whole one",

@@ -1,8 +1,8 @@
-"""Seeded defects: the library with one line changed, to show that its checks would notice.
+"""Seeded defects: applies a change of one line to the library, to show that its checks notice.
 
-A mutant names the function that it changes, and a regular expression for what becomes wrong in it. Other lines, their
-formatting and their order are free to change; where the expression does not match exactly once, the mutant is stale and
-raises, so that a list of mutants cannot lose its meaning unnoticed.
+A mutant names the function that it changes, and a regular expression for the line that becomes wrong. Other lines,
+their formatting and their order are free to change. If the expression does not match exactly once, the mutant is stale
+and raises, so a list of mutants cannot lose its meaning unnoticed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StaleMutant(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect: in ``function`` of ``file``, what ``pattern`` matches becomes ``new``.
+    """One defect: in ``function`` of ``file``, the match of ``pattern`` becomes ``new``.
 
     Attributes:
         name: The defect in words.
@@ -54,7 +54,7 @@ class Mutant:
 
     @property
     def path(self) -> Path:
-        """The file that is changed."""
+        """The changed file."""
         directory, _, name = self.file.partition("/")
         return (kernel_sources.kernel_directory() if directory == "kernels" else PACKAGE) / name
 
@@ -67,7 +67,7 @@ class Mutant:
         original = self.path.read_text(encoding="utf-8")
         bodies = python_bodies if self.path.suffix == ".py" else cuda_bodies
         pattern = re.compile(self.pattern.replace(" ", r"\s+"))
-        # By place: a struct has its constructor, of the same name, in it.
+        # By position: a struct contains its constructor, which has the same name.
         found = {
             match.start(): match
             for start, end in bodies(original, self.function)
@@ -104,7 +104,7 @@ def cuda_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def applied(mutant: Mutant) -> Iterator[None]:
-    """Within it the library has the defect. Enter host execution inside, not around it: plans must be new."""
+    """Within this context the library has the defect. Enter host execution inside, not around it: plans must be new."""
     change = _changed_kernel if mutant.file.startswith("kernels/") else _changed_module
     with change(mutant.path, mutant.text()):
         yield
@@ -126,8 +126,8 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def _changed_module(path: Path, text: str) -> Iterator[None]:
-    """Executes the text in the module that is there, and exchanges functions and classes that other modules imported by
-    name. Classes that they inherited from stay as they were.
+    """Executes the text in the existing module, and replaces functions and classes that other modules imported by name.
+    Classes that they inherited from stay unchanged.
     """
     module = importlib.import_module(".".join(["cupylosses", *path.relative_to(PACKAGE).with_suffix("").parts]))
     own = [(name, x) for name, x in vars(module).items() if inspect.isfunction(x) or inspect.isclass(x)]

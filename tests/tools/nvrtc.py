@@ -1,4 +1,4 @@
-"""NVRTC without CuPy and without a GPU: compiles a kernel for any architecture and reads what came out.
+"""NVRTC without CuPy and without a GPU: compiles a kernel for any architecture and reads the result.
 
 The library compiles through CuPy, which needs a driver. Compilation itself does not, so a machine without a GPU can
 prove that every kernel compiles, without warnings, without spilled registers, with 16-byte memory accesses.
@@ -23,10 +23,10 @@ from cupylosses.interop import kept_locale
 from cupylosses.jit.compiler import OPTIONS
 from cupylosses.testing.counters import counters
 
-#: The library's options and the one that CuPy adds behind them.
+#: The library's options, and the one that CuPy appends.
 CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
 
-#: NVRTC 12.9 says so of every source for an architecture that CUDA 13 has dropped, and has no option against it.
+#: NVRTC 12.9 prints this for every source for an architecture that CUDA 13 has dropped, and has no option against it.
 _ON_ARCHITECTURE = "nvrtc: warning: Architectures prior to"
 
 _PATTERNS = ("libnvrtc.so.*", "nvrtc64_*.dll")
@@ -38,35 +38,35 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes of a GPU, as far as compiling it tells."""
+    """The resources of a kernel, as far as its compilation tells."""
 
     #: The kernels in the source; it should have one.
     entries: tuple[str, ...]
-    #: Registers of a thread.
+    #: Registers per thread.
     registers: int
     #: Bytes that a thread moves between registers and local memory because registers ran out.
     spills: int
-    #: Bytes of local memory of a thread, spilled or indexed.
+    #: Bytes of local memory per thread, spilled or indexed.
     stack: int
-    #: Bytes of shared memory of a block.
+    #: Bytes of shared memory per block.
     shared: int
-    #: 16-byte loads from, also to shared memory, and stores to, global memory in the text of the kernel.
+    #: 16-byte loads from global or shared memory, and stores to global memory, in the text of the kernel.
     wide_loads: int
     wide_stores: int
-    #: The lines of the log that warn.
+    #: The log's lines with warnings.
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What NVRTC made of a source with one entry point."""
+    """NVRTC's result for a source with one entry point."""
 
     ptx: str
     log: str
 
     @property
     def resources(self) -> Resources:
-        """What can be read from the PTX, and from what the assembler behind it reported."""
+        """The resources, read from the PTX and from the report of the assembler."""
         return Resources(
             entries=tuple(re.findall(r"\.entry (\w+)", self.ptx)),
             registers=self._reported(r"Used (\d+) registers"),
@@ -105,7 +105,7 @@ class Nvrtc:
                 "NVRTC is not installed: `pip install nvidia-cuda-nvrtc`, or point CUDA_PATH at a CUDA toolkit."
             )
         self.path = Path(path)
-        # The compiler opens this one by its name alone, and not every build of it looks beside itself.
+        # The compiler opens this library by its name alone, and not every build searches its own directory.
         for builtins in self.path.parent.glob("libnvrtc-builtins.so.*"):
             ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(str(path))
@@ -113,20 +113,22 @@ class Nvrtc:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The CUDA version that it belongs to."""
+        """The compiler's CUDA version."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return major.value, minor.value
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal compilers. Versions have two parts, and several releases share them, so it is of the file."""
+        """A fingerprint that is equal for equal compilers. Several releases share a version, so it is a hash of the
+        file.
+        """
         content = hashlib.sha256(self.path.resolve().read_bytes()).hexdigest() if self.path.is_file() else ""
         return f"{self.version} {self.path.name} {content}"
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What it compiles for, oldest first."""
+        """The compiler's architectures, oldest first."""
         count = ctypes.c_int()
         self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         found = (ctypes.c_int * count.value)()
@@ -143,7 +145,7 @@ class Nvrtc:
             counters.count_nvrtc(time.thread_time() - start)
 
     def request(self, source: str, architecture: str) -> None:
-        """Counts a kernel that is asked for, from this compiler or from what it compiled earlier."""
+        """Counts a requested kernel, whether compiled now or earlier."""
         text = repr((source, architecture, self.version))
         counters.nvrtc_kernels.add(hashlib.sha256(text.encode()).hexdigest())
 
@@ -187,7 +189,7 @@ def find_library() -> Path | str | None:
 
 
 def find_libraries() -> dict[int, Path]:
-    """The newest NVRTC of each major version of CUDA, by that version. The wheels of several live side by side."""
+    """The newest NVRTC of each major version of CUDA, by that version. The wheels of several coexist."""
     return {_version_in_name(x)[0]: x for x in sorted(_candidates(), key=_version_in_name)}
 
 
@@ -196,13 +198,13 @@ def _candidates() -> Iterator[Path]:
     named = [os.environ[x] for x in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(x)]
     toolkits = [Path(x) for x in named or ["/usr/local/cuda"]]
     for root in [*wheels, *toolkits]:
-        # Wheels of CUDA 11 and 12 have nvidia/cuda_nvrtc/lib, of 13 nvidia/cu13/lib; Windows has bin for lib.
+        # Wheels of CUDA 11 and 12 use nvidia/cuda_nvrtc/lib, those of 13 nvidia/cu13/lib; Windows has bin for lib.
         for directory in ("lib", "lib64", "bin", "bin/x64", "*/lib", "*/bin", "*/bin/x86_64"):
             for pattern in _PATTERNS:
                 yield from root.glob(f"{directory}/{pattern}")
 
 
 def _version_in_name(path: Path) -> tuple[int, ...]:
-    """`libnvrtc.so.11.2` as (11, 2); `nvrtc64_120_0.dll` as (12, 0)."""
+    """Parses `libnvrtc.so.11.2` to (11, 2), and `nvrtc64_120_0.dll` to (12, 0)."""
     digits = re.search(r"nvrtc64_(\d+)(\d)_", path.name) or re.search(r"\.so\.(\d+)(?:\.(\d+))?", path.name)
     return tuple(int(x or 0) for x in digits.groups()) if digits else (0,)

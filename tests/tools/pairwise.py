@@ -1,4 +1,4 @@
-"""Combinations of options: few settings in which every choice of every two or three options meets every other."""
+"""Covering designs: few settings in which every choice of any two or three options meets every other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def covering_settings(options: Mapping[str, Sequence[Any]], strength: int = 2, seed: int = 0) -> list[dict[str, Any]]:
-    """Settings of the options, of which any ``strength`` have all their combinations somewhere.
+    """Settings of the options in which any ``strength`` of them have all their combinations.
 
-    Greedy: a setting starts from a combination that is missing, and takes for each other option the choice that adds
-    most; the same for the same arguments.
+    Greedy: a setting starts from a missing combination, and takes for each other option the choice that adds most. The
+    same arguments give the same settings.
     """
     random, names = Random(seed), list(options)
     missing = {

@@ -1,8 +1,7 @@
-"""A few losses that stand for all, where a test is about what every loss shares and not about a formula.
+"""Representatives: a few losses that stand for all, for tests of shared behaviour rather than of a formula.
 
-Which ways a call takes through the library is decided by the structure of a definition: the number of its operands,
-what may stand for them, whether there are parameters, flags, a twin in torch. The representatives have all of it
-between them.
+The structure of a definition determines the paths of a call through the library: the number of its operands, their
+defaults, parameters, flags, a counterpart in torch. Together the representatives have all of it.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from typing import Any
 from cupylosses.definition.base import Operand
 from cupylosses.engines.pointwise.definition import Loss, registry
 
-#: Fields of a definition that say what is computed, or explain it. All others are structure, those to come included.
+#: Fields of a definition that determine the formula, or explain it. All others are structure, including future ones.
 FORMULA = frozenset({
     "name", "summary", "formula", "value", "reference", "kinks", "convention", "cases", "notes", "source", "places",
 })  # fmt: skip
-#: The same of an operand; its domain decides what is sampled.
+#: Such fields of an operand; its domain determines the samples.
 MEANING = frozenset({"name", "doc", "domain"})
 
-#: What is counted, and from where on more make no difference. A weight and a mask are operands too, so there are more
-#: operands than three among the forms of every loss.
+#: Counts, up to the number from which more make no difference. A weight and a mask are operands too, so forms of every
+#: loss have more than three operands.
 COUNTED = {"operands": 3, "parameters": 2, "flags": 2}
 
 Trait = tuple[Any, ...]
 
 
 def traits(loss: Loss) -> list[Trait]:
-    """What the structure of a definition consists of."""
+    """The structural traits of a definition."""
     found: list[Trait] = [(name, min(most, len(getattr(loss, name)))) for name, most in COUNTED.items()]
     found += [("choices", len(x.choices)) for x in loss.flags]
     found += [(x.name, bool(getattr(loss, x.name))) for x in fields(Loss) if x.name not in {*FORMULA, *COUNTED}]
@@ -42,7 +41,7 @@ def traits(loss: Loss) -> list[Trait]:
 
 
 def representatives(losses: Iterable[Loss] | None = None) -> tuple[Loss, ...]:
-    """The fewest of these losses, by default of all, that have every trait which one of them has; in their order."""
+    """The fewest of these losses, by default of all, that together have every trait; in their order."""
     return _among(tuple(registry().values() if losses is None else losses))
 
 
@@ -57,7 +56,9 @@ def _among(losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
 
 
 def _fewest(owners: Mapping[Trait, Collection[Loss]]) -> tuple[Loss, ...]:
-    """The smallest choice with an owner of each trait: one of the rarest, and the fewest for what that one lacks."""
+    """The smallest choice with an owner of each trait: an owner of the rarest trait, and the fewest for the remaining
+    ones.
+    """
     if not owners:
         return ()
     rarest = min(owners.values(), key=len)

@@ -1,12 +1,12 @@
-"""The accuracy of losses of rows, in units in the last place, as :mod:`tools.accuracy` measures that of
-element-wise losses.
+"""The accuracy of losses of rows, in units in the last place, the counterpart of :mod:`tools.accuracy`.
 
 Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
-element of its gradients are held against :func:`cupylosses.testing.row_truth.exact_gradients`. The size that conditions
-an error is that of :func:`cupylosses.testing.row_truth.truth`: how far a rounding of the logits moves the result.
+element of its gradients are compared with :func:`cupylosses.testing.row_truth.exact_gradients`. The size that
+conditions an error is that of :func:`cupylosses.testing.row_truth.truth`: how far a rounding of the logits moves the
+result.
 
-Rows hold usual logits, logits of all magnitudes, logits that are nearly equal, and one that leaves all others behind,
-so that the probability of the label is nearly 1 or nearly 0. Teachers are near their students or far from them.
+Rows hold usual logits, logits of all magnitudes, nearly equal logits, and one logit far above all others, so that the
+probability of the label is nearly 1 or nearly 0. Teachers are near their students or far from them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CLASSES = 5
 #: Rows of each case and dtype.
 COUNT = 100
 
-#: The largest logit. Probabilities come down to 2^-739, which no dtype but float64 tells from 0.
+#: The largest logit. Probabilities go down to 2^-739, which only float64 tells from 0.
 LARGEST = 2.0**8
 
-#: The smallest probability of a target: the truth's gradient looks a step to both sides.
+#: The smallest probability of a target: the truth's difference quotients take a step to both sides.
 SMALLEST = 2.0**-180
 
 #: Decimal digits of the truth: a gradient is as small as the smallest probability, and comes from a difference.
@@ -49,9 +49,9 @@ DIGITS = 400
 
 @dataclass(frozen=True)
 class RowSweep:
-    """A loss of rows with a kind of target, parameters and dtypes, and how many rows to try where.
+    """A loss of rows with a kind of target, parameters and dtypes, the number of rows and the device.
 
-    ``dtypes`` are of the logits and of a target per class, or one for both.
+    ``dtypes`` are those of the logits and of dense targets, or one for both.
     """
 
     loss: RowLoss
@@ -167,8 +167,8 @@ def measure(sweep: RowSweep) -> list[Accuracy]:
 
 
 def _underflow(at: Rows, computed: str) -> Tensor:
-    """For each row, what a result may lose because a probability below the smallest normal number is 0; differences of
-    logits multiply it.
+    """For each row, the error from a probability below the smallest normal number that becomes 0, multiplied by
+    differences of logits.
     """
     import torch
 
@@ -189,7 +189,7 @@ def _arguments(sweep: RowSweep, operands: Sequence[Tensor]) -> dict[str, Any]:
 def _figures(
     sweep: RowSweep, operands: Sequence[Tensor], value: Expected, gradients: Sequence[Expected]
 ) -> list[Figure]:
-    """The exact value and gradients, with the sizes of those that are expected in float64."""
+    """The exact value and gradients, with sizes from the float64 truth."""
     import torch
 
     targets = operands[1].tolist()

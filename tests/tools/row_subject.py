@@ -1,6 +1,4 @@
-"""Losses of rows as what `tools.transforms` tries: functions of their floating operands, whose labels are
-always the same.
-"""
+"""Losses of rows as subjects of `tools.transforms`: functions of their floating operands, with fixed labels."""
 
 from __future__ import annotations
 
@@ -15,20 +13,20 @@ from cupylosses.engines.softmax.definition import RowLoss
 from cupylosses.testing.row_eager import eager
 from tools.transforms import Subject, Transform
 
-#: What is not tried: a Module takes labels too, which a subject has itself.
+#: Transforms that are not tried: a Module takes labels too, which a subject holds itself.
 OF_POINTWISE = ("copies of a Module",)
 
-#: What takes a gradient of a gradient that is constant, which the truth has none of.
+#: Transforms that differentiate the gradient, which is constant here and has no graph in the truth.
 OF_CURVED = ("`create_graph=True`", "third derivatives")
 
 
 def subject(loss: Loss | RowLoss, device: str) -> Subject:
-    """A loss of either kind for a transform to be tried with."""
+    """The subject of a loss of either kind, for transforms."""
     return RowSubject(loss, device) if isinstance(loss, RowLoss) else Subject(loss, device)
 
 
 def suits(transform: Transform, loss: Loss | RowLoss) -> bool:
-    """Whether a transform can be tried with a loss: what takes a GPU, with element-wise ones alone."""
+    """True if a transform can be tried with a loss; those that need a GPU, only with element-wise losses."""
     if not isinstance(loss, RowLoss):
         return True
     return not transform.gpu and transform.name not in (*OF_POINTWISE, *(() if loss.softmax else OF_CURVED))
@@ -56,7 +54,7 @@ class RowSubject(Subject):
         return getattr(functional, self.rows.name)(x, *(others or [self._labels(x)]), reduction=reduction, class_dim=-1)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean as torch has it."""
+        """The mean as torch defines it."""
         x, *others = operands
         expression = eager(self.rows, {}, "mean", class_dim=-1)
         if expression is None:
@@ -66,13 +64,13 @@ class RowSubject(Subject):
         return expression(x, *(others or [self._labels(x)]))
 
     def _labels(self, x: Tensor) -> Tensor:
-        """The same for every sample of a batch."""
+        """The labels, shared by all samples of a batch."""
         count = x[..., 0].numel()
         return (torch.arange(count, device=x.device) * 7 % x.shape[-1]).reshape(x.shape[:-1])
 
 
 class _Mean:
-    """What the transforms ask of a definition."""
+    """The fields of a definition that transforms use."""
 
     warn_broadcast = True
     mean_of_rows = True
@@ -82,5 +80,5 @@ class _Mean:
 
 
 def floating(loss: RowLoss) -> int:
-    """How many operands are given to a subject: labels it has itself."""
+    """The number of operands given to a subject; it holds its labels itself."""
     return 1 if loss.row else 2

@@ -1,5 +1,5 @@
-"""What the row engine must satisfy for a target per class, in every layout of rows, as
-:mod:`cupylosses.testing.row_properties` for class indices.
+"""Properties of the row engine for dense targets, in every row layout; :mod:`cupylosses.testing.row_properties` has
+those for class indices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cupylosses.testing.tolerance import compare, same_bits
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Losses with a target per class, and options with which they are another formula.
+#: Losses with dense targets, with options that change the formula.
 TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name, x in row_registry().items() if x.term},
     "cross_entropy with everything": ("cross_entropy", {"label_smoothing": 0.2, "z_loss": 0.1, "softcap": 4.0}),
@@ -31,11 +31,11 @@ TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "distillation_loss, mixed": ("distillation_loss", {"beta": 0.3, "temperature": 2.0}),
 }
 
-#: A GPU of which a block gets so little shared memory that rows need not be long to be long: threads that take turns at
-#: each access of memory take their time.
+#: A GPU with so little shared memory per block that even short rows count as long: threads that take turns at each
+#: memory access are slow.
 TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True, threads=512)
 
-#: Operands that are taken in each way by such a GPU, in float32: their shape, the classes in dimension 1.
+#: Operand shapes that such a GPU takes in each layout, in float32, with the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "lanes": (37, 43),
     "block": (3, 301),
@@ -48,7 +48,7 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
 
 @contextmanager
 def term_chip() -> Iterator[None]:
-    """Within it executions on the host have such a GPU."""
+    """Within this context, executions on the host have such a GPU."""
     # By name: the package has a function of that name.
     with mock.patch.object(import_module("cupylosses.testing.host.execution"), "SMALL", TERM_CHIP):
         yield
@@ -61,11 +61,11 @@ class TermCall(NamedTuple):
     arguments: Mapping[str, Any]
 
     def with_(self, **arguments: Any) -> TermCall:
-        """The same with other arguments."""
+        """A copy with other arguments."""
         return TermCall(self.name, {**self.arguments, **arguments})
 
     def differentiable(self, both: bool = True) -> tuple[list[Tensor], TermCall]:
-        """The operands that want gradients (the logits alone if not ``both``), and the call of them."""
+        """The operands that require gradients (the logits alone if not ``both``), and the call of them."""
         leaves = {x: self.arguments[x].detach().requires_grad_() for x in NAMES[self.name][: 2 if both else 1]}
         return list(leaves.values()), self.with_(**leaves)
 
@@ -101,7 +101,7 @@ def draw_terms(
 
 @contextmanager
 def noted_term_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
-    """Within it, layouts of new plans are noted."""
+    """Records the layouts of new plans within the context."""
     found: list[softmax_layout.RowLayout] = []
     layout = softmax_layout.term_layout
 
@@ -123,7 +123,7 @@ def gradients(value: Tensor, leaves: Sequence[Tensor], grad_output: Tensor | flo
 
 
 def terms_agree_with_truth(call: TermCall, both: bool = True) -> None:
-    """Value and gradients are those of float64, for the upstream gradient that is expected and for another one."""
+    """Value and gradients match float64, for the upstream gradient that forward expects and for another one."""
     leaves, call = call.differentiable(both)
     value = call()
     for grad_output in (upstream(value.detach()), value.detach() * 0 + 1):
@@ -138,7 +138,7 @@ def terms_agree_with_truth(call: TermCall, both: bool = True) -> None:
 
 
 def terms_second_agree_with_truth(call: TermCall, moving: tuple[bool, bool] = (True, True)) -> None:
-    """How gradients move along directions of the operands that have one is that of float64."""
+    """The derivatives of the gradients along directions match float64."""
     import torch
 
     leaves, call = call.differentiable()
@@ -159,7 +159,7 @@ def terms_second_agree_with_truth(call: TermCall, moving: tuple[bool, bool] = (T
 
 
 def terms_second_of_equal_logits(call: TermCall) -> None:
-    """The same where several logits are the largest."""
+    """Second derivatives match float64 if several logits are the largest."""
     first, other = NAMES[call.name][:2]
     chosen = [x for x in (first, other) if x == first or row_registry()[call.name].dense == "logits"]
     equal = {n: call.arguments[n].clamp(-4.0, 1.0).round() for n in chosen if n}
@@ -167,8 +167,8 @@ def terms_second_of_equal_logits(call: TermCall) -> None:
 
 
 def terms_write_one_gradient_in_one_pass_or_two(call: TermCall) -> None:
-    """Whatever forward expects, gradients have the bits of those that backward computes alone; and so have those of a
-    second backward, in memory of their own.
+    """Gradients have the bits of those that backward computes alone, whatever forward expects; so have those of a
+    second backward, in their own memory.
     """
     leaves, call = call.differentiable()
     expected = {}
@@ -185,7 +185,7 @@ def terms_write_one_gradient_in_one_pass_or_two(call: TermCall) -> None:
 
 
 def terms_leave_masked_rows_out(call: TermCall) -> None:
-    """Rows that are masked have no part in value and gradients, whatever they hold, for any upstream gradient."""
+    """Masked rows affect neither value nor gradients, whatever they hold, for any upstream gradient."""
     import torch
 
     first = call.arguments[NAMES[call.name][0]]
@@ -210,8 +210,8 @@ def terms_leave_masked_rows_out(call: TermCall) -> None:
 
 
 def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
-    """What the largest probability falls short of 1 by keeps its digits, wherever its class is, in dimension 1; classes
-    of -inf cost nothing where the target has no mass.
+    """1 minus the largest probability keeps its digits, wherever its class is in dimension 1; classes of -inf cost
+    nothing where the target has no mass.
     """
     import torch
 
@@ -233,7 +233,7 @@ def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
 
 
 def terms_share_equal_logits(shape: Sequence[int], device: str = "cpu") -> None:
-    """Where all classes have the largest logit, each has its share."""
+    """If all classes have the largest logit, each gets its share."""
     import torch
 
     classes = shape[1]

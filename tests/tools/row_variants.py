@@ -1,5 +1,5 @@
-"""Kernels of losses of rows for the compile gate, found by asking plans for them, as :mod:`tools.variants`
-rehearses calls.
+"""Kernels of losses of rows for the compile gate, taken from plans; :mod:`tools.variants` has those of element-wise
+losses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from cupylosses.jit.gpu import Chip
 
 AnyRowVariant = RowVariant | TermVariant
 
-#: Logits for each way in which threads take rows: their shape, strides but those of a contiguous tensor, class
-#: dimension. The first of each kind is contiguous.
+#: Logits for each row layout: shape, strides if not contiguous, class dimension. The first of each kind is contiguous.
 _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((4096, 1000), None, 1),
-    ((4096, 4000), None, 1),  # brought ahead
-    ((4096, 32000), None, 1),  # in parts, where there are no gradients
+    ((4096, 4000), None, 1),  # prefetched
+    ((4096, 32000), None, 1),  # in parts, without gradients
     ((4096, 10), None, 1),
     ((64, 8000), None, 1),
     ((64, 128256), None, 1),
@@ -36,10 +35,10 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((8, 19, 64, 64), (19 * 80 * 64, 80 * 64, 80, 1), 1),
 )
 
-#: A GPU that has everything kernels can make use of, and one that has nothing of it.
+#: A GPU with everything that kernels can use, and one with nothing of it.
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
-#: Those of the fast subset.
+#: The shapes of the fast subset.
 _FEW = 8
 
 
@@ -70,7 +69,7 @@ def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = No
 
 
 def _options(loss: RowLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool, bool, bool]]]:
-    """Dtypes of labels, and whether there are class weights, a mask, smoothing and a softcap."""
+    """Dtypes of labels, and the presence of class weights, a mask, smoothing and a softcap."""
     every = (loss.weights is not None, True, any(x.name == "label_smoothing" for x in loss.parameters))
     capped = loss.scale == "logit_scale"
     yield "int64", (False, False, False, False)
@@ -130,13 +129,13 @@ def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, chip: Chip
 
 def spills_allowed(variant: Any) -> float:
     """The bytes of registers that a kernel may spill. Kernels that hold a row in registers run out of them, or are
-    bounded by the threads of a block; how much they spill is in the table, and what it costs is measured.
+    bounded by the threads of a block; the table shows their spills, and benchmarks their cost.
     """
     return float("inf") if isinstance(variant, (RowVariant, TermVariant)) else 0
 
 
 def described(variant: AnyRowVariant) -> dict[str, str]:
-    """What of a variant is another column of the gate's table than its name says."""
+    """Traits of a variant for a column of the gate's table beyond its name."""
     if isinstance(variant, TermVariant):
         target, wanted = variant.target, variant.gradients
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]

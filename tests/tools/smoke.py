@@ -1,9 +1,9 @@
-"""Every kernel of a loss, launched where it is likeliest to reach beside its operands, for tools that watch memory.
+"""Launches every kernel of a loss where out-of-bounds accesses are likeliest, under tools that watch memory.
 
     python -m tools.smoke --loss mse_loss
 
-Nothing is compared: the tool around it (``scripts/sanitize.py``) sees what is wrong. It needs torch and CuPy, and is
-small, since such tools slow kernels down by orders of magnitude.
+Nothing is compared: the tool around it (``scripts/sanitize.py``) reports the errors. It needs torch and CuPy, and uses
+small operands, since such tools slow kernels down by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from cupylosses.testing import check as checking
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import LAYOUTS, WIDEST, Shape
 
-#: One element; one lane too few and too many for a vector, and for what a warp takes at once.
+#: One element; one element less and more than a vector, and than a warp takes at once.
 TAILS = (1, WIDEST - 1, WIDEST + 1, 32 * 4 * 4 - 1, 32 * 4 * 4 + 1, 32 * 4 * WIDEST + 3)
 
-#: Many blocks; and so many elements that there are fewer partial sums than batches, and a warp takes several.
+#: Many blocks; and enough elements that there are fewer partial sums than batches, so that a warp takes several.
 BLOCKS: Shape = (515, 517)
 BATCHES: Shape = ((1 << 21) + 3,)
 
 REDUCTIONS = ("mean", "none")
 
-#: Layouts that meet every dtype: whole vectors with a rest, none, gaps, and both ways to broadcast.
+#: Layouts that meet every dtype: whole vectors with a tail, no vectors, gaps, and both kinds of broadcast.
 LAYOUTS_OF_DTYPES = ("contiguous", "misaligned", "sliced", "row", "row_aligned", "column_aligned")
 
-#: What CuPy's path adds is between the operands and the launch.
+#: CuPy's own code lies between the operands and the launch.
 LAYOUTS_OF_CUPY = ("contiguous", "strided", "row")
 
 
 def selection(loss: Loss, device: str) -> Iterator[Check]:
-    """What is launched of a loss."""
+    """The checks that are launched for a loss."""
     base = Check(loss, device=device)
     for reduction in REDUCTIONS:
         some = replace(base, reduction=reduction)
@@ -67,7 +67,9 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
 
 
 def launch(check: Check) -> None:
-    """Value alone; then value and gradients, for each upstream gradient that takes another way through the kernels."""
+    """The value alone; then value and gradients, for each upstream gradient that takes another path through the
+    kernels.
+    """
     import torch
 
     operands, function = check.operands(), check.ours()
@@ -81,7 +83,7 @@ def launch(check: Check) -> None:
 
 
 def launch_cupy(check: Check) -> None:
-    """The same operands as CuPy arrays."""
+    """Launches the check with its operands as CuPy arrays."""
     import cupy
 
     names = [x.name for x in check.loss.operands]
@@ -92,7 +94,7 @@ def launch_cupy(check: Check) -> None:
 
 
 def run(losses: Sequence[Loss], device: str) -> int:
-    """Launches everything, and waits for each, so that an error is met where it was made; returns how many checks."""
+    """Launches everything, and waits for each, so that an error appears at its origin; returns the number of checks."""
     import torch
 
     done = 0
@@ -116,8 +118,8 @@ def main() -> int:
 
     import cupy
 
-    warnings.simplefilter("ignore", UserWarning)  # of operands that are broadcast, as they are meant to be
-    # Each array is an allocation of its own, so that the byte behind it is nobody's. torch's allocator is switched off
+    warnings.simplefilter("ignore", UserWarning)  # About broadcast operands, which are intended.
+    # Each array is its own allocation, so that the byte behind it belongs to nobody. torch's allocator is switched off
     # by PYTORCH_NO_CUDA_MEMORY_CACHING, before it starts.
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
@@ -133,7 +135,7 @@ def main() -> int:
 
 
 def count_launches() -> list[int]:
-    """A counter of the launches from now on."""
+    """A counter of all launches from now on."""
     count, launch = [0], compiler.Launcher.launch
 
     def counted(self: compiler.Launcher, *arguments: Any) -> None:

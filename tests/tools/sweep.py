@@ -1,11 +1,11 @@
-"""Points all over the domain of a loss, for measuring how accurate it is.
+"""Points all over the domain of a loss, to measure its accuracy.
 
-Errors hide where magnitudes differ, where something cancels and where a formula switches. So of the points some are
-independent in each operand, from the smallest number to the largest and around 0 and 1; in some, two operands are
-nearly equal, or opposite; some lie around the declared kinks; and the edges of ``samples.py`` are among them.
+Errors hide where magnitudes differ, where terms cancel and where a formula switches. So some points are independent in
+each operand, from the smallest number to the largest and around 0 and 1; in some, two operands are nearly equal, or
+opposite; some lie around the declared kinks; and the edges of ``samples.py`` are included.
 
-Left out is what no formula can be held to: infinities, which are a matter of conventions; operands that are subnormal
-in the arithmetic's dtype; and those whose sum or difference is, or is too large for it.
+Excluded are points that no formula can get right: infinities, which are a matter of conventions; operands that are
+subnormal in the arithmetic's dtype; and operands whose sum or difference is subnormal or too large for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def points(loss: Loss, values: Mapping[str, Any], dtypes: Sequence[str], count: 
         loss: The definition.
         values: Every parameter and flag by name.
         dtypes: A floating dtype per operand, to which the points are rounded.
-        count: How many to draw; the edges come on top, and what repeats or leaves the domain is left out.
+        count: The number of points to draw. Edges are added; repeated points and points outside the domain are dropped.
         seed: Equal seeds give equal points.
     """
     import torch
@@ -61,7 +61,7 @@ def points(loss: Loss, values: Mapping[str, Any], dtypes: Sequence[str], count: 
 
 
 class _Axis:
-    """What one operand may be."""
+    """The range of one operand."""
 
     def __init__(self, domain: str, dtype: str, generator: numpy.random.Generator) -> None:
         import torch
@@ -72,7 +72,7 @@ class _Axis:
 
     @property
     def discrete(self) -> bool:
-        """Whether there are but two numbers."""
+        """True if there are only two numbers."""
         return self.domain in ("sign", "binary")
 
     def draw(self, count: int) -> Points:
@@ -112,13 +112,13 @@ class _Axis:
         return self.generator.choice([-1.0, 1.0], count)
 
     def nudged(self, x: Points) -> Points:
-        """Numbers beside others, within the domain."""
+        """Numbers near given ones, within the domain."""
         with numpy.errstate(over="ignore"):
             near = x * (1 + self._signs(len(x)) * self._small(len(x)))
         return numpy.clip(near, 0, 1) if self.domain == "probability" else near
 
     def has(self, x: Points) -> NDArray[numpy.bool_]:
-        """Which numbers are of the domain."""
+        """True for numbers inside the domain."""
         if self.discrete:
             return numpy.isin(x, [-1.0 if self.domain == "sign" else 0.0, 1.0])
         lowest, highest = {
@@ -133,7 +133,7 @@ def _independent(axes: Sequence[_Axis], count: int) -> Points:
 
 
 def _close(axes: Sequence[_Axis], count: int, generator: numpy.random.Generator) -> Points:
-    """Points in which one operand is nearly another, or nearly its opposite; a logarithm, nearly another's."""
+    """Points where one operand is nearly another, or nearly its opposite; for a logarithm, nearly another's."""
     drawn = _independent(axes, count)
     pairs = [(i, j) for i, j in permutations(range(len(axes)), 2) if not (axes[i].discrete or axes[j].discrete)]
     for part, (i, j) in zip(numpy.array_split(numpy.arange(count), max(len(pairs), 1)), pairs, strict=False):
@@ -155,7 +155,7 @@ def _converted(x: Points, given: str, wanted: str) -> Points:
 def _around(
     kinks: Sequence[tuple[float, ...]], axes: Sequence[_Axis], count: int, generator: numpy.random.Generator
 ) -> Points:
-    """Points around kinks, half of them moved along, since most kinks are those of a difference."""
+    """Points around kinks, half of them translated, since most kinks are those of a difference."""
     if not kinks:
         return numpy.empty((0, len(axes)))
     at = numpy.array(kinks, dtype=numpy.float64)[generator.integers(len(kinks), size=count)]
@@ -178,7 +178,7 @@ def _edges(
 
 
 def _within(exact: Points, computed: str) -> NDArray[numpy.bool_]:
-    """Where operands, and their sums and differences, are in the range of the arithmetic."""
+    """True where operands, and their sums and differences, are in the range of the arithmetic."""
     info = numpy.finfo(computed)
     with numpy.errstate(over="ignore"):
         columns = [*exact.T, *(f(a, b) for a, b in combinations(exact.T, 2) for f in (numpy.add, numpy.subtract))]

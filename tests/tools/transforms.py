@@ -1,7 +1,7 @@
-"""What of torch works for a loss: a list of transforms, each of which is tried and held against the truth.
+"""The torch features that work for a loss: a list of transforms, each tried and compared with the truth.
 
-`TRANSFORMS` is the definition: tests run it, and the table of docs/transforms.md is written from its outcome
-(``scripts/transforms.py``).
+`TRANSFORMS` is the definition: tests run it, and ``scripts/transforms.py`` records its outcomes for the table of
+docs/transforms.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.tolerance import same_bits
 
-#: Relative to the largest number of a result in float64, whose second derivatives are no more than a few operations.
+#: Relative to the largest number of a result in float64; second derivatives take only a few operations.
 TOLERANCE = 1e-9
 
 TRANSFORMS: dict[str, Transform] = {}
@@ -36,7 +36,7 @@ TRANSFORMS: dict[str, Transform] = {}
 
 @dataclass(frozen=True)
 class Transform:
-    """One thing that torch does with a loss: its name, what is tried, and whether that takes a GPU."""
+    """One thing that torch does with a loss: its name, its summary, and True if it needs a GPU."""
 
     name: str
     check: Callable[[Subject], None]
@@ -44,11 +44,11 @@ class Transform:
 
     @property
     def summary(self) -> str:
-        """The first sentence of what is tried."""
+        """The first sentence of the docstring."""
         return (self.check.__doc__ or "").strip().split("\n")[0]
 
     def outcome(self, subject: Subject) -> Exception | None:
-        """What is wrong with it for a loss; None if nothing is."""
+        """The problem that it has with a loss; None if it works."""
         try:
             self.check(subject)
         except Exception as error:
@@ -57,14 +57,14 @@ class Transform:
 
 
 class Subject:
-    """A loss, where it runs, and operands for it, away from the borders of their domains."""
+    """A loss, its device, and operands for it, away from the borders of their domains."""
 
     def __init__(self, loss: Loss, device: str = "cpu", seed: int = 0) -> None:
         self.loss, self.device, self.seed = loss, device, seed
         self.function = by_position(loss)
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
-        """An operand of each shape; of the last shape, so far as there are more operands."""
+        """An operand of each shape; the last shape serves the remaining operands."""
         count = len(self.loss.operands)
         shapes = (*shapes, *(shapes[-1],) * count)[:count]
         drawn = samples.operands(self.loss, self.loss.values(), (dtype,) * count, shapes, self.device, self.seed + seed)
@@ -82,7 +82,7 @@ class Subject:
         return [x.requires_grad_() for x in self.draw((3, 4))]
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean of the formula, which autograd differentiates as often as one likes."""
+        """The mean of the formula, which autograd can differentiate any number of times."""
         return pointwise_reference.elements(self.loss, operands, self.loss.values()).mean()
 
     def hessian(self, operands: list[Tensor]) -> Any:
@@ -91,7 +91,7 @@ class Subject:
 
 
 def transform(name: str, gpu: bool = False) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Enters a check into the list."""
+    """Adds a check to the list."""
 
     def enter(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
         TRANSFORMS[name] = Transform(name, check, gpu)
@@ -132,7 +132,7 @@ def _gradgradcheck(s: Subject) -> None:
 
 @transform("`create_graph=True`")
 def _gradient_penalty(s: Subject) -> None:
-    """The gradient of a gradient's square, of operands of which one is broadcast."""
+    """The gradient of a gradient's square; one operand is broadcast."""
     rest = (3, 4) if s.loss.warn_broadcast else (1, 4)
     operands = [x.requires_grad_() for x in s.draw((3, 4), rest)]
 
@@ -154,13 +154,13 @@ def _hessian_vector_product(s: Subject) -> None:
 
 @transform("third derivatives")
 def _third_derivative(s: Subject) -> None:
-    """By the reference formula."""
+    """Third derivatives, by the reference formula."""
 
     def third(f: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         first = torch.autograd.grad(f(*s.leaves), s.leaves, create_graph=True)
         second = torch.autograd.grad(sum((g**2).sum() for g in first), s.leaves, create_graph=True, allow_unused=True)
         total = sum((g**2).sum() for g in second if g is not None)
-        if not (isinstance(total, Tensor) and total.requires_grad):  # which has no second derivative
+        if not (isinstance(total, Tensor) and total.requires_grad):  # It has no second derivative.
             return ()
         return torch.autograd.grad(total, s.leaves, allow_unused=True, materialize_grads=True)
 
@@ -202,7 +202,7 @@ def _func_jvp(s: Subject) -> None:
 
 
 def _batch(s: Subject) -> tuple[list[Tensor], tuple[int | None, ...]]:
-    """Operands for five samples: the first has them in its second dimension, every other one is the same for all."""
+    """Operands for five samples: the first has them in its second dimension, every other one is shared."""
     drawn = s.draw((5, 3, 4))
     operands = [drawn[0].transpose(0, 1), *(x if i % 2 else x[0] for i, x in enumerate(drawn[1:]))]
     return operands, (1, *(0 if i % 2 else None for i in range(len(drawn) - 1)))
@@ -214,7 +214,7 @@ def _samples(operands: list[Tensor], dims: tuple[int | None, ...]) -> list[list[
 
 @transform("`torch.func.vmap`")
 def _vmap(s: Subject) -> None:
-    """Operands with the samples in different dimensions, and some that are the same for all."""
+    """Operands with the samples in different dimensions, and some that all samples share."""
     operands, dims = _batch(s)
     for f in s.reduced:
         found = torch.func.vmap(f, in_dims=dims)(*operands)
@@ -232,7 +232,7 @@ def _vmap_of_grad(s: Subject) -> None:
 
 
 def _jacobian(s: Subject, take: Callable[..., Any]) -> None:
-    """Holds the Jacobians of the elements by ``take``, with respect to every operand, against those of the formula."""
+    """Compares the Jacobians of the elements by ``take``, with respect to every operand, with those of the formula."""
     operands = [x.detach() for x in s.draw((3,))]
     found = take(partial(s.function, reduction="none"), tuple(range(len(operands))))(*operands)
     if s.loss.mean_of_rows:
@@ -259,7 +259,7 @@ def _jacfwd(s: Subject) -> None:
 
 @transform("`torch.func.hessian`")
 def _hessian(s: Subject) -> None:
-    """All second derivatives, of one operand and another too."""
+    """All second derivatives, including mixed ones."""
     operands = [x.detach() for x in s.draw((2, 2))]
     found = torch.func.hessian(s.function, tuple(range(len(operands))))(*operands)
     close(found, s.hessian(operands))
@@ -267,7 +267,7 @@ def _hessian(s: Subject) -> None:
 
 @transform("`jacfwd(jacfwd)`")
 def _jacfwd_twice(s: Subject) -> None:
-    """Second derivatives by forward mode alone, of which the outer one takes the formula."""
+    """Second derivatives by forward mode alone; the outer one uses the formula."""
     first, *rest = (x.detach() for x in s.draw((4,)))
     found = torch.func.jacfwd(torch.func.jacfwd(lambda x: s.function(x, *rest)))(first)
     close(found, torch.autograd.functional.hessian(lambda x: s.truth(x, *rest), first))
@@ -275,7 +275,7 @@ def _jacfwd_twice(s: Subject) -> None:
 
 @transform("`is_grads_batched=True`")
 def _batched_gradients(s: Subject) -> None:
-    """``is_grads_batched``, as ``jacobian(vectorize=True)`` has it."""
+    """``is_grads_batched``, as used by ``jacobian(vectorize=True)``."""
     operands = [x.requires_grad_() for x in s.draw((4,))]
     value = s.function(*operands, reduction="none")
     several = torch.randn((3, *value.shape), dtype=value.dtype, device=value.device)
@@ -295,7 +295,7 @@ def _value_and_gradients(f: Callable[..., Tensor], operands: list[Tensor]) -> li
 
 @transform("`torch.compile`")
 def _compile(s: Subject) -> None:
-    """In one graph, with the bits of eager mode, and compiled again for no new shape but the first."""
+    """In one graph, with the bits of eager mode; a new shape compiles again only the first time."""
     torch.compiler.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     for f in s.reduced:
@@ -306,7 +306,7 @@ def _compile(s: Subject) -> None:
             for a, b in zip(_value_and_gradients(compiled, operands), _value_and_gradients(f, operands), strict=True):
                 assert same_bits(a, b)
         assert counter.frame_count <= 2, f"compiled {counter.frame_count} times"
-        # One tensor as all operands, whose gradients are added up.
+        # One tensor as all operands; its gradients add up.
         same = torch.rand(3, 4, device=s.device, requires_grad=True)
         value, expected = (g(*[same] * len(s.loss.operands)) for g in (compiled, f))
         assert same_bits(value.detach(), expected.detach())
@@ -336,7 +336,7 @@ def _export(s: Subject) -> None:
 
 @transform("autocast")
 def _autocast(s: Subject) -> None:
-    """Halves give a float32 loss, whose gradients are halves; compiled too."""
+    """16-bit operands give a float32 loss and 16-bit gradients; compiled too."""
     torch.compiler.reset()
     operands = [x.requires_grad_() for x in s.draw((3, 4), dtype="bfloat16")]
     device = operands[0].device.type
@@ -354,7 +354,7 @@ def _autocast(s: Subject) -> None:
 
 @transform("`torch.utils.checkpoint`")
 def _activation_checkpointing(s: Subject) -> None:
-    """Both ways of it."""
+    """Both variants, reentrant or not."""
     expected = _value_and_gradients(s.function, s.leaves)[1:]
     for reentrant in (True, False):
         operands = [x.detach().clone().requires_grad_() for x in s.leaves]
@@ -365,7 +365,7 @@ def _activation_checkpointing(s: Subject) -> None:
 
 @transform("`saved_tensors_hooks`")
 def _saved_tensor_hooks(s: Subject) -> None:
-    """What is saved for backward is sent away and comes back as another tensor."""
+    """Tensors saved for backward are sent away and come back as other tensors."""
     expected = _value_and_gradients(s.function, s.leaves)
     sent: list[Tensor] = []
 
@@ -409,7 +409,7 @@ def _fake_tensors(s: Subject) -> None:
 
 
 def _replayed(s: Subject, f: Callable[..., Tensor], calls: int = 4) -> None:
-    """Holds ``f``, which a graph may serve, against the loss: fresh operands and other upstream gradients."""
+    """Compares ``f``, which a graph may serve, with the loss: fresh operands and other upstream gradients."""
     for i in range(calls):
         operands = [x.requires_grad_() for x in s.draw((8, 16), dtype="float32", seed=i)]
         copies = [x.detach().clone().requires_grad_() for x in operands]
@@ -465,7 +465,7 @@ def _reduce_overhead(s: Subject) -> None:
 
 @transform("`GradScaler`", gpu=True)
 def _gradient_scaler(s: Subject) -> None:
-    """Training in float16 whose gradients underflow without a scale; the scale grows, overflows and shrinks."""
+    """Float16 training whose gradients underflow without a scale; the scale grows, overflows and shrinks."""
     count = len(s.loss.operands)
     operands = s.draw((64, 64), dtype="float32")
     moved = torch.nn.Parameter(operands[0].clone())

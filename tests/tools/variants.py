@@ -1,4 +1,4 @@
-"""Every kernel that calls of a loss can reach, found by rehearsing them (`cupylosses.engines.record`)."""
+"""Every kernel that calls of a loss can reach, found by rehearsing the calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cupylosses.engines.record import Placeholder, Rehearsal, placeholder
 from tools.nvrtc import Resources
 from tools.row_variants import AnyRowVariant, spills_allowed
 
-#: One of each kind of layout needs this many elements in both directions.
+#: Every kind of layout occurs only with this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
 
 
 def variants(loss: Loss, fast: bool = False) -> list[Variant]:
     """The kernels behind a loss: each setting of its flags, dtype, layout, reduction and choice of gradients.
 
-    ``fast`` keeps two dtypes, all gradients together, and the layouts that are not rare.
+    ``fast`` keeps two dtypes, all gradients together, and the common layouts.
     """
     rehearsal = Rehearsal()
     for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
@@ -50,7 +50,7 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
-    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; and in another order."""
+    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; and permuted."""
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
     for i, dtype in enumerate(dtypes):
@@ -62,17 +62,17 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     itemsize = interop.ITEMSIZE[first.dtype]
     yield Placeholder(first.dtype, first.shape, first.strides, itemsize % 16), *others
     yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
-    for step in (COLUMNS + 1, 2 * COLUMNS):  # rows of a larger matrix, odd and even: without and with vectors
+    for step in (COLUMNS + 1, 2 * COLUMNS):  # Rows of a larger matrix, odd and even: without and with vectors.
         yield Placeholder(first.dtype, first.shape, (step, 1), 0), *others
     yield tuple(Placeholder(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
-    for step in (64 + 1, 64 + 16):  # no two dimensions merge, again without and with vectors
+    for step in (64 + 1, 64 + 16):  # No two dimensions merge, again without and with vectors.
         yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
 
 
 def _call(
     rehearsal: Rehearsal, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
 ) -> None:
-    """Forward and backward of one call, reduced and not, for each choice of gradients."""
+    """Forward and backward of one call, reduced and unreduced, for each choice of gradients."""
     floating = [x.dtype in checks.FLOATING for x in tensors]
     choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
     for kind in ("mean", "none"):
@@ -94,7 +94,7 @@ def _rehearse(
 def _call_forms(
     rehearsal: Rehearsal, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
 ) -> None:
-    """What a weight, a mask, numbers and dimensions add, for contiguous operands of one dtype."""
+    """Kernels for a weight, a mask, numbers and dimensions, for contiguous operands of one dtype."""
     dtype = tensors[0].dtype
     every = tuple(x.dtype in checks.FLOATING for x in tensors)
     row, full = placeholder(dtype, (COLUMNS,)), placeholder("bool", (ROWS, COLUMNS))
@@ -109,7 +109,7 @@ def _call_forms(
         _rehearse(rehearsal, form(loss, numbers), flags, chosen[0], Reduction("mean"), [chosen[1]])
     if fast:
         return
-    apart = [Placeholder(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # no two dimensions merge
+    apart = [Placeholder(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # No two dimensions merge.
     _rehearse(rehearsal, loss, flags, tuple(apart), Reduction("mean", (0, 1)), [every])
     for weight, mask, kind in (("array", False, "mean"), ("array", True, "weighted_mean"), ("number", True, "mean")):
         added = [row] * (weight == "array") + [full] * mask
@@ -118,8 +118,8 @@ def _call_forms(
 
 
 def complaints(variant: Variant | AnyRowVariant, found: Resources, spills: int = 0) -> tuple[str, ...]:
-    """Defects of a compiled kernel: warnings, more than so many bytes of spilled registers, and narrow accesses to
-    contiguous operands.
+    """Defects of a compiled kernel: warnings, spills beyond the allowed bytes, and narrow accesses to contiguous
+    operands.
     """
     wrong = list(found.warnings)
     if found.entries != (variant.entry,):
@@ -135,7 +135,7 @@ def complaints(variant: Variant | AnyRowVariant, found: Resources, spills: int =
 
 
 def wide_accesses(variant: Variant | AnyRowVariant) -> tuple[int, int]:
-    """The 16-byte loads and stores that one vector of a contiguous variant takes, at least."""
+    """The minimum of 16-byte loads and stores that one vector of a contiguous variant takes."""
 
     def words(dtype: str) -> int:
         return variant.lanes * interop.ITEMSIZE[dtype] // 16
@@ -151,7 +151,7 @@ def wide_accesses(variant: Variant | AnyRowVariant) -> tuple[int, int]:
 
 
 def _wide_accesses_of_rows(variant: AnyRowVariant) -> tuple[int, int]:
-    """The same of a kernel that moves neighbouring classes, or rows."""
+    """The minimum of 16-byte loads and stores of a kernel that moves neighbouring classes, or rows."""
     words = variant.lanes * interop.ITEMSIZE[variant.input] // 16
     if variant.kind == "count" or variant.layout == "gather":
         return 0, 0
