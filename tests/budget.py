@@ -1,6 +1,6 @@
-"""Parts of a run's processor time, and the kernels that it may compile: ``budget.json``, for the suite as a whole.
+"""The parts of a run's processor time, and the limit on its kernels: ``budget.json``, for the suite as a whole.
 
-A kernel counts once, whichever processes ask for it, and no matter which of them a cache had.
+A kernel counts once, whichever processes request it, and whether or not one of them had it cached.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ PATH = Path(__file__).with_name("budget.json")
 
 
 def python_seconds() -> float:
-    """Processor time of this process, all of its threads together."""
+    """Processor time of this process, summed over its threads."""
     return time.process_time()
 
 
 def other_seconds() -> float:
-    """Processor time of the programs that this process ran to their ends, compilers and all."""
+    """Processor time of completed child processes, such as compilers."""
     used = os.times()
     return used.children_user + used.children_system
 
 
 def times(counters: Counters, python: float, others: float) -> str:
-    """The parts of the processor time of all processes, ``python`` of their own and ``others`` of what they ran."""
+    """The parts of the processor time of all processes: ``python`` is their own time, ``others`` that of child
+    processes.
+    """
     parts = {
         "compiling for the host": counters.compiling,
         "NVRTC": counters.nvrtc,
@@ -40,23 +42,23 @@ def times(counters: Counters, python: float, others: float) -> str:
 
 
 def kernels(counters: Counters) -> dict[str, int]:
-    """Different kernels that were asked for, by the compiler that they are for."""
+    """The number of different requested kernels, by compiler."""
     return {"host": len(counters.host_kernels), "NVRTC": len(counters.nvrtc_kernels)}
 
 
 def allowed() -> dict[str, int]:
-    """The numbers of kernels that the suite may ask for, by compiler."""
+    """The limits on requested kernels, by compiler."""
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
 def report(counters: Counters) -> str:
-    """The numbers of kernels, beside those of the budget."""
+    """The numbers of kernels, beside their limits."""
     budget = allowed()
     return "kernels: " + ", ".join(f"{n} for {x} (budget {budget[x]})" for x, n in kernels(counters).items())
 
 
 def excess(counters: Counters) -> str | None:
-    """An explanation of what is over the budget, with the ways out; None if nothing is."""
+    """An explanation of the excess over the budget, with the ways out; None if there is none."""
     budget, found = allowed(), kernels(counters)
     over = [f"{n} kernels for {x}, {budget[x]} are in the budget" for x, n in found.items() if n > budget[x]]
     if not over:

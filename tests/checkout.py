@@ -1,4 +1,4 @@
-"""The checkout around the tests, for tests of what is not part of the package."""
+"""The checkout around the tests, for tests of files outside of the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load_script(name: str) -> ModuleType:
-    """A file of ``scripts/`` as a module."""
+    """Loads a file of ``scripts/`` as a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts")
         return importlib.import_module(name)

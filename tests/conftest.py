@@ -1,16 +1,17 @@
 """Fixtures and markers.
 
-``kernels``  runs kernels: on the GPU or, where there is none, on the host; skipped where no C++ compiler is either.
+``kernels``  runs kernels: on the GPU or, without one, on the host; skipped if there is no C++ compiler either.
 ``gpu``      needs a CUDA device and CuPy; skipped without a device, but a device without CuPy is an error, not a skip.
-``large``    needs tens of GiB of GPU memory: runs by itself where there is that much, and is skipped elsewhere.
+``large``    needs tens of GiB of GPU memory: runs alone if there is that much, and is skipped otherwise.
 
-A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only. Marked
+A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only. Further
+markers:
 
-``representatives``  it runs for these only, with or without kernels: it is about what all losses share;
-``in_turn``          its kernels run for one representative per setting, each in its turn;
-``every_loss``       it runs for every loss, kernels too: it is about formulas, or has a few kernels of each;
-``thorough``         it runs with ``--thorough`` only. That option also puts every loss through what the representatives
-                     go through, and makes the grids of ``grids.py`` exhaustive.
+``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
+``in_turn``          its kernels run for one representative per setting, in turn;
+``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
+``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and makes
+                     the grids of ``grids.py`` exhaustive.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from cupylosses.engines.pointwise.definition import Loss, registry
 from cupylosses.engines.softmax import arguments as softmax_arguments
 from cupylosses.testing import host
 
-#: Free memory that a test marked ``large`` may count on.
+#: Free memory that a test marked ``large`` may use.
 LARGE_BYTES = 24 << 30
 
 
 REPRESENTATIVES = representatives()
 
-#: What a run did that the number of its tests does not say, printed at its end.
+#: Counters of a run, printed at its end.
 COUNTS = pytest.StashKey[Counter[str]]()
-#: Processor time of the processes of a run, "python", and of the programs that they ran, "others".
+#: Processor time of a run's processes ("python"), and of their child processes ("others").
 SECONDS = pytest.StashKey[Counter[str]]()
 
 
-# The same examples in every run, and no time limit on machines that are busy.
+# The same examples in every run, and no time limit on busy machines.
 settings.register_profile(
     "cupylosses", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
@@ -68,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # took two to six times as long.
     torch.set_num_threads(1)
     config.stash[COUNTS], config.stash[SECONDS] = Counter(), Counter()
-    # Before any test module is imported: its parametrization asks.
+    # Before any test module is imported, since parametrization uses it.
     grids.set_thorough(config.getoption("--thorough"))
     config.addinivalue_line("markers", "kernels: runs kernels, on the GPU or on the host")
     config.addinivalue_line("markers", "formulas: of kernels that differ in what they compute, not in where")
@@ -79,22 +80,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "representatives: for the losses that stand for all, only")
     config.addinivalue_line("markers", "in_turn: kernels of one representative per setting, in turn")
     config.addinivalue_line("markers", "every_loss: kernels of every loss, not of the representatives alone")
-    # torch says so of its own kl_div, wherever it is called.
+    # torch warns about its own kl_div at every call.
     config.addinivalue_line("filterwarnings", "ignore:reduction. 'mean' divides the total loss:UserWarning")
 
 
 def pytest_make_parametrize_id(val: Any) -> str | None:
-    """Losses, parameters and dtypes by their names; any other value as pytest does."""
+    """Losses, parameters and dtypes by their names; pytest handles any other value."""
     return grids.identity(val)
 
 
 def names_losses(item: pytest.Item) -> bool:
-    """True for a test whose parametrization says which losses it runs for."""
+    """True for a test whose parametrization names its losses."""
     return any("loss" in x.args[0] for x in item.iter_markers("parametrize"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every definition: a loss that is added is tested without a new line."""
+    """Parametrizes tests by all definitions: a new loss is tested without a new line."""
     if "loss" in metafunc.fixturenames and not names_losses(metafunc.definition):
         some = metafunc.definition.get_closest_marker("representatives")
         losses = REPRESENTATIVES if some else tuple(registry().values())
@@ -102,15 +103,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def runs_kernels(item: pytest.Item) -> bool:
-    """True for a test that runs kernels, wherever."""
+    """True for a test that runs kernels, on a GPU or on the host."""
     return bool(item.get_closest_marker("kernels") or item.get_closest_marker("gpu"))
 
 
 def turn(item: pytest.Function) -> Loss:
-    """The representative whose turn it is in a setting of a test; the test's own with ``--thorough``, or where the test
-    names its losses: one of them might never have its turn.
+    """The representative whose turn it is in a setting of a test. With ``--thorough``, or if the test names its losses,
+    the test's own loss: a named one might never have its turn.
 
-    The name of the test says which comes first, so that selecting tests does not change what one of them runs.
+    The name of the test determines the first one, so that selecting tests does not change which representative a test
+    runs.
     """
     if grids.thorough() or names_losses(item):
         return item.callspec.params["loss"]
@@ -119,7 +121,7 @@ def turn(item: pytest.Function) -> Loss:
 
 
 def stays(item: pytest.Item) -> bool:
-    """False for a test that runs with ``--thorough`` only, and for a loss that is left to the representatives."""
+    """False for a ``thorough`` test without ``--thorough``, and for a loss that the representatives cover."""
     if item.get_closest_marker("thorough") and not grids.thorough():
         return False
     loss = item.callspec.params.get("loss") if hasattr(item, "callspec") else None
@@ -146,13 +148,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # Tens of thousands of tests live until the end: the collector need not walk through them again and again.
+    # Tens of thousands of tests live until the end; this spares the collector from scanning them again and again.
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """What a worker of pytest-xdist did is added to the counts here."""
+    """Adds the counts of a pytest-xdist worker to those of this process."""
     output = getattr(node, "workeroutput", {})
     host.counters.add(output.get("host", {}))
     node.config.stash[COUNTS].update(output.get("counts", {}))
@@ -160,14 +162,16 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def over_budget(config: pytest.Config) -> str | None:
-    """The reason to fail a run with ``--budget``, which is for the suite without ``--thorough``, or None."""
+    """The reason to fail a run with ``--budget``, or None. The budget applies to runs without ``--thorough``."""
     return budget.excess(host.counters) if config.getoption("--budget") and not grids.thorough() else None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     config.stash[SECONDS]["python"] += budget.python_seconds()
-    if not config.getoption("numprocesses", None):  # otherwise the programs that this process ran are the workers
+    if not config.getoption(
+        "numprocesses", None
+    ):  # With xdist, the child processes are the workers, which report their own time.
         config.stash[SECONDS]["others"] += budget.other_seconds()
     if hasattr(config, "workeroutput"):
         counts, seconds = (dict(config.stash[x]) for x in (COUNTS, SECONDS))
@@ -189,17 +193,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def counts(request: pytest.FixtureRequest) -> Counter[str]:
-    """Counters that are printed at the end of the run."""
+    """Counters printed at the end of the run."""
     return request.config.stash[COUNTS]
 
 
 @pytest.fixture(autouse=True)
 def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without a GPU, tests that are marked ``kernels`` run on the host, with threads in one of several orders.
+    """Without a GPU, runs tests marked ``kernels`` on the host, with threads in one of several orders.
 
-    With ``--thorough`` they are checked for undefined behaviour, too, but for tests that are marked ``formulas``: it is
-    a matter of indices and addresses. Without it, accesses are looked at in kernels of the representatives alone: those
-    of other losses are the same, and take a third less to compile.
+    With ``--thorough`` they are checked for undefined behaviour, except tests marked ``formulas``, because it comes
+    from indices and addresses. Without it, only kernels of the representatives have their accesses checked: those of
+    other losses are the same, and compile in a third less time.
     """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
@@ -220,7 +224,7 @@ def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     ]
 )
 def device(request: pytest.FixtureRequest) -> str:
-    """Where tensors of a test lie: on the CPU for the reference formulas, and where kernels run."""
+    """Devices of a test's tensors: the CPU for the reference formulas, and the device of the kernels."""
     return request.param
 
 
@@ -232,7 +236,7 @@ def loss(request: pytest.FixtureRequest) -> Loss:
 
 @pytest.fixture
 def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """CuPy, or what stands for it without a GPU."""
+    """CuPy, or its stand-in without a GPU."""
     if GPU:
         yield importlib.import_module("cupy")
         return
@@ -244,7 +248,7 @@ def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Empties the caches of plans, now and (by calling it) later; those of the test are gone after it."""
+    """Empties the caches of plans, now and at each call of the result; plans of the test are dropped after it."""
 
     def clear() -> None:
         softmax_arguments.plans.clear()
@@ -275,7 +279,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kernel cache that nothing has been compiled into, on disk and in this process."""
+    """An empty kernel cache, on disk and in this process."""
     from cupylosses.jit import compiler
 
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
@@ -297,7 +301,9 @@ sys.meta_path.insert(0, _Hide())
 
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., str]:
-    """Runs a program in a new interpreter that finds this cupylosses but not the modules ``without``; its output."""
+    """Runs a program in a new interpreter that finds this cupylosses but not the modules ``without``; returns its
+    output.
+    """
 
     def run(program: str, without: tuple[str, ...] = (), **environment: str) -> str:
         where = str(Path(cupylosses.__file__).resolve().parent.parent)

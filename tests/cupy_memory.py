@@ -1,4 +1,4 @@
-"""Memory that tensors and CuPy's arrays (or those that stand for them) share."""
+"""Memory shared by tensors and arrays of CuPy or its stand-in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from devices import GPU
 
-#: What one of the libraries does not hand over, or not in every version, and integers of the same size.
+#: Dtypes that one of the libraries does not exchange, or not in every version, and integers of the same size.
 _AS_INTEGERS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
 
 

@@ -1,4 +1,4 @@
-"""Where kernels run in these tests: on a GPU, or, without one, on the host (``cupylosses.testing.host``)."""
+"""The device of the kernels in these tests: a GPU or, without one, the host (``cupylosses.testing.host``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from cupylosses.testing import host
 
-#: A GPU to run on; CUPYLOSSES_HOST=1 looks away from it.
+#: True if there is a GPU to run on; CUPYLOSSES_HOST=1 hides it.
 GPU = torch.cuda.is_available() and os.environ.get("CUPYLOSSES_HOST", "0") != "1"
 
-#: Whether the host can run kernels.
+#: True if the host can run kernels.
 HOST = sys.platform == "linux" and host.find_compiler() is not None
 
-#: The device of tensors that go through kernels. On the CPU they do within ``host.execution()`` only, in which every
-#: test that is marked ``kernels`` runs.
+#: The device of tensors that go through kernels. On the CPU they do so within ``host.execution()`` only, which wraps
+#: every test marked ``kernels``.
 KERNELS = "cuda" if GPU else "cpu"
 
 #: A kernel that keeps its stream busy for some 30 ms.
@@ -26,15 +26,15 @@ WAIT = 'extern "C" __global__ void wait() { long long t = clock64(); while (cloc
 
 
 def on_gpu(*values: Any) -> list[Any]:
-    """Values of a parameter that would take the host too long."""
+    """Values of a parameter that would take too long on the host."""
     return [pytest.param(x, marks=pytest.mark.gpu) for x in values]
 
 
 def allocated() -> int:
-    """The bytes of CUDA tensors, once autograd's own thread has let go of what it computed last.
+    """The bytes of CUDA tensors, after autograd's own thread has released its last result.
 
-    It wakes the caller of ``backward`` first, so a gradient that nobody holds may live on for a moment, but not until
-    the thread has computed another one.
+    That thread wakes the caller of ``backward`` first, so an unreferenced gradient may live on for a moment, but not
+    beyond the thread's next gradient.
     """
     x = torch.ones((), device="cuda", requires_grad=True)
     torch.autograd.grad(x.sin(), x)

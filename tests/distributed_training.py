@@ -28,7 +28,7 @@ ROWS, COLUMNS, STEPS = 8, 6, 3
 
 
 def batch(loss: Loss, step: int, device: str) -> list[Tensor]:
-    """Operands of one step, the same in every process; the model adds to the first of them."""
+    """Operands of one step, equal in every process; the model adds to the first of them."""
     count = len(loss.operands)
     shapes = [(ROWS, COLUMNS)] * count
     return samples.operands(loss, loss.values(), ("float32",) * count, shapes, device, seed=step)
@@ -64,13 +64,13 @@ def train(
 
 
 def make(device: str) -> Model:
-    """The same parameters in every process."""
+    """Builds the model, with equal parameters in every process."""
     torch.manual_seed(0)
     return Model().to(device)
 
 
 def compare_rows(mesh: DeviceMesh, device: str) -> None:
-    """Losses of rows of DTensors against plain tensors; the batch is no multiple of the processes."""
+    """Compares losses of rows of DTensors with those of plain tensors; the batch is no multiple of the processes."""
     generator = torch.Generator().manual_seed(0)
     logits, soft = torch.randn(2, 7, 5, generator=generator)
     labels, weight = torch.randint(5, (7,), generator=generator), torch.rand(5, generator=generator)
@@ -109,7 +109,7 @@ def compare_rows(mesh: DeviceMesh, device: str) -> None:
 
 
 def main(names: list[str], backend: str) -> None:
-    """Both processes come here; the first one reports."""
+    """Entry point of both processes; the first one reports."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
@@ -121,7 +121,7 @@ def main(names: list[str], backend: str) -> None:
     for name in names:
         loss = registry()[name]
         function = by_position(loss)
-        # One process with the whole batch: the mean of the means of parts of equal size.
+        # One process with the whole batch: the mean of the means of equal parts.
         _, expected = train(loss, make(device), slice(None), device, function)
         models = {
             "DDP": DistributedDataParallel(make(device), device_ids=[rank] if backend == "nccl" else None),

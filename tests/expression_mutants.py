@@ -1,6 +1,6 @@
-"""Mistakes that people make in the expressions of a loss, made on purpose, one at a time.
+"""Deliberate versions of common mistakes in the expressions of a loss, one at a time.
 
-Each is a definition like the right one but for one token of one expression, and named by what is wrong with it.
+Each mutant is a definition that differs from the right one in one token of one expression, and is named by its mistake.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cupylosses.engines.pointwise.definition import Loss
 
 _TOKENS = re.compile(r"[A-Za-z_]\w*|\d+\.?\d*|<=|>=|==|!=|&&|\|\||\S")
 
-#: By the kind of mistake, what is written instead of what.
+#: Replacements, by the kind of mistake.
 _INSTEAD = {
     "sign": {"+": "-", "-": "+"},
     "operation": {"*": "/", "/": "*", "&&": "||"},
@@ -46,7 +46,7 @@ _INSTEAD = {
 
 
 def mutants(loss: Loss) -> Iterator[tuple[str, str, Loss]]:
-    """The kind of each mistake, where it is, and the definition that has it."""
+    """The kind of each mistake, its place, and the definition that has it."""
     for part, index in _parts(loss):
         expression = getattr(loss, part)[index] if index else getattr(loss, part)
         for token in _TOKENS.finditer(expression):
@@ -55,7 +55,7 @@ def mutants(loss: Loss) -> Iterator[tuple[str, str, Loss]]:
                 changed = {**getattr(loss, part), index: written} if index else written
                 try:
                     wrong = replace(loss, **{part: changed})
-                except ValueError:  # no expression of these names
+                except ValueError:  # No expression of these names.
                     continue
                 yield kind, f"{loss.name}.{index or part}: {expression} became {written}", wrong
 
@@ -67,7 +67,7 @@ def _parts(loss: Loss) -> Iterator[tuple[str, str]]:
 
 
 def _mistakes(loss: Loss, token: str, behind: str) -> Iterator[tuple[str, str]]:
-    """Kinds of mistakes at a token, and what is written instead."""
+    """Kinds of mistakes at a token, with the replacement."""
     for kind, pairs in _INSTEAD.items():
         if token in pairs:
             yield kind, pairs[token]

@@ -1,4 +1,4 @@
-"""Stand-ins for what only a GPU has, so that what measures on one runs on the CPU: the times mean nothing."""
+"""Stand-ins for GPU-only features, so that benchmark code runs on the CPU: the times mean nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from benchmarking import throughput, timing, workloads
 
-#: Bytes that every call is said to take at its peak.
+#: Peak bytes that the stand-in reports for every call.
 PEAK = 4 << 20
 
 
 class Event:
-    """A GPU's event by the host's clock."""
+    """A GPU event with the host's clock."""
 
     def record(self) -> None:
         self.time = perf_counter()

@@ -1,8 +1,8 @@
 """Parameters of tests: short selections, and exhaustive grids with ``--thorough``.
 
-A formula is checked apart from the kernels, for every loss, parameter and dtype. What the kernels add, layouts, dtypes
-and reductions, does not know the loss: there the short selections go through each axis in turn, so that every value of
-every axis meets some other, and ``--thorough`` goes through the product.
+A formula is checked apart from the kernels, for every loss, parameter and dtype. Layouts, dtypes and reductions, which
+the kernels add, do not depend on the loss. For these the short selections go through each axis in turn, so that every
+value of every axis occurs, and ``--thorough`` goes through the product.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _mode = {"thorough": False}
 
 
 def set_thorough(chosen: bool) -> None:
-    """Chooses exhaustive grids; called once, before any test module is imported."""
+    """Selects exhaustive grids; called once, before any test module is imported."""
     _mode["thorough"] = chosen
 
 
@@ -35,16 +35,17 @@ def thorough() -> bool:
 
 
 def short_or_full(short: T, full: T) -> T:
-    """``full`` with ``--thorough``, else ``short``: for a selection that its test knows best."""
+    """``full`` with ``--thorough``, else ``short``: for a test that makes its own selection."""
     return full if thorough() else short
 
 
 def in_turn(*axes: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
-    """Settings of several axes: their product with ``--thorough``, else so few that every value of each axis occurs.
+    """Settings of several axes: their product with ``--thorough``, else just enough that every value of each axis
+    occurs.
 
-    The short selection has as many settings as the longest axis has values, or ``times`` as many, for more of the
-    pairs. Setting ``i`` takes value ``i`` of every axis, modulo its length; each further round shifts the axes against
-    one another, so that it meets other pairs.
+    The short selection has as many settings as the longest axis has values, or ``times`` as many, to cover more pairs.
+    Setting ``i`` takes value ``i`` of every axis, modulo its length; each further round shifts the axes against one
+    another, so that other pairs meet.
     """
     if thorough() or len(axes) == 1:
         return list(product(*axes))
@@ -57,7 +58,7 @@ def in_turn(*axes: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
 
 
 def identity(value: Any) -> str | None:
-    """Losses, parameters, names and tuples of these as part of the name of a test; None for anything else."""
+    """The text of losses, parameters, names and tuples of these in the name of a test; None for anything else."""
     if isinstance(value, Loss):
         return value.name
     if isinstance(value, Mapping) and all(isinstance(x, (bool, int, float, str)) for x in value.values()):
@@ -71,13 +72,13 @@ def identity(value: Any) -> str | None:
 LOSSES = tuple(registry().values())
 REPRESENTATIVES = representatives()
 
-#: Every loss with every set of parameters that its definition names.
+#: Every loss with every set of parameters in its definition.
 CASES = [(loss, case) for loss in LOSSES for case in loss.cases]
 
 
 def reference_and_kernels(names: str, *axes: Sequence[Any], kernels: Sequence[tuple[Any, ...]] | None = None) -> Any:
-    """Parametrizes ``names`` and ``device``: the product of the axes on the reference path, and in kernels these
-    settings, which without ``--thorough`` go through the axes in turn unless ``kernels`` names others.
+    """Parametrizes ``names`` and ``device``: the product of the axes on the reference path, and these settings in
+    kernels. Without ``--thorough``, kernels go through the axes in turn unless ``kernels`` lists other settings.
     """
     every = list(product(*axes))
     few = short_or_full(in_turn(*axes) if kernels is None else list(kernels), every)
@@ -96,7 +97,7 @@ def by_reference_and_kernels(test: Any) -> Any:
     return reference_and_kernels("loss", REPRESENTATIVES, kernels=[(largest,)])(test)
 
 
-#: Dtypes of the operands, and what torch promotes them to.
+#: Dtypes of the operands, and torch's promotion of them.
 MIXED = {
     ("float32", "bfloat16"): "float32",
     ("bfloat16", "float32"): "float32",
@@ -120,7 +121,7 @@ def mixtures() -> list[tuple[Loss, tuple[str, ...]]]:
     return [(losses[i % len(losses)], dtypes) for i, (dtypes, losses) in enumerate(few.items())]
 
 
-#: One element; around a vector of each width; around what a warp takes at once (32 lanes, 4 vectors, each width).
+#: One element; around a vector of each width; around one step of a warp (32 lanes, 4 vectors, each width).
 SIZES = sorted(
     {1, 2, 3}
     | {lanes * k + d for lanes in (2, 4, WIDEST) for k in (1, 2) for d in (-1, 0, 1)}

@@ -1,7 +1,7 @@
-"""The data that PyTorch tests its own losses with, and how a function is held against torch's on it.
+"""PyTorch's test data for its own losses, and the comparison of a function with torch's on it.
 
-An OpInfo and a ModuleInfo are found by the names of a definition's twins, so a loss that is added is tested without a
-new line. Where ours differ on purpose is a row of :data:`DIFFERENCES`.
+An OpInfo and a ModuleInfo are found by the names of a definition's torch counterparts, so a new loss is tested without
+a new line. Each intentional difference is a row of :data:`DIFFERENCES`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from cupylosses.testing.truth import common_shape, flushes, runs_kernels, truth
 
 Function = Callable[..., Tensor]
 
-#: Losses whose twins torch has no OpInfo or no ModuleInfo for, each with the reason.
+#: Losses for whose torch counterparts torch has no OpInfo or no ModuleInfo, each with the reason.
 WITHOUT_DATA: dict[str, str] = {}
 
 #: Arguments whose effect torch's samples do not show, each with the reason.
 UNSEEN = {("gaussian_nll_loss", "eps"): "All variances are larger."}
 
-#: Losses that are NaN where torch's data has no label.
+#: Losses that are NaN where torch's data has a label of 0.
 ZERO_IS_NO_LABEL = {"soft_margin_loss", "hinge_embedding_loss"}
 
-#: Deprecated arguments, values of theirs, and the reductions that these mean.
+#: Deprecated arguments, their values, and the reductions that they mean.
 LEGACY = (("size_average", False, "sum"), ("reduce", False, "none"))
 
-#: What ours raise where torch raises something else: bad shapes and values are a ValueError, bad types a TypeError.
+#: Our exception for each of torch's: bad shapes and values raise ValueError, bad types TypeError.
 RAISED: dict[type[Exception], type[Exception]] = {RuntimeError: ValueError, AttributeError: TypeError}
 
 
 def _seed(seed: int = 1234) -> None:
-    """Seeds the generators of the CPU, as torch's tests do before each sample for all of them."""
+    """Seeds the generators of the CPU; torch's tests seed those of all devices before each sample."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed)
@@ -60,18 +60,18 @@ def _seed(seed: int = 1234) -> None:
 
 @cache
 def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """OpInfos by the name of the function, ModuleInfos by that of the class."""
-    # torch's TestCase derives from one of this package, which the data does not need.
+    """OpInfos by function name, ModuleInfos by class name."""
+    # torch's TestCase derives from a class of expecttest, which the data does not need.
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "expecttest", SimpleNamespace(TestCase=unittest.TestCase))
         from torch.testing._internal import common_utils
         from torch.testing._internal.common_methods_invocations import op_db
         from torch.testing._internal.common_modules import module_db
     if not torch.cuda.is_available():
-        # torch.manual_seed, which is called before each sample, formats a traceback for each absent kind of device: a
-        # third of the time of these tests.
+        # torch.manual_seed, called before each sample, formats a traceback for each absent kind of device: a third of
+        # the time of these tests.
         common_utils.set_rng_seed = _seed
-    # The import sets these for the whole process.
+    # The import changes these for the whole process.
     settings.load_profile("cupylosses")
     torch.backends.__allow_nonbracketed_mutation_flag = True
     of_functions = [x for x in op_db if x.name.startswith("nn.functional.") and not x.variant_test_name]
@@ -87,8 +87,8 @@ def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 class Sample:
     """A call of a loss: its arguments by name, of which the first few are given by position.
 
-    Gradients are taken with respect to the floating tensors among ``operands``, which None leaves open. A tensor that
-    requires grad is one that torch's data says torch has a gradient for.
+    Gradients are taken with respect to the floating tensors among ``operands``; None leaves the choice open. A tensor
+    that requires grad is one for which torch's data claims a gradient.
     """
 
     loss: Loss
@@ -109,27 +109,27 @@ class Sample:
 
     @property
     def differentiated(self) -> dict[str, Tensor]:
-        """The tensors that gradients are taken of."""
+        """The tensors with respect to which gradients are taken."""
         return {n: x for n, x in self.tensors.items() if x.is_floating_point() and n in (self.operands or self.tensors)}
 
     @property
     def has_torchs_tensors(self) -> bool:
-        """Whether none but other arguments have been changed."""
+        """True if torch's own tensors are unchanged."""
         return self.kind == "as given" or self.kind.startswith("with ")
 
     @property
     def reduction(self) -> str:
-        """The reduction that is asked for, under whatever name."""
+        """The requested reduction, under its present or a deprecated name."""
         legacy = [meaning for name, value, meaning in LEGACY if self.arguments.get(name) is value]
         return legacy[0] if legacy else self.arguments.get("reduction", "mean")
 
     def call(self, function: Callable[..., Any], **tensors: Any) -> Any:
-        """What the function returns, with other things in the place of some of the tensors."""
+        """Calls the function, with replacements for some of the tensors."""
         given = list({**self.arguments, **tensors}.items())
         return function(*(x for _, x in given[: self.positional]), **dict(given[self.positional :]))
 
     def change(self, kind: str, **changes: Callable[[Tensor], Tensor]) -> Sample:
-        """The sample with some of its tensors changed, which require grad as before."""
+        """The sample with some of its tensors changed; they require grad as before."""
         with torch.no_grad():
             changed = {name: change(self.tensors[name]) for name, change in changes.items()}
         for name, x in changed.items():
@@ -147,7 +147,7 @@ def twin(loss: Loss) -> Function:
 
 
 def needed(loss: Loss) -> tuple[str, ...]:
-    """The operands that cannot be left out."""
+    """The operands without a default."""
     return tuple(x.name for x in loss.operands if x.default is None)
 
 
@@ -159,12 +159,12 @@ def samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
     found = _samples(loss, device, dtype)
     if thorough() or not (host.active() or device == "cuda"):
         return found
-    # The layout of tensors is no matter of the loss.
+    # The layout of tensors does not depend on the loss.
     return (x for x in few(found) if x.has_torchs_tensors or loss in REPRESENTATIVES)
 
 
 def _samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
-    # Many tests go through those in float32.
+    # Many tests use those in float32.
     return iter(_drawn(loss, device, dtype)) if device == "cpu" else _draw(loss, device, dtype)
 
 
@@ -185,15 +185,15 @@ def _draw(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def as_sample(loss: Loss, given: Any) -> Sample:
-    """A SampleInput of torch's as a sample."""
+    """Converts torch's SampleInput."""
     values = (given.input, *given.args)
     sample = Sample(loss, dict(zip(inspect.signature(twin(loss)).parameters, values)) | given.kwargs, len(values))
-    # torch's generators go on writing into some tensors that they have yielded.
+    # torch's generators continue to write into some tensors that they have yielded.
     return sample.change(sample.kind, **dict.fromkeys(sample.tensors, Tensor.clone))
 
 
 def variants(sample: Sample) -> Iterator[Sample]:
-    """What torch's data leaves out."""
+    """Variants that torch's data leaves out."""
     from torch.testing._internal.common_utils import noncontiguous_like
 
     first, *others = sample.tensors
@@ -216,7 +216,7 @@ def variants(sample: Sample) -> Iterator[Sample]:
 
 
 def few(found: Iterator[Sample]) -> Iterator[Sample]:
-    """Of matrices and larger each reduction, each choice of flags, and each way to change the tensors once."""
+    """For matrices and larger, each reduction, each choice of flags, and each way to change the tensors once."""
     seen: set[Any] = set()
     for sample in found:
         key = {sample.kind.split()[0]}
@@ -228,7 +228,7 @@ def few(found: Iterator[Sample]) -> Iterator[Sample]:
 
 
 def errors(loss: Loss, device: str) -> Iterator[tuple[type[Exception], Sample]]:
-    """What torch's function raises for the error inputs of the OpInfo, and for mistakes that any loss can be given."""
+    """torch's exceptions for the error inputs of the OpInfo, and for mistakes that apply to any loss."""
     info = databases()[0][str(loss.torch)]
     for given in info.error_inputs(device) if info.error_inputs_func else ():
         yield given.error_type, as_sample(loss, given.sample_input)
@@ -247,7 +247,7 @@ def errors(loss: Loss, device: str) -> Iterator[tuple[type[Exception], Sample]]:
 
 @dataclass(frozen=True)
 class Modules:
-    """A ModuleInput: the modules that it makes, ours and torch's, and the call of the loss that it means."""
+    """A ModuleInput: the Modules that it makes, ours and torch's, and the equivalent call of the loss."""
 
     given: Any
     ours: torch.nn.Module
@@ -256,7 +256,7 @@ class Modules:
 
 
 def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
-    """What the ModuleInfo has; on the host the first, since the kernels are those of the functions."""
+    """The ModuleInputs of the ModuleInfo; on the host only the first, since the kernels are those of the functions."""
     info = databases()[1][loss.class_name]
     torch.manual_seed(0)
     options = {"device": device, "dtype": dtype, "requires_grad": False, "training": True}
@@ -271,7 +271,7 @@ def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
 
 
 def through(module: torch.nn.Module, sample: Sample) -> Function:
-    """A module as a function of the arguments of the loss, in the dtype and on the device of the first of them."""
+    """A Module as a function of the arguments of the loss, in the dtype and on the device of the first of them."""
     assert sample.operands is not None
 
     def function(**arguments: Any) -> Tensor:
@@ -287,10 +287,11 @@ def through(module: torch.nn.Module, sample: Sample) -> Function:
 
 @dataclass(frozen=True)
 class Difference:
-    """Samples of which torch makes something else. The reason is a part of docs/differences.md, word for word.
+    """Samples whose result differs from torch's. The reason quotes docs/differences.md, word for word.
 
-    Every such sample fails the check. ``instead`` changes torch's function to what ours is to do, and the check is then
-    passed; the changed function is always told the reduction. Without it ours raises ``raises``.
+    Every such sample must fail the check. ``instead`` changes torch's function to the intended behaviour, and the check
+    must then pass; the changed function always gets the reduction explicitly. Without ``instead``, ours must raise
+    ``raises``.
     """
 
     losses: tuple[str, ...]
@@ -300,12 +301,12 @@ class Difference:
     raises: type[Exception] = AssertionError
 
     def concerns(self, sample: Sample) -> bool:
-        """Whether the sample is one of those."""
+        """True if the sample is one of those."""
         return sample.loss.name in self.losses and self.where(sample)
 
 
 def told(function: Function, reduction: str) -> Function:
-    """A function that is told the reduction under its present name."""
+    """Wraps a function so that it gets the reduction under its present name."""
 
     def modern(*operands: Tensor, **options: Any) -> Tensor:
         for name, _, _ in LEGACY:
@@ -316,7 +317,7 @@ def told(function: Function, reduction: str) -> Function:
 
 
 def expanded(theirs: Function) -> Function:
-    """torch's function of operands that have been broadcast before."""
+    """torch's function of operands that are broadcast beforehand."""
 
     def function(*operands: Tensor, **options: Any) -> Tensor:
         return theirs(*torch.broadcast_tensors(*operands), **options)
@@ -337,14 +338,14 @@ def nan_gradients(theirs: Function) -> Function:
 
 
 def reduced(elements: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Elements reduced as a call asks for."""
+    """Elements reduced as a call requests."""
     reductions = {"none": lambda x: x, "mean": Tensor.mean, "sum": Tensor.sum}
     reductions["batchmean"] = lambda x: x.sum() / (x.shape[0] if x.dim() else 1)
     return reductions[options["reduction"]](elements)
 
 
 def inactive_replaced(theirs: Function) -> Function:
-    """torch's function of operands that are 0 where an element is 0, so that no infinity of theirs is multiplied."""
+    """torch's function with operands set to 0 where an element is 0, so that none of their infinities is multiplied."""
 
     def function(*operands: Tensor, **options: Any) -> Tensor:
         elementwise = options | {"reduction": "none"}
@@ -356,7 +357,7 @@ def inactive_replaced(theirs: Function) -> Function:
 
 
 def stirling_apart(theirs: Function) -> Function:
-    """torch's Poisson loss, whose formula of Stirling sees no target that it is not for."""
+    """torch's Poisson loss, with Stirling's formula applied only to the targets that it is for."""
 
     def function(input: Tensor, target: Tensor, **options: Any) -> Tensor:
         elementwise = options | {"reduction": "none"}
@@ -368,7 +369,7 @@ def stirling_apart(theirs: Function) -> Function:
 
 
 def nan_of_zero(theirs: Function) -> Function:
-    """torch's function, and NaN for labels of 0."""
+    """torch's function, with NaN for labels of 0."""
 
     def function(input: Tensor, target: Tensor, **options: Any) -> Tensor:
         elements = theirs(input, target, **options | {"reduction": "none"})
@@ -379,30 +380,30 @@ def nan_of_zero(theirs: Function) -> Function:
 
 
 def signs(theirs: Function) -> Function:
-    """The same of labels of which only the sign is left."""
+    """torch's function of the signs of the labels."""
     return nan_of_zero(lambda input, target, **options: theirs(input, target.sign(), **options))
 
 
 def shapes_differ(sample: Sample) -> bool:
-    """Whether the operands have different shapes."""
+    """True if the operands have different shapes."""
     return len({sample.tensors[name].shape for name in needed(sample.loss)}) > 1
 
 
 def inactive_at_infinity(sample: Sample) -> bool:
-    """Whether a pair of scores that costs nothing is infinitely far apart."""
+    """True if a pair of scores that costs nothing is infinitely far apart."""
     first, second, target = (sample.tensors[name].detach().double() for name in needed(sample.loss))
     apart = first - second
     return bool((apart.isinf() & (target * apart > 0)).any())
 
 
 def stirling_of_nothing(sample: Sample) -> bool:
-    """Whether torch takes the logarithm of a target of 0, to leave it out."""
+    """True if torch takes the logarithm of a target of 0, only to leave it out."""
     target = sample.tensors["target"]
     return target.is_floating_point() and bool(sample.arguments.get("full")) and bool((target == 0).any())
 
 
 def loses_nan(sample: Sample) -> bool:
-    """Whether an element is NaN, and a gradient of torch's does not say so."""
+    """True if an element is NaN, and one of torch's gradients is not."""
     theirs, sample = twin(sample.loss), sample.change(sample.kind, **dict.fromkeys(sample.tensors, _double))
     ones, honestly = torch.ones_like(sample.call(theirs)), told(nan_gradients(theirs), sample.reduction)
     for name in sample.differentiated:
@@ -490,13 +491,13 @@ def difference(sample: Sample) -> Difference | None:
 
 
 def model(sample: Sample) -> Function | None:
-    """What ours has to agree with: torch's function, or what it is changed to; None where ours raises."""
+    """The function that ours must agree with: torch's, or its changed version; None if ours raises."""
     known, theirs = difference(sample), twin(sample.loss)
     return theirs if known is None else known.instead and told(known.instead(theirs), sample.reduction)
 
 
 def holds(ours: Function, theirs: Function, sample: Sample) -> None:
-    """Ours agrees with torch's function, but for what is known to differ, which must."""
+    """Ours must agree with torch's function, except for known differences, which must differ."""
     known = difference(sample)
     if known is None:
         agrees(ours, theirs, sample)
@@ -512,9 +513,9 @@ def holds(ours: Function, theirs: Function, sample: Sample) -> None:
 
 
 def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
-    """Dtype and shape are those of torch's result; value and gradients those of torch's function in float64.
+    """Dtype and shape match torch's result; value and gradients match torch's function in float64.
 
-    A gradient that torch does not have is that of the reference formula.
+    Where torch has no gradient, the reference formula gives it.
     """
     try:
         native = sample.call(theirs)
@@ -524,7 +525,7 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
     value = sample.call(ours, **leaves)
     got, expected = (value.dtype, value.shape), (native.dtype, native.shape)
     assert got == expected, f"{sample}: the result is {got}, not {expected}"
-    # No smaller than 1/4: a gradient times 0 says nothing.
+    # At least 1/4: a gradient times 0 proves nothing.
     upstream = (torch.rand(native.shape, dtype=torch.float64) + 0.25).to(native)
     found = torch.autograd.grad(value, list(leaves.values()), upstream, allow_unused=True)
     gradients = dict(zip(leaves, found, strict=True))
@@ -553,7 +554,7 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
 
 
 def module_holds(ours: torch.nn.Module, made: Modules) -> None:
-    """A module computes what torch's does, and what torch's reference for it says."""
+    """A Module computes the result of torch's, and of torch's reference for it."""
     holds(through(ours, made.sample), through(made.theirs, made.sample), made.sample)
     operands = made.given.forward_input.args
     expected = made.given.reference_fn(ours, *operands)
@@ -561,7 +562,7 @@ def module_holds(ours: torch.nn.Module, made: Modules) -> None:
 
 
 def is_torchs_module(ours: torch.nn.Module, made: Modules) -> None:
-    """A module passes for torch's: its class, text and state; and comes back whole from a pickle."""
+    """A Module can replace torch's: class, text and state match, and it survives a pickle."""
     assert isinstance(ours, type(made.theirs))
     assert repr(ours) == repr(made.theirs)
     back = pickle.loads(pickle.dumps(ours))
@@ -575,7 +576,7 @@ def is_torchs_module(ours: torch.nn.Module, made: Modules) -> None:
 
 
 def torch_gradient(theirs: Function, sample: Sample, name: str, upstream: Tensor) -> Tensor | None:
-    """torch's gradient with respect to an argument; None where torch has none, and its data says so."""
+    """torch's gradient with respect to an argument; None if torch has none, and its data claims none."""
     leaf = sample.tensors[name].detach().requires_grad_()
     try:
         value = sample.call(theirs, **{name: leaf})
