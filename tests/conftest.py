@@ -10,8 +10,8 @@ markers:
 ``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
 ``in_turn``          its kernels run for one representative per setting, in turn;
 ``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
-``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and makes
-                     the grids of ``grids.py`` exhaustive.
+``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and
+                     makes the grids of ``grids.py`` exhaustive.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config.stash[SECONDS]["python"] += budget.python_seconds()
     if not config.getoption(
         "numprocesses", None
-    ):  # With xdist, the child processes are the workers, which report their own time.
+    ):  # with xdist, child processes are workers, which report for themselves
         config.stash[SECONDS]["others"] += budget.other_seconds()
     if hasattr(config, "workeroutput"):
         counts, seconds = (dict(config.stash[x]) for x in (COUNTS, SECONDS))

@@ -1,4 +1,4 @@
-"""The accuracy over whole domains: the truth in high precision, the points, the measure, and the script."""
+"""Accuracy over whole domains: the high-precision truth, the points, the metric, and the script."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "flo
 # Jets
 
 
-#: The same by mpmath, which differentiates numerically, and where.
+#: The function in mpmath, which differentiates numerically, and points.
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
     "abs": (abs, [-2.5, 0.75]),
     "sign": (mp.sign, [-2.5, 0.75]),
@@ -89,7 +89,7 @@ def _digits() -> Any:
 def test_functions_and_their_derivatives(name: str) -> None:
     function, points = FUNCTIONS[name]
     for x in points:
-        # Of a function of a function, so that the chain rule is seen to have both of its terms.
+        # A composition, so that both terms of the chain rule count.
         y = getattr(xp, name)(variables(x)[0] * 1 + 0)[0]
         wanted = [mp.diff(function, mpf(x), n, h=mpf(10) ** -15) if n else function(mpf(x)) for n in range(3)]
         assert close(y.value, wanted[0]), x
@@ -121,7 +121,7 @@ def test_operators_and_their_derivatives(function: Callable[[Any, Any], Any]) ->
         assert mp.almosteq(found, wanted, rel_eps=mpf(10) ** -12, abs_eps=mpf(10) ** -12), orders
 
 
-#: The conventions where a derivative is one, and values where floating-point arithmetic has limits.
+#: Conventions where a derivative is one, and values where floating-point arithmetic has limits.
 @pytest.mark.parametrize(
     ("function", "numbers"),
     [
@@ -266,7 +266,7 @@ def test_points_are_everywhere(dtype: str) -> None:
     info = torch.finfo(getattr(torch, dtype))
     a, b = (x.double() for x in drawn(registry()["mse_loss"], dtype))
     assert a.abs().max() > info.max / 16 and a[a != 0].abs().min() < 16 * info.tiny
-    # Around 1, beside each other, and opposite.
+    # Around 1, nearly equal, and opposite.
     assert 0 < (a.abs() - 1).abs()[a.abs() != 1].min() <= 2 * info.eps
     near = (a - b).abs() / a.abs().clamp(min=info.tiny)
     assert all(((near > 2.0**-k) & (near < 2.0 ** (2 - k))).any() for k in range(2, 8))
@@ -317,7 +317,7 @@ def test_conditioned_errors_are_in_units_of_the_arithmetic() -> None:
     eps = torch.finfo(torch.float32).eps
     assert errors(1 + 32 * eps, 1.0, torch.float32, size=16.0) == (2.0, 32.0)
     assert errors(2.0**127 * (1 + 32 * eps), 2.0**127, torch.float32, size=2.0**131) == (2.0, 32.0)
-    # The rounding to 16 bits is larger than anything float32 does to it, until it is not.
+    # Rounding to 16 bits exceeds every error of float32 arithmetic, up to a point.
     assert errors(1 + 2**-7, 1.0, torch.bfloat16, size=16.0) == (1.0, 1.0)
     assert errors(1 + 2**-7, 1.0, torch.bfloat16, size=2.0**13) == (2**-4, 1.0)
 
@@ -392,7 +392,7 @@ def test_a_wrong_derivative_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("value", "wrong"),
     [
-        # The product is rounded, and may come to lie on the other side of the kink.
+        # The product is rounded, and may end up on the other side of the kink.
         ("relu_active(1 - input * target)", set()),
         ("where(input * target < 1.0001, 1 - input * target, 0.0)", {"value", "input", "target"}),
     ],
@@ -472,7 +472,7 @@ def script() -> Any:
 
 @pytest.fixture
 def compare(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs it with arguments: what it returns, and what it prints."""
+    """Runs the script with arguments; returns its status and its output."""
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["compare.py", "--accuracy", *arguments])

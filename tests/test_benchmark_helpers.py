@@ -1,7 +1,7 @@
 """``scripts/benchmark.py`` without a GPU: statistics, traffic, rows, tables, figures, the picture and the command line.
 
-The last part plays a whole run through on the CPU, with stand-ins for what only a GPU has (events, memory counters,
-graphs): the times mean nothing, but every row, table and file is made by the real code.
+The last part performs a whole run on the CPU, with stand-ins for GPU-only features (events, memory counters, graphs):
+the times mean nothing, but the real code makes every row, table and file.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def row_workloads_of_a_run() -> list[RowWorkload]:
 
 
 def shrunk(workload: RowWorkload) -> RowWorkload:
-    """The same with few rows and classes."""
+    """A copy with few rows and classes."""
     first, second, *weights = workload.shapes
     small = tuple(min(n, most) for n, most in zip(first, (4, 7, 3, 2), strict=False))
     shapes = [small, small if len(second) == len(first) else (*small[:1], *small[2:]), *[small[1:2] for _ in weights]]
@@ -282,7 +282,7 @@ def liger_cross_entropy(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
     lse_square_scale: float = 0.0, softcap: float | None = None, return_z_loss: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Liger's arguments; its gradient is written over the logits."""
+    """Liger's signature; its gradient is written over the logits."""
     value = torch.nn.functional.cross_entropy(
         input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
@@ -294,7 +294,7 @@ def cross_entropy_fwd(
     x: torch.Tensor, target: torch.Tensor, target_logit: Any = None, ignore_index: int = -100,
     return_lse: bool = False, return_dx: bool = False, inplace_backward: bool = False,
 ) -> Any:  # fmt: skip
-    """QuACK's arguments."""
+    """QuACK's signature."""
     assert not x.requires_grad and not torch.is_grad_enabled() and return_dx
     return torch.nn.functional.cross_entropy(x, target, reduction="none", ignore_index=ignore_index), x
 
@@ -303,7 +303,7 @@ def quack_cross_entropy(
     x: torch.Tensor, target: torch.Tensor, lse_partial: Any = None, ignore_index: int = -100, reduction: str = "mean",
     inplace_backward: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """QuACK's arguments."""
+    """QuACK's signature."""
     return torch.nn.functional.cross_entropy(x, target, reduction=reduction, ignore_index=ignore_index)
 
 
@@ -352,7 +352,7 @@ def test_a_peer_that_cannot_be_imported_is_a_failure_and_one_that_is_not_there_i
     workload = row_workloads.rows(row_registry()["cross_entropy"], (4, 7), "float32", "")
     assert providers.peers(workload, "forward") == {}
     assert providers.not_installed([figures.EAGER, figures.QUACK]) == {figures.QUACK: "no package quack"}
-    # A package without the module, which another version may be.
+    # A package without the module, as another version may be.
     monkeypatch.setitem(sys.modules, "quack", SimpleNamespace())
     call = providers.peers(workload, "forward")[figures.QUACK]
     status, _ = providers.attempt(lambda: call(*Inputs(workload)[0]))
@@ -372,7 +372,7 @@ def test_who_left_the_gpu_unusable_is_named(on_cpu: None, monkeypatch: pytest.Mo
 
 
 def test_a_failure_does_not_reach_who_comes_next(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA tells of an error that it outlives again at the next launch."""
+    """CUDA reports a non-fatal error again at the next launch."""
     left: list[str] = []
     ones = torch.ones
 
@@ -519,7 +519,7 @@ def test_a_bar_from_above_takes_the_largest() -> None:
 
 
 def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None:
-    """A misspelt column or value would leave a figure unmeasured for ever."""
+    """A misspelt column or value would silently leave a figure unmeasured."""
     known = {
         "loss": set(registry()),
         "dtype": set(FLOATING),
@@ -552,7 +552,7 @@ def test_the_titles_of_the_figures_are_those_of_workloads() -> None:
 
 
 def rows_to_draw() -> dict[str, list[dict[str, Any]]]:
-    """By file: two element-wise losses at three sizes, and cross entropy at two shapes."""
+    """Rows by file: two element-wise losses at three sizes, and cross entropy at two shapes."""
     shares = {"ours": 0.9, "eager": 0.3, "naive": 0.2, "copy": 1.0}
     found: dict[str, list[dict[str, Any]]] = {"throughput": [], "rows": []}
 
@@ -673,7 +673,7 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(records, "environment", lambda: WHERE)
     gpu_stand_ins.stand_ins(monkeypatch)
     monkeypatch.setattr(timing, "host", partial(timing.host, batches=2, batch=2))
-    monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # before each of some hundred timings
+    monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # The real one runs before each of some hundred timings.
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     monkeypatch.setattr(memory, "EXPONENT", 8)
@@ -711,7 +711,7 @@ def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -
 def test_every_call_starts_behind_a_spin_and_if_asked_in_a_clean_cache(
     stand_ins: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would pay for its predecessor: for a synchronisation, or for what was left in the cache."""
+    """Otherwise it would pay for its predecessor: for a synchronisation, or for dirty cache lines."""
     for cold in (False, True):
         before: list[str] = []
         monkeypatch.setattr(timing, "clean_cache", lambda before=before: before.append("clean"))

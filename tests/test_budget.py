@@ -1,4 +1,4 @@
-"""Kernels are counted once, whatever the caches have and whichever processes ask, and held against a budget."""
+"""Kernels count once, whatever the caches hold and whichever processes request them, and the budget limits them."""
 
 from __future__ import annotations
 

@@ -61,14 +61,14 @@ def test_source_is_deterministic(loss: Loss) -> None:
 
 
 def test_variants_differ_in_source_and_title(loss: Loss) -> None:
-    """A variant is the key of the kernel cache, its title the name of a dumped file: neither may collide."""
+    """A variant is the key of the kernel cache, and its title the name of a dumped file: neither may collide."""
     found = variants(loss)
     assert len({generated(v) for v in found}) == len(found)
     assert len({v.title for v in found}) == len(found)
 
 
 def test_arithmetic_is_narrow_only_where_nothing_keeps_more(loss: Loss) -> None:
-    """One operand or a result of 32 bits, and every digit of float32 counts."""
+    """With one 32-bit operand or result, every digit of float32 counts."""
     some = variants(loss)[::10]
     found = {narrow: [v for v in some if (NARROW in v.source()) is narrow] for narrow in (False, True)}
     floats = {v: {x for x in (*v.storage, v.result) if x in checks.FLOATING} for v in some}
@@ -103,7 +103,7 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     "files", [pointwise_codegen.SUMMING, softmax_codegen.SECOND_FILES], ids=["pointwise", "softmax"]
 )
 def test_every_line_of_the_kernels_is_where_its_label_says(files: tuple[str, ...]) -> None:
-    """And every line of code of every file that is needed occurs once."""
+    """Every line of code of every needed file occurs once."""
     left: dict[str, list[str]] = {}
     lines = iter(expand(files).splitlines())
     for line in lines:
@@ -120,7 +120,7 @@ def test_every_line_of_the_kernels_is_where_its_label_says(files: tuple[str, ...
 
 @pytest.mark.skipif(host.find_compiler() is None, reason="no C++ compiler")
 def test_every_kernel_file_includes_what_it_needs() -> None:
-    """Editors parse each by itself, with the flags of compile_flags.txt."""
+    """Editors parse each file by itself, with the flags of compile_flags.txt."""
     flags = (ROOT / "compile_flags.txt").read_text(encoding="utf-8").split()
     text = "".join(f'#include "{x.relative_to(kernel_directory())}"\n' for x in kernel_directory().rglob("*.cuh"))
     assert len(text.splitlines()) > 30
@@ -177,7 +177,7 @@ def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
 @pytest.mark.parametrize("out_dtype", [None, *checks.FLOATING])
 @pytest.mark.parametrize("promoted", checks.FLOATING)
 def test_arithmetic_type_follows_the_operands(promoted: str, out_dtype: str | None) -> None:
-    """Not the result, whose dtype may be chosen."""
+    """Not the result's, which the user may choose."""
     x = engine_device.Tensor(promoted, (100,), (1,), 0)
     plan = pointwise_plan.Plan(functional.mse_loss.loss, (), Reduction("mean", None, out_dtype), (x, x), promoted, 1)
     variant = plan.part.variant("value", plan.no_gradients)
@@ -195,7 +195,7 @@ def test_every_vector_width_has_an_unroll() -> None:
 
 
 def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
-    """The glue is generic in the number of operands; four of a loss's own, a weight and a mask are the most."""
+    """The glue is generic in the number of operands; the maximum is four of the loss, a weight and a mask."""
     dual = (kernel_directory() / "core" / "dual.cuh").read_text(encoding="utf-8")
     assert f"kMaxOperands = {2 * MAX_OPERANDS};" in dual
     loss = Loss(

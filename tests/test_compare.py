@@ -1,4 +1,6 @@
-"""``scripts/compare.py`` on a machine without a GPU: its lines and tables, what it notices, what it leaves behind."""
+"""``scripts/compare.py`` on a machine without a GPU: its lines and tables, the defects it notices, the files
+it writes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def script() -> Iterator[ModuleType]:
 
 
 class Done(NamedTuple):
-    """A run: what it exited with, and the lines that it printed."""
+    """A run: its exit status, and the printed lines."""
 
     status: int
     lines: list[str]
@@ -110,7 +112,7 @@ def test_a_line_for_each_loss_and_one_for_the_verdict(compare: Compare, tmp_path
         "same bits",
         "numpy arrays",
     }
-    # The worst of the checks but for edges, whose errors are right or wrong.
+    # The worst of the checks except edges, whose errors are only right or wrong.
     usual = [r for r in rows if r["loss"] == "huber_loss" and r["layout"] != EDGES]
     for written in (content["losses"], list(csv.DictReader(files["csv"].open()))):
         huber = next(x for x in written if x["loss"] == "huber_loss")
@@ -140,7 +142,7 @@ def test_the_picture_has_errors_and_speeds(script: ModuleType, tmp_path: Path, m
     assert [x.get_width() for x in speed.patches] == [2.5, 0.0]
 
 
-#: By the function that is spoiled, what it returns of the right one, and words of what is said of it.
+#: By spoiled function: the wrong result made of the right one, and words of the reported problem.
 NOISE = itertools.count()
 WRONG: dict[str, list[tuple[Callable[..., Any], str]]] = {
     "mse_loss": [
@@ -178,7 +180,7 @@ def test_a_wrong_loss_fails_the_run(
 
 
 def test_arrays_of_losses_of_rows_are_compared(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the NumPy rows sees what NumPy arrays alone get wrong."""
+    """Only the NumPy rows notice errors that affect NumPy arrays alone."""
     from cupylosses.backends import numpy as numpy_backend
 
     right = numpy_backend.evaluate_rows
@@ -265,7 +267,7 @@ def test_a_wrong_kernel_fails_the_run(
 
 
 def one_task(loss: Any, device: str, seed: int = 0) -> list[Any]:
-    """The check of a mean, with class weights if the loss has some."""
+    """The check of a mean, with class weights if the loss has any."""
     overview = importlib.import_module("comparing.overview")
     found = overview._of_rows if loss.name in row_registry() else overview._elementwise
     case = {"weight": True} if loss.name in row_registry() else {}
@@ -300,7 +302,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         if row_loss.name == "cross_entropy":
             assert {x.layout for x in checks} == set(row_check.ROW_LAYOUTS) - {"gather"}
         kernels |= kernels_of(tasks)
-    # A kernel takes 0.15 to 0.5 s of a core, and the whole run is to take a minute.
+    # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
     assert elementwise <= 10 * len(registry())
     assert len(kernels) - elementwise <= 24 * len(row_registry())
 
@@ -340,7 +342,7 @@ def test_kernels_compile_in_the_order_of_their_use_and_once(script: ModuleType) 
 
 
 def test_workers_compile_in_processes_of_their_own(script: ModuleType, tmp_path: Path) -> None:
-    """Each worker compiles its part, is waited for, and is missed when it dies; a program stands in for NVRTC."""
+    """Each worker compiles its share and is waited for, and its death is noticed; a program stands in for NVRTC."""
     background = importlib.import_module("comparing.background")
     program = """if True:
         import os, pickle, sys
@@ -370,7 +372,7 @@ def test_workers_compile_in_processes_of_their_own(script: ModuleType, tmp_path:
 
 
 def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All that a GPU adds, with stand-ins for its clock and memory."""
+    """Everything that a GPU adds, with stand-ins for its clock and memory."""
     stand_ins(monkeypatch)
     speed, overview = (importlib.import_module(f"comparing.{x}") for x in ("speed", "overview"))
     for loss in (registry()["charbonnier_loss"], row_registry()["cross_entropy"]):
@@ -381,7 +383,7 @@ def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.Mon
         fields, problems = speed.measure(workload)
         assert not problems
         assert min(fields["ms"], fields["torch_ms"], fields["copy_fraction"]) > 0
-        # That of the stand-in, less the value and the gradient.
+        # The stand-in's peak, without the value and the gradient.
         size = workload.operand_bytes[0] + getattr(torch, workload.dtype).itemsize
         assert fields["extra_bytes"] == fields["torch_extra_bytes"] == PEAK - size
         line = overview.Line(loss.name, "x", 1, 0, 0.5, None, 0.5, None, **fields)
@@ -396,7 +398,7 @@ WHERE = {"gpu": "GPU A", "driver": "1", "torch": "2", "cuda": "13.0", "cupy": "1
 
 @pytest.fixture
 def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The run on a GPU, on the CPU, with stand-ins for clock, memory and compiler; returns the kernels to compile."""
+    """The GPU's run on the CPU, with stand-ins for clock, memory and compiler; returns the kernels to compile."""
     stand_ins(monkeypatch)
     overview, background = (importlib.import_module(f"comparing.{x}") for x in ("overview", "background"))
     tasks, compiled = overview.tasks, []
@@ -406,7 +408,7 @@ def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[
     monkeypatch.setattr(overview, "tasks", lambda loss, device, seed: tasks(loss, "cpu", seed))
     monkeypatch.setattr(background, "workers", lambda: None)
     monkeypatch.setattr(background, "for_gpu", lambda kernel, workers: compiled.append(kernel))
-    # Kernels of CPU tensors are noted where those of CUDA tensors would be.
+    # Records kernels of CPU tensors in place of those of CUDA tensors.
     monkeypatch.setattr(host, "noting", lambda gpu, noting=host.noting: noting())
     return compiled
 
@@ -425,7 +427,7 @@ def test_a_run_on_a_gpu(
         assert int(line["extra_bytes"]) < PEAK
     # However narrow the terminal, no cell is cut.
     assert "…" not in done.output and len(line_of(done, "mse_loss")) == 12
-    # Of row losses the large workload has kernels of its own.
+    # For losses of rows the large workload has its own kernels.
     assert len(as_if_on_a_gpu) == len(set(as_if_on_a_gpu)) > 9 + 10
 
 
@@ -482,7 +484,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
     assert {"all", "input", "target", "none"} == {r["gradients"] for r in own}
     measured = [r for r in own if r["section"] == "losses"]
     assert all(r["value_ulp"] is not None and r["torch_value_ulp"] is not None for r in measured)
-    # One line each, with the columns below each other.
+    # One line each, with aligned columns.
     printed = [line for line in done.lines if line.startswith("mse_loss") and line.endswith("ok")]
     assert len(printed) == len(own) and len({len(line) for line in printed}) == 1
 
@@ -527,7 +529,7 @@ def test_rows_of_kernels(compare: Compare, tmp_path: Path) -> None:
 
 
 class Planned:
-    """Checks that command lines plan, with what makes their calls."""
+    """The checks planned for a command line, with the functions that make their calls."""
 
     def __init__(self, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self._script, self._patch = script, monkeypatch
@@ -540,7 +542,7 @@ class Planned:
 
 @pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
 def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss, dtype and reduction, with a part of the kernels; of the representatives each with each."""
+    """Every loss, dtype and reduction, with a part of the kernels; for the representatives every combination."""
     matrix = importlib.import_module("comparing.matrix")
     sections = Planned(script, monkeypatch).sections
 
@@ -572,13 +574,13 @@ def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.Mon
             assert {x.reduction for x in of_loss if x.dtypes == dtypes} == set(loss.reductions)
         for reduction in matrix.WANTED_REDUCTIONS:
             assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(matrix.combinations(loss))
-    # Whoever asks for something gets all of it.
+    # Explicit requests get all rows.
     every = planned("--device", "host", "--full")
     assert len(planned("--dtype", "float64")) == sum(x.dtypes == ("float64",) for x, _ in every)
 
 
 def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss and kind of target; of cross entropy each layout, dtype, reduction and option."""
+    """Every loss and kind of target; for cross entropy each layout, dtype, reduction and option."""
     sections = Planned(script, monkeypatch).sections
 
     def planned(*arguments: str) -> list[Any]:
@@ -611,7 +613,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
 
 
 def test_layouts_of_rows_are_what_the_engine_takes() -> None:
-    """The kernels that are launched say so."""
+    """The launched kernels prove the layout."""
     loss = row_registry()["cross_entropy"]
     for layout, (shape, dim) in row_check.layouts(loss, "indices", ("float32",), row_check.chip_of("cpu")).items():
         check = row_check.RowCheck(loss, "indices", layout=layout)
@@ -677,7 +679,7 @@ def test_a_compiler_that_is_not_there(
 def test_a_picture_needs_matplotlib(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the run, not behind it."""
+    """Before the run, not after it."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert exit_code(script, (*ON_CPU, "--plot", "picture.png")) == 2

@@ -1,4 +1,4 @@
-"""The compile gate's fast subset, without a GPU, and that the gate sees what it is for."""
+"""The compile gate's fast subset, without a GPU, and proof that the gate notices defects."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from cupylosses.engines.softmax.definition import RowLoss, row_registry
 from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
 from cupylosses.interop import ITEMSIZE
 
-# Elsewhere a missing NVRTC is an error, not a skip: the extra `test` installs it.
+# On these platforms a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
 
 FIRST = next(iter(registry().values()))
 
 LOSSES = [*registry().values(), *row_registry().values()]
 
-#: Number of tests that the fast subset makes.
+#: Number of tests that share the fast subset.
 PARTS = 8
 
 OTHERS = [x for x in registry().values() if x not in representatives()]
@@ -78,7 +78,7 @@ def script() -> ModuleType:
 
 
 def passes(work: list[gate.Job], counts: Counter[str]) -> None:
-    """Compiles these kernels, none of which may give cause for complaint."""
+    """Compiles these kernels; fails if there are complaints."""
     results = list(gate.run(work, os.cpu_count() or 1))
     counts["kernels compiled by NVRTC"] += len(results)
     counts["of them unchanged since an earlier run, and looked up"] += sum(x.cached for x in results)
@@ -117,7 +117,7 @@ def test_broad_subset_of_rows_passes_the_gate_of_cuda_11(row_loss: RowLoss, coun
 
 @needs_nvrtc
 def test_compilers_of_two_versions_work_in_one_process() -> None:
-    """Their wheels lie side by side, and each finds its own part of the libraries that both bring."""
+    """Their wheels coexist, and each compiler finds its own copy of the libraries that both bring."""
     variant = training(FIRST)[0]
     both = fast_compilers()
     assert {x.version[0] for x in both} >= {11, 13}
@@ -127,7 +127,7 @@ def test_compilers_of_two_versions_work_in_one_process() -> None:
 
 @needs_nvrtc
 def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next row was once prefetched by an instruction that the assembler of CUDA 11.8 does not know for 9.0."""
+    """The next row was once prefetched by an instruction that the assembler of CUDA 11.8 lacks for 9.0."""
     ahead = [x for x in fast_jobs() if getattr(x.variant, "ahead", False)]
     old, new = ([x for x in ahead if (x.compiler.version[0] == 11) == is_old][:1] for is_old in (True, False))
     condition = " && __CUDACC_VER_MAJOR__ >= 12"
@@ -145,7 +145,7 @@ def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.Mo
 
 
 class OfVersion:
-    """A compiler that is not there."""
+    """A stand-in for an absent compiler."""
 
     def __init__(self, major: int) -> None:
         self.version = (major, 0)
@@ -153,7 +153,7 @@ class OfVersion:
 
 @pytest.fixture(scope="module")
 def fast() -> list[gate.Job]:
-    """The kernels that are compiled where all compilers are installed."""
+    """The fast subset if all compilers are installed."""
     return gate.fast_jobs(LOSSES, {OfVersion(13): FAST, OfVersion(11): MATRIX[11]})
 
 
@@ -217,7 +217,7 @@ def test_broad_subset_of_rows_has_every_kernel_and_layout(row_loss: RowLoss) -> 
 
 @pytest.mark.skipif(11 not in find_libraries(), reason="needs NVRTC 11")
 def test_compiling_leaves_the_locale_as_it_is() -> None:
-    """NVRTC 11 sets that of C for its thread, in which Python would read files as ASCII from then on."""
+    """NVRTC 11 sets the C locale for its thread, in which Python would then read files as ASCII."""
     before = locale.getpreferredencoding(False)
     Nvrtc(find_libraries()[11]).compile('extern "C" __global__ void empty() {}', BROADEST)
     assert locale.getpreferredencoding(False) == before != "ANSI_X3.4-1968"
@@ -386,7 +386,7 @@ def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_
     ],
 )
 def test_compilers_say_what_the_gate_listens_for(program: str, what: str, nvrtc: Nvrtc) -> None:
-    """That the patterns fit what this NVRTC prints, for a kernel that deserves it."""
+    """The patterns fit the output of this NVRTC, for a kernel with every defect."""
     variant = training(FIRST)[0]
     text = f'extern "C" __global__ void __launch_bounds__(1024, 2) {variant.entry}(float* x) {{ {program} }}'
     found = nvrtc.compile(text, "sm_90").resources

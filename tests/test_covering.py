@@ -1,4 +1,4 @@
-"""What a loss that is no representative meets on the host: enough of everything, with few kernels."""
+"""The checks of a loss that is no representative, on the host: enough of everything, with few kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cupylosses.testing.layouts import LAYOUTS
 
 
 def everything(loss: Loss) -> Iterator[Check]:
-    """The checks of a loss, each setting with each other."""
+    """The checks of a loss: the full product of the settings."""
     choices = ((True,) * len(loss.operands), (False,) * len(loss.operands))
     for case, dtype, reduction in product(loss.cases, FLOATING, REDUCTIONS):
         for layout, wanted in product((*LAYOUTS, EDGES), choices):
@@ -36,7 +36,7 @@ def test_every_setting_is_met(loss: Loss) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_kernels_are_few(loss: Loss) -> None:
-    """But each gradient is a sum somewhere."""
+    """Few kernels, but each gradient is a sum somewhere."""
     with host.noting() as kernels:
         for check in filter(contains, everything(loss)):
             operands = check.operands()
@@ -44,7 +44,7 @@ def test_kernels_are_few(loss: Loss) -> None:
     sums = [x.gradients for x in kernels if x.kind == "broadcast_gradient"]
     assert {i for x in sums for i, wanted in enumerate(x) if wanted} == set(range(len(loss.operands)))
     settings = len({loss.choose(loss.values(x)) for x in loss.cases})
-    # With means of rows, what is a kernel of elements elsewhere is one of sums, for each layout.
+    # With means of rows, unreduced kernels become kernels of sums, one per layout.
     assert len(kernels) <= (9 + 2 * len(loss.operands)) * (1 + loss.mean_of_rows) + 8 * settings
 
 

@@ -13,7 +13,7 @@ from cupylosses.testing.host import build
 
 pytestmark = pytest.mark.skipif(not HOST, reason="needs a C++ compiler on Linux")
 
-#: Opens the compiler as CuPy does; where it was found says the function that only the stand-in has.
+#: Opens the compiler as CuPy does; prints its origin, from a function that only the stand-in has.
 PROGRAM = """
 import sys
 import cupylosses, ctypes
@@ -27,7 +27,7 @@ assert not {"cupy", "torch", "importlib.metadata"} & set(sys.modules)
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Packages as pip installs them, among them a compiler that needs its builtins by their bare name."""
+    """Packages as pip installs them, including a compiler that needs its builtins by their bare name."""
     site = tmp_path / "site [packages]"
     libraries = site / "nvidia" / "cuda_nvrtc" / "lib"
     libraries.mkdir(parents=True)

@@ -37,7 +37,7 @@ def draw(loss: Loss, case: Any = None, dtype: str = "float32", layout: str = "co
 
 
 def uniform(*shape: int, seed: int = 0) -> Any:
-    """Random numbers that need no library of CUDA's."""
+    """Random numbers that use no CUDA library."""
     return cupy.asarray(numpy.random.default_rng(seed).random(shape, dtype=numpy.float32))
 
 
@@ -52,7 +52,7 @@ def as_tensor(x: Any) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_bits_are_those_of_tensors(loss: Loss, case: Any, dtype: str) -> None:
-    """Values and gradients; the arrays are the very memory of the tensors."""
+    """Values and gradients; the arrays share the tensors' memory."""
     tensors = draw(loss, case, dtype)
     arrays = [cupy.from_dlpack(x) for x in tensors]
     for reduction in loss.reductions:
@@ -82,7 +82,7 @@ def test_layouts(loss: Loss, layout: str, reduction: str) -> None:
 
 
 def test_reversed_arrays(loss: Loss) -> None:
-    """Negative strides, which torch does not have."""
+    """Negative strides, which torch lacks."""
     arrays = [uniform(65, 33, seed=i)[::-1, ::-1] for i in everything(loss)]
     dense = [cupy.ascontiguousarray(x) for x in arrays]
     function = by_position(loss)
@@ -155,7 +155,9 @@ def test_current_stream_is_waited_for(loss: Loss) -> None:
 
 
 def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first call sets up on its stream, the second stream must not rely on: it may run long before."""
+    """The second stream must not rely on anything that the first call sets up on its own stream: it may run long
+    before.
+    """
     from cupylosses.backends import cupy_device
 
     arrays = [uniform(1031, 1031, seed=i) for i in everything(loss)]
@@ -164,7 +166,7 @@ def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -
     busy, free = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with busy:
-        # What the pool will hand out next on this stream holds anything but the expected 1.
+        # The pool's next allocations on this stream hold anything but the expected 1.
         for count in (2, 1024, 4096):
             cupy.full(count, 7.0)
         cupy.RawKernel(WAIT, "wait")((1,), (1,), ())
@@ -182,7 +184,7 @@ def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_captured_graph_keeps_its_memory(loss: Loss, layout: str, reduction: str) -> None:
-    """Arrays that are made after the capture lie elsewhere: replays neither write into them nor read from them."""
+    """Arrays made after the capture are elsewhere: replays neither write into them nor read from them."""
     arrays = [cupy.from_dlpack(x) for x in draw(loss, layout=layout)]
     fresh = [cupy.from_dlpack(x.clone()) * 0.5 for x in draw(loss, layout=layout)]
     options = {"argnums": everything(loss), "reduction": reduction}
@@ -209,7 +211,7 @@ def test_captured_graph_keeps_its_memory(loss: Loss, layout: str, reduction: str
 
 
 def test_expectation_of_torch_does_not_reach_cupy(loss: Loss) -> None:
-    """An upstream gradient that torch's calls have come to expect is not the 1 that CuPy means."""
+    """torch's calls may have made another upstream gradient expected; CuPy always means 1."""
     tensors = draw(loss)
     arrays = [cupy.from_dlpack(x) for x in tensors]
     _, expected = cupylosses.value_and_grad(loss.name, *arrays)
@@ -253,7 +255,7 @@ def test_unsupported_dtypes(loss: Loss, dtype: str, message: str) -> None:
 
 
 def test_without_torch(python: Callable[..., str], loss: Loss) -> None:
-    """In an environment that has no torch: value and gradients all the same."""
+    """Value and gradients work in an environment without torch."""
     program = f"""
 import sys
 import cupy, cupylosses

@@ -1,5 +1,5 @@
-"""The path of CuPy arrays through element-wise losses, also without a GPU, where NumPy stands for CuPy
-(``tools.cupy_stand_in``). What only a GPU has, streams and graphs, is in ``test_cupy.py``.
+"""The path of CuPy arrays through element-wise losses, also without a GPU, where NumPy stands in for CuPy
+(``tools.cupy_stand_in``). GPU-only features, streams and graphs, are in ``test_cupy.py``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: The path knows no loss: one is enough.
+#: The path does not depend on the loss: one is enough.
 LOSS = registry()["mse_loss"]
 
-#: What is added to a call, by which it goes another way; True stands for an array.
+#: Arguments that send a call along another path; True stands for an array.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "per element": {"reduction": "none"},
     "reduced": {},
@@ -39,7 +39,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 
 def draw(layout: str, way: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments of a call, and which of them are differentiated."""
+    """The arguments of a call, and the differentiated ones among them."""
     shapes = LAYOUTS[layout].shapes((17, 33), len(LOSS.operands))
     operands = LAYOUTS[layout].place(
         samples.operands(LOSS, LOSS.values({}), ("float32",) * len(shapes), shapes, KERNELS)
@@ -65,7 +65,7 @@ def test_results_are_those_of_tensors(cupy: Any, layout: str, way: str) -> None:
     exact, expected = cupylosses.value_and_grad(LOSS.name, **given, argnums=wanted)
     for a, b in zip((value, *gradients), (exact, *expected), strict=True):
         assert interop.kind(a) == "cupy"
-        # Where a quotient has a gradient torch and CuPy have an order of operations each.
+        # For a quotient with a gradient, torch and CuPy have different orders of operations.
         if "weight" in given or ("normalizer" in given and "dim" in given):
             torch.testing.assert_close(tensor(a), b, rtol=1e-6, atol=1e-7)
         else:

@@ -1,6 +1,6 @@
 """Losses of rows of CuPy arrays: the bits of tensors, labels that are no class, memory, streams, graphs.
 
-Without a GPU NumPy stands for CuPy (``tools.cupy_stand_in``); streams and graphs only a GPU has.
+Without a GPU NumPy stands in for CuPy (``tools.cupy_stand_in``); streams and graphs need a GPU.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.kernels
 
 LOSSES = row_registry()
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
-#: By the loss, and what the target is: all of these have kernels of their own.
+#: Losses by kind of target: each has its own kernels.
 KINDS = {"indices": "cross_entropy", "probabilities": "cross_entropy", "log-probabilities": "nll_loss"}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def arrays(cupy: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same call of arrays."""
+    """The call with arrays in place of tensors."""
     return {n: array(cupy, x) if isinstance(x, Tensor) else x for n, x in arguments.items()}
 
 
@@ -52,7 +52,7 @@ def agree(found: Any, expected: Any) -> None:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """The same bits. What is not a number for want of rows, the libraries compute: it has either sign."""
+    """True if the bits agree. A NaN for lack of rows comes from the libraries and may have either sign."""
     return same_bits(a, b) or (a.dim() == b.dim() == 0 and a.dtype == b.dtype and bool(a.isnan() and b.isnan()))
 
 
@@ -77,7 +77,9 @@ def drawn(kind: str, reduction: str = "mean", rows: int = 37, classes: int = 43)
 
 @pytest.mark.parametrize(("what", "setting"), short_or_full(few_cases(cases(1)), cases(1)))
 def test_bits_are_those_of_tensors(cupy: Any, what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every option, of some loss; of each with ``--thorough``. The arrays are the tensors' memory."""
+    """Every choice of every option, with some loss; with each loss under ``--thorough``. The arrays share the tensors'
+    memory.
+    """
     name, given = build(what, setting, KERNELS)
     more = {x: True for x in ("return_lse", "return_accuracy") if x in LOSSES[name].common}
     if "target_dtype" in setting:
@@ -115,7 +117,7 @@ def test_places(cupy: Any, place: str, kind: str) -> None:
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_reversed_arrays(cupy: Any, kind: str, at: tuple[slice, slice], reduction: str) -> None:
-    """Negative strides, which torch does not have."""
+    """Negative strides, which torch lacks."""
     name, given = drawn(kind, reduction)
     dense = arrays(cupy, given)
     turned = {**dense, "input": cupy.ascontiguousarray(dense["input"][at])[at]}
@@ -155,7 +157,7 @@ def test_normalizers_of_any_library(cupy: Any, kind: str) -> None:
 
 
 def test_labels_without_a_sign_are_none_that_is_ignored(cupy: Any) -> None:
-    """A byte has 156 for -100."""
+    """In a byte, -100 is 156."""
     x = torch.zeros(2, 200, device=KERNELS)
     x[0, 156] = x[1, 3] = 1.0
     given = {"input": x, "target": torch.tensor([156, 4], dtype=torch.uint8, device=KERNELS), "return_accuracy": True}
@@ -188,7 +190,7 @@ def test_gradient_over_logits_with_gaps_is_a_new_one(cupy: Any, place: str) -> N
 
 @contextmanager
 def noted_sizes(cupy: Any) -> Any:
-    """Within it, what is allocated is noted, in bytes."""
+    """Records the sizes of allocations in bytes, within the context."""
     sizes: list[int] = []
     allocate = cupy.cuda.get_allocator()
 
@@ -309,7 +311,7 @@ def test_several_devices_are_an_error(cupy: Any) -> None:
 @each_kind
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
-    """All that is allocated meanwhile, and nothing else."""
+    """Exactly the allocations made meanwhile."""
     name, given = drawn(kind, reduction)
     given, stream = arrays(cupy, given), cupy.cuda.get_current_stream()
     if kind == "indices":
@@ -330,7 +332,7 @@ def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh
 @each_kind
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_captured_graph_keeps_its_memory(cupy: Any, kind: str, reduction: str) -> None:
-    """Arrays that are made after the capture lie elsewhere: replays neither write into them nor read from them."""
+    """Arrays made after the capture are elsewhere: replays neither write into them nor read from them."""
     name, given = drawn(kind, reduction)
     given = arrays(cupy, given)
     if kind == "indices":
@@ -382,7 +384,7 @@ def test_current_stream_is_waited_for(cupy: Any, kind: str) -> None:
 @pytest.mark.gpu
 @each_kind
 def test_no_call_waits_for_the_gpu(cupy: Any, kind: str) -> None:
-    """A kernel that was launched before is still running when it has returned."""
+    """A kernel launched before is still running when the call has returned."""
     name, given = drawn(kind)
     given = arrays(cupy, given)
     stream, slow = cupy.cuda.Stream(non_blocking=True), cupy.RawKernel(WAIT, "wait")
@@ -401,7 +403,7 @@ def test_no_call_waits_for_the_gpu(cupy: Any, kind: str) -> None:
 
 @pytest.mark.gpu
 def test_expectation_of_torch_does_not_reach_cupy(cupy: Any) -> None:
-    """An upstream gradient that torch's calls have come to expect is not the 1 that CuPy means."""
+    """torch's calls may have made another upstream gradient expected; CuPy always means 1."""
     name, given = drawn("indices")
     _, expected = value_and_grad(name, **arrays(cupy, given))
     leaf = given["input"].clone().requires_grad_()
@@ -414,7 +416,7 @@ def test_expectation_of_torch_does_not_reach_cupy(cupy: Any) -> None:
 @pytest.mark.gpu
 @each_loss
 def test_without_torch(cupy: Any, python: Callable[..., str], row_loss: RowLoss) -> None:
-    """In an environment that has no torch: value and gradients all the same."""
+    """Value and gradients work in an environment without torch."""
     labels = "indices" in row_loss.targets
     program = f"""
 import sys
@@ -424,7 +426,7 @@ y = cupy.asarray([3, 0, -100]) if {labels} else x[::-1] / 2
 value, gradient = cupylosses.value_and_grad("{row_loss.name}", x, y)
 print(float(value), gradient.ravel().tolist(), "torch" in sys.modules)
 """
-    # By a power of two, since torch multiplies with the reciprocal, which is rounded for others.
+    # By a power of two, since torch multiplies by the reciprocal, which is rounded for other numbers.
     x = torch.arange(12.0, dtype=torch.float64, device="cuda").view(3, 4) / 16
     y = torch.tensor([3, 0, -100], device="cuda") if labels else x.flip(0) / 2
     value, gradient = value_and_grad(row_loss.name, x, y)

@@ -1,4 +1,4 @@
-"""What a definition may say, and what follows from it: the registry, signatures, docstrings."""
+"""The rules for definitions, and the registry, signatures and docstrings derived from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A, B = Operand("a", "First."), Operand("b", "Second.")
 
 
 def make(**changes: Any) -> Loss:
-    """A definition that is right but for ``changes``; it does not enter the registry."""
+    """A definition that is right except for ``changes``; it does not enter the registry."""
     fields: dict[str, Any] = {
         "name": "example",
         "summary": "An example.",
@@ -180,7 +180,7 @@ def test_signature_is_the_definitions(loss: Loss) -> None:
 
 
 def test_signature_is_torchs_for_twins(loss: Loss) -> None:
-    """Names, order and defaults. Older releases of torch lack some weights; what we add is by keyword only."""
+    """Names, order and defaults. Older releases of torch lack some weights; our additions are keyword-only."""
     if not loss.torch:
         assert not hasattr(torch.nn.functional, loss.name), "torch has it: name the twin in the definition"
         return

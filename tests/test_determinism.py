@@ -1,4 +1,4 @@
-"""The same bits: from run to run, with and without gradients, and on any grid, hence on any GPU."""
+"""Determinism: the same bits from run to run, with and without gradients, and on any grid, hence on any GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: With sizes that no vector divides, and more than one batch for each group of partial sums.
+#: Sizes that no vector width divides, with more than one batch per group of partial sums.
 LARGE = (1031, 4099)
 
 
@@ -47,7 +47,7 @@ def test_repeated_calls_of_every_dtype(loss: Loss, dtype: str, device: str) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_many_calls_of_a_large_loss(loss: Loss, layout: str) -> None:
-    """Blocks finish in another order each time; the partial sums are added in order all the same."""
+    """Blocks finish in another order each time; the partial sums are still added in order."""
     properties.repeats_bit_by_bit(getattr(F, loss.name), loss, layout=layout, device=KERNELS, shape=LARGE, times=20)
 
 
@@ -86,7 +86,7 @@ def test_grid_does_not_matter(
 
 @pytest.mark.gpu
 def test_streams_do_not_disturb_each_other(loss: Loss) -> None:
-    """Calls at once on several streams: each has its own partial sums and its own ticket of the last block."""
+    """Concurrent calls on several streams: each has its own partial sums and its own ticket of the last block."""
     function = by_position(loss)
     streams = [torch.cuda.Stream() for _ in range(4)]
     operands = [
@@ -106,7 +106,7 @@ def test_streams_do_not_disturb_each_other(loss: Loss) -> None:
 
 @pytest.mark.kernels
 def test_promise_of_torchs_deterministic_mode(loss: Loss) -> None:
-    """Nothing raises under it, because nothing is non-deterministic."""
+    """Nothing raises under torch's switch, because nothing is non-deterministic."""
     torch.use_deterministic_algorithms(True)
     try:
         operands = [torch.rand(33, device=KERNELS, requires_grad=True) for _ in loss.operands]

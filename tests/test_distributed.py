@@ -1,4 +1,4 @@
-"""Losses in training that is spread over processes."""
+"""Losses in distributed training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "distributed_training.py"
 
 
 def run(names: list[str], backend: str) -> str:
-    """What the first of two processes prints."""
+    """The output of the first of two processes."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -59,7 +59,7 @@ def test_two_processes_on_the_host() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus() -> None:
-    """The same over NCCL."""
+    """DistributedDataParallel and FSDP2 over NCCL."""
     names = [x.name for x in representatives()]
     printed = run(names, "nccl")
     assert all(f"{name}: DDP and FSDP2 agree" in printed for name in names)

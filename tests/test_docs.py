@@ -1,4 +1,4 @@
-"""The documents say what is so: the example of a new loss works as printed, every field and file is described."""
+"""The documents are correct: the example of a new loss works as printed, and every field and file is described."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEW = re.search(r'name="(\w+)"', EXAMPLE)[1]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the library in which the documented file, and nothing else, has been changed."""
+    """A copy of the library with the documented change and no other."""
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("cupylosses", "kernels", "tests/tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignore)
@@ -206,14 +206,14 @@ def test_the_readme_differentiates_without_torch() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# docs/own-losses.md, whose blocks are one program, but for the mistakes
+# docs/own-losses.md: its code blocks are one program, except for the mistakes
 
 OWN = (ROOT / "docs" / "own-losses.md").read_text(encoding="utf-8")
 TUTORIAL, MISTAKES = OWN.split("## What is wrong, and where")
 
 
 def tutorial() -> dict[str, Any]:
-    """What the program of the tutorial has defined in the end."""
+    """The names that the tutorial's program defines."""
     generator = torch.Generator().manual_seed(0)
     prediction, target, score = torch.randn(3, 64, 16, generator=generator)
     scope: dict[str, Any] = {
@@ -262,7 +262,7 @@ def test_the_tutorials_check_holds_and_notices_what_it_is_said_to() -> None:
 
 
 def mistakes() -> list[tuple[str, str]]:
-    """Programs and what is said of them."""
+    """The programs with mistakes, and their messages."""
     return re.findall(r"```python\n(.*?)```.*?```text\n(.*?)\n```", MISTAKES, re.DOTALL)
 
 

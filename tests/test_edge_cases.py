@@ -1,4 +1,4 @@
-"""Inputs at the edges of what functions accept: shapes, types, empty rows, switches used from several threads."""
+"""Edge cases of arguments: shapes, types, empty rows, switches used from several threads."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def draw(*shape: int, device: str = "cpu", seed: int = 0) -> Tensor:
 def test_variance_has_the_shapes_that_torch_documents(
     shape: tuple[int, ...], of_variance: tuple[int, ...], device: str
 ) -> None:
-    """One dimension fewer belongs to the rows, though it would broadcast along the columns."""
+    """A variance with one dimension fewer has a value per row, though it would broadcast along the columns."""
     x, y, v = (draw(*s, device=device, seed=i) for i, s in enumerate((shape, shape, of_variance)))
     found = F.gaussian_nll_loss(x, y, v, reduction="none")
-    if of_variance == ():  # which torch refuses
+    if of_variance == ():  # torch refuses this.
         v = v.expand(shape)
     torch.testing.assert_close(found, TORCH.gaussian_nll_loss(x, y, v, reduction="none"))
     ours, theirs = (
@@ -83,7 +83,7 @@ def test_operands_that_both_broadcast_warn(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_elements_lie_as_on_a_gpu(order: int, device: str) -> None:
-    """The formula's own strides are those of whichever operand comes first in it."""
+    """The formula's own strides are those of its first operand."""
     dense, transposed = draw(4, 5, device=device), draw(5, 4, device=device).t()
     first, weight = (dense, transposed)[:: 1 - 2 * order]
     found = F.mse_loss(first, first + 1, weight=weight, reduction="none")
@@ -176,7 +176,7 @@ def test_define_loss_of_wrong_types(given: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize("reference", [lambda xp, a, b: xp.mean(a - b), lambda xp, a, b: 1.0])
 def test_a_reference_that_reduces_raises(reference: Callable[..., Any]) -> None:
-    """Its mean would be a mean of one number, whatever the reduction says."""
+    """Its mean would be a mean of one number, whatever the reduction."""
     function = cupylosses.define_loss("reducing", "input - target", reference=reference)
     for x in (draw(3, 4), draw(3, 4).numpy()):
         with pytest.raises(ValueError, match=r"reducing: `reference` must return one value per element, .*\(3, 4\)"):
@@ -208,7 +208,7 @@ def test_a_label_where_there_are_no_classes_raises() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dim": 0}], ids=["all", "dim"])
 def test_second_derivative_of_a_mean_of_nothing(options: dict[str, Any], device: str) -> None:
-    """It is a sum of nothing, as in torch, by each way of taking it."""
+    """A sum of nothing, as in torch, in each way to compute it."""
     x, y = torch.zeros(0, 4, device=device, requires_grad=True), torch.zeros(0, 4, device=device)
     value = F.mse_loss(x, y, **options)
     upstream = torch.ones_like(value).requires_grad_()
@@ -234,7 +234,7 @@ def test_class_weights_have_a_gradient_against_probabilities(device: str) -> Non
     for ours, theirs in zip(results[0], results[2], strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(results[1], results[3])
-    with pytest.raises(ValueError, match="`weight` has no gradient"):  # as in torch
+    with pytest.raises(ValueError, match="`weight` has no gradient"):  # As in torch.
         F.cross_entropy(x, torch.tensor([0, 1, 2], device=device), weight=weight.requires_grad_())
 
 
@@ -252,7 +252,7 @@ def test_blocks_left_out_of_order() -> None:
 
 
 def test_blocks_of_two_threads() -> None:
-    """The thread that enters last leaves last, when the other's setting is no longer in force."""
+    """The thread that enters last leaves last, after the other's setting has ended."""
     entered, left = threading.Event(), threading.Event()
 
     def other() -> None:

@@ -35,19 +35,19 @@ pytestmark = pytest.mark.in_turn
 
 
 def required(loss: Loss) -> int:
-    """How many operands have to be given."""
+    """The number of required operands."""
     return sum(x.default is None for x in loss.operands)
 
 
 def call(loss: Loss, *operands: Any, **options: Any) -> Any:
-    """The function of a definition; operands that are not given are fitting ones."""
+    """The function of a definition; fitting operands fill in for missing ones."""
     missing = len(loss.operands) - len(operands)
     device = next((x.device for x in operands if isinstance(x, torch.Tensor)), "cpu")
     return by_position(loss)(*operands, *[X.to(device)] * missing, **options)
 
 
 def with_operand(loss: Loss, position: int, value: Any) -> list[Any]:
-    """Fitting operands but for one."""
+    """Fitting operands except for one."""
     return [value if i == position else X for i in range(len(loss.operands))]
 
 
@@ -126,7 +126,7 @@ def test_shapes_that_do_not_broadcast(loss: Loss, device: str) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize(("shape", "index"), [((4, 3), "[:, None]"), ((4, 2, 3), "[:, None, None]")])
 def test_one_value_per_row_is_told_how(loss: Loss, shape: tuple[int, ...], index: str) -> None:
-    """A 1-d target belongs to the last dimension; whoever meant the first learns how to say so, and it works."""
+    """A 1-d target belongs to the last dimension; a user who meant the first learns how to write it, and it works."""
     first, second = torch.rand(shape), torch.rand(shape[0])
     rest = [first] * (len(loss.operands) - 2)
     name = loss.operands[1].name
@@ -171,7 +171,7 @@ def test_parameters_of_another_type(loss: Loss, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), numpy.array(1.0)], ids=lambda x: type(x).__name__)
 def test_parameters_that_are_tensors(loss: Loss, value: Any) -> None:
-    """A tensor would need a synchronisation, which is the user's to decide."""
+    """A tensor would need a synchronisation, which the user should choose."""
     for parameter in loss.parameters:
         with pytest.raises(TypeError, match=rf"`{parameter.name}` must be .*, got \w+\. Take it .* with `\.item\(\)`"):
             call(loss, **{parameter.name: value})
@@ -237,7 +237,7 @@ def test_legacy_arguments_warn_and_work(loss: Loss, size_average: bool | None, r
 
 
 def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
-    """The ways to call a loss from a line of one's own."""
+    """Several ways to call a loss from a user's line."""
     function = getattr(F, loss.name)
     return {
         "function": lambda *operands, **options: function(*operands, **options),
@@ -246,7 +246,7 @@ def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
 
 
 def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None:
-    """Once for each call, also where the call takes two sums."""
+    """Once per call, even if the call takes two sums."""
     operands = [torch.rand(4, 3, device=device), *[torch.rand(1, 3, device=device)] * (required(loss) - 1)]
     mask = torch.rand(4, 3, device=device) < 0.5
     module = getattr(cupylosses.nn, loss.class_name)()
@@ -266,7 +266,7 @@ def test_broadcast_warning_is_torchs(loss: Loss, device: str, recwarn: pytest.Wa
     ours = [w for w in recwarn.list if "broadcast" in str(w.message)]
     recwarn.clear()
     theirs = eager.twin(loss, loss.values(), "mean")
-    with contextlib.suppress(ValueError, RuntimeError):  # of those that do not broadcast
+    with contextlib.suppress(ValueError, RuntimeError):  # Some losses do not broadcast.
         if theirs:
             theirs(*operands)
     torchs = [w for w in recwarn.list if "broadcast" in str(w.message)]
@@ -424,7 +424,7 @@ def test_compiler_points_into_the_definition(kernel_cache: Path) -> None:
 
 @pytest.mark.gpu
 def test_unwritable_kernel_cache(python: Callable[..., str], tmp_path: Path) -> None:
-    """A file stands where the cache directory should be."""
+    """A file is in the place of the cache directory."""
     blocked = tmp_path / "blocked"
     blocked.write_text("")
     program = """

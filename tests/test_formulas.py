@@ -1,8 +1,8 @@
-"""The formula of every loss: value and gradients for all its parameters and flags, in every dtype that results have.
+"""The formula of every loss: value and gradients for all its parameters and flags, in every result dtype.
 
-It is compiled alone (``tools.formulas``), one unit per choice of flags, because kernels of a loss differ
-in all but the formula. That the kernels evaluate it is seen in ``test_gradients.py``; here every mistake in an
-expression or a primitive has to show, which altered expressions prove below.
+A formula is compiled alone (``tools.formulas``), one unit per choice of flags, because kernels of a loss differ in
+everything but the formula. ``test_gradients.py`` shows that the kernels evaluate it. Every mistake in an expression or
+a primitive must show here, which altered expressions prove below.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cupylosses.testing.truth import OVERFLOWING
 
 pytestmark = [pytest.mark.kernels, pytest.mark.every_loss]
 
-#: Some points of the interior. Edges and kinks are looked at apart, where a formula has more of a chance to be wrong.
+#: Some points of the interior. Edges and kinks, where a formula is likelier to be wrong, have their own tests.
 SHAPE = (19, 23)
 
 
@@ -47,7 +47,7 @@ def agrees_inside(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
 def agrees_at_edges(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
     """Value and gradients at zeros of both signs, subnormals, huge numbers, infinities, NaN, and around kinks."""
     if (loss.name, dtype) in OVERFLOWING:
-        return  # the truth overflows on the way; test_numerics.py has one of many digits
+        return  # The truth overflows on the way; test_numerics.py has one of many digits.
     setting: dict[str, Any] = {"case": case, "dtypes": (dtype,), "reduction": "none", "layout": EDGES}
     properties.agrees_with_truth(formulas.function(loss), loss, **setting, device=KERNELS)
 
@@ -89,14 +89,14 @@ def test_torch_agrees(loss: Loss, case: Mapping[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Wrong formulas are caught
 
-#: Expressions that are right although a token changed, or wrong for operands that no check of one formula has.
+#: Expressions that are right although a token changed, or wrong only for operands that no check of one formula has.
 UNSEEN = (
     ("abs(target) > 0", "square(target) > 0"),
     ("where(q > 0", "where((q * 1.001) > 0"),
-    # Labels so small are in test_numerics.py.
+    # test_numerics.py has labels this small.
     ("abs(target) > 0", "abs(target) > 0.001"),
     ("where(target > 0,", "where(target > 0.001,"),
-    # A label of 0 is NaN before.
+    # A label of 0 already gives NaN.
     ("where(target > 0,", "where(target >= 0,"),
 )
 
@@ -114,7 +114,7 @@ def caught(loss: Loss, dtypes: tuple[str, ...] = ("float32",)) -> bool:
 
 
 def wrong_expressions() -> list[Any]:
-    """Every mutant with ``--thorough``; else four of each kind, of losses far apart."""
+    """Every mutant with ``--thorough``; else four of each kind, from losses far apart."""
     kinds: dict[str, list[Any]] = defaultdict(list)
     for loss in LOSSES:
         for kind, where, wrong in mutants(loss):

@@ -1,4 +1,4 @@
-"""What is written from the definitions is fresh, and says what the functions are."""
+"""Files generated from the definitions are up to date and match the functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def generate() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def stub(generate: ModuleType) -> dict[str, ast.FunctionDef]:
-    # The first of those that are overloaded, which has the text.
+    # The first of the overloads, which has the docstring.
     return {x.name: x for x in reversed(ast.parse(generate.stub()).body) if isinstance(x, ast.FunctionDef)}
 
 
@@ -96,7 +96,7 @@ def nn_stub(generate: ModuleType) -> dict[str, ast.ClassDef]:
 
 
 def stub_signature(arguments: ast.arguments) -> list[tuple[str, Any, bool]]:
-    """Name, default and whether it is by keyword only, of each argument; all have types."""
+    """Name, default and keyword-only flag of each argument; all have types."""
     empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
     defaults = empty + [ast.literal_eval(x) for x in (*arguments.defaults, *arguments.kw_defaults)]
     every = [*arguments.args, *arguments.kwonlyargs]
@@ -105,7 +105,7 @@ def stub_signature(arguments: ast.arguments) -> list[tuple[str, Any, bool]]:
 
 
 def signature(function: Callable[..., Any]) -> list[tuple[str, Any, bool]]:
-    """The same of a function."""
+    """Name, default and keyword-only flag of each parameter of a function."""
     parameters = inspect.signature(function).parameters.values()
     return [(x.name, x.default, x.kind is inspect.Parameter.KEYWORD_ONLY) for x in parameters]
 
@@ -124,13 +124,13 @@ def test_stub_has_losses_of_rows(name: str, stub: dict[str, ast.FunctionDef], nn
     module, cls = getattr(cupylosses.nn, row_loss.class_name), nn_stub[row_loss.class_name]
     (base,) = module.__bases__
     assert [ast.unparse(x) for x in cls.bases] == [f"torch.nn.{base.__name__}"]
-    # Of overloads the last one has every default.
+    # The last overload has every default.
     for method in {x.name: x for x in cls.body if isinstance(x, ast.FunctionDef)}.values():
         assert stub_signature(method.args) == signature(getattr(module, method.name))
 
 
 def test_stub_of_a_module_that_may_be_asked_for_more(nn_stub: dict[str, ast.ClassDef]) -> None:
-    """Its result is typed by what it was asked for."""
+    """The overloads give the type of its result for each choice of the options."""
     forward = [x for x in nn_stub["CrossEntropyLoss"].body if isinstance(x, ast.FunctionDef) and x.name == "forward"]
     results = [ast.unparse(x.returns) for x in forward]
     assert results == ["torch.Tensor", "RowResult", "RowResult", "torch.Tensor | RowResult"]
@@ -200,7 +200,7 @@ wrong = F.cross_entropy(numpy.ones(3), y, return_lse=asked)  # error
 def test_a_type_checker_understands_the_stub(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     (tmp_path / "program.py").write_text(PROGRAM)
-    # torch itself is not followed, as in setup.cfg: what it says of its types takes a minute.
+    # torch itself is not followed, as in setup.cfg: checking its annotations takes a minute.
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {ROOT}\n[mypy-torch.*]\nfollow_imports = skip\n")
     options = ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path / "cache")]
     output, problems, _ = api.run([*options, str(tmp_path / "program.py")])

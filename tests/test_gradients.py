@@ -1,9 +1,9 @@
 """Values and gradients of kernels and of the reference path against the float64 truth, finite differences and torch.
 
-Formulas are checked alone, for every parameter and dtype, in ``test_formulas.py``. Of kernels each loss has four here;
-layouts, dtypes, mixtures and sizes are a matter of the engine, and meet the representatives in turn. Reduced losses get
-two upstream gradients: the one that the forward pass expects, for which it has written the gradient already, and one
-for which it must be computed again.
+``test_formulas.py`` checks formulas alone, for every parameter and dtype. Each loss has four kernels here; layouts,
+dtypes, mixtures and sizes depend on the engine and are tested with the representatives in turn. Reduced losses get two
+upstream gradients: the one that forward expects, for which it has already written the gradient, and one for which the
+gradient must be computed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cupylosses.testing.truth import OVERFLOWING, truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
-#: Shapes that would take the host too long.
+#: Shapes that would take too long on the host.
 LARGE = [((1 << 21) + 1,), ((1 << 22) + 513,), (12_345_678,), (3000, 1001), (7, 300_001)]
 
 #: Layouts that differ in which gradients are sums.
@@ -104,7 +104,7 @@ def test_layouts_and_dtypes(layout: str, reduction: str, loss: Loss, dtype: str,
 def test_mixed_dtypes(mixture: tuple[Loss, tuple[str, ...]], reduction: str, layout: str, device: str) -> None:
     loss, dtypes = mixture
     agrees(loss, dtypes=dtypes, reduction=reduction, layout=layout, device=device)
-    if all(LAYOUTS[layout].shapes((2, 3), 2)):  # an operand without dimensions does not take part in the promotion
+    if all(LAYOUTS[layout].shapes((2, 3), 2)):  # An operand without dimensions does not take part in the promotion.
         check = Check(loss, dtypes=dtypes, reduction=reduction, layout=layout, device=device)
         assert check.ours()(*check.operands()).dtype == getattr(torch, MIXED[dtypes])
 
@@ -147,7 +147,7 @@ def test_groups_that_take_many_batches(shape: tuple[int, ...], layout: str, loss
 
 @by_reference_and_kernels
 def test_empty_operands(loss: Loss, device: str) -> None:
-    """The mean of nothing is NaN and its sum 0, as in torch; of rows that are means, the sum too is NaN."""
+    """The mean of nothing is NaN and its sum 0, as in torch; for means of rows, the sum too is NaN."""
     for shape in ((0,), (3, 0), (0, 4, 2)):
         operands = [torch.empty(shape, device=device, requires_grad=True) for _ in loss.operands]
         functions = [bind(getattr(F, loss.name), loss, loss.values(), r) for r in ("none", "sum", "mean")]
@@ -222,7 +222,9 @@ def test_reference_never_swallows_nan(loss: Loss) -> None:
 
 @by_reference_and_kernels
 def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
-    """The sum of 2^18 halves of about 1 exceeds float16, but not its mean: the division comes before the rounding."""
+    """The sum of 2^18 float16 numbers of about 1 exceeds float16, but not its mean: the division precedes the
+    rounding.
+    """
     values = loss.values()
     operands = samples.operands(loss, values, ("float16",) * len(loss.operands), [(1 << 16, 4)] * len(loss.operands))
     expected = truth(loss, operands, values, "mean").value.exact
@@ -255,7 +257,7 @@ def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> N
 
 @by_reference_and_kernels
 def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
-    """As torch's accumulation into `.grad` wants them: the operand's own, dense, order of dimensions."""
+    """As torch's accumulation into `.grad` needs them: the operand's own, dense, order of dimensions."""
     for reduction in ("none", "sum"):
         operands = [torch.rand(4, 6, 5, device=device).permute(2, 0, 1).requires_grad_() for _ in loss.operands]
         value = bind(getattr(F, loss.name), loss, loss.values(), reduction)(*operands)

@@ -22,7 +22,7 @@ def thorough(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 class Item:
-    """A test with the marker in_turn that runs kernels, as pytest collects it for a loss and a setting."""
+    """A test marked in_turn that runs kernels, as pytest collects it for a loss and a setting."""
 
     originalname = "test"
 
@@ -41,7 +41,7 @@ class Item:
 
 @pytest.mark.parametrize("names_losses", [False, True])
 def test_representatives_take_turns(thorough: bool, names_losses: bool) -> None:
-    """One of them per setting, and all in turn; but each in each setting where the test itself names its losses."""
+    """One of them per setting, and all in turn; but each in each setting if the test itself names its losses."""
     count = len(grids.REPRESENTATIVES)
     kept = [
         [x for x in grids.REPRESENTATIVES if conftest.stays(Item(x, setting, names_losses))] for setting in range(count)

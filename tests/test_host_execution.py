@@ -1,4 +1,4 @@
-"""Running kernels on the host: what it gives to kernels is what CUDA documents, and what is wrong does not pass."""
+"""Execution of kernels on the host: it behaves as CUDA documents, and undefined behaviour does not pass."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*broadcast"),
 ]
 
-#: Orders of threads: one of those that interrupt them, since a fault is found in any.
+#: Orders of threads; one that interrupts them is enough, since any order exposes a fault.
 SEEDS = short_or_full((1,), (0, 1, 2))
 LANES = numpy.arange(32)
 
-#: A representative with as few kernels as any.
+#: A representative with the fewest kernels.
 FEWEST = min(REPRESENTATIVES, key=lambda x: (len(x.operands), len(x.parameters), len(x.flags)))
 
 
@@ -54,7 +54,7 @@ def each_in_turn(values: Sequence[str]) -> Any:
     return parametrize
 
 
-#: How numpy's types are spelled in CUDA.
+#: CUDA names of numpy's types.
 KINDS = {
     "f4": "float", "f8": "double", "i4": "int", "u4": "unsigned", "u2": "unsigned short", "i8": "long long",
     "u8": "unsigned long long",
@@ -71,7 +71,7 @@ def execute(
 
 
 def fault(body: str, *arrays: NDArray[Any], **settings: Any) -> str:
-    """The message of a kernel that must not pass."""
+    """The message of a kernel that must fail."""
     with pytest.raises(host.KernelFault) as caught:
         execute(body, *arrays, **settings)
     return str(caught.value)
@@ -185,7 +185,7 @@ def test_no_race(what: str) -> None:
         execute(body, numpy.zeros(128), seed=seed, **geometry)
 
 
-#: Every block writes a number, and the last one that takes a ticket adds them: what must stand before and behind it.
+#: Every block writes a number, and the last one to take a ticket adds them; `before` and `behind` hold the fences.
 LAST_BLOCK = """
 a[blockIdx.x * 32 + threadIdx.x] = 1 + blockIdx.x;
 {before}
@@ -207,7 +207,7 @@ TICKETS = {
     ("__syncthreads();", "atomicInc", "__threadfence();"): False,
     ("__syncthreads();", "atomicInc", ""): False,
     ("", "increment_and_synchronize", ""): False,
-    # A fence publishes what its own thread did or has been ordered behind, not what other threads did.
+    # A fence publishes its own thread's writes and those ordered before them, not those of other threads.
     ("__threadfence();", "atomicInc", "__threadfence();"): False,
 }
 
@@ -243,7 +243,7 @@ UNDEFINED = {
 @pytest.mark.parametrize("body", UNDEFINED)
 def test_undefined_behaviour(body: str) -> None:
     memory = numpy.zeros(16)
-    memory = memory[(memory.ctypes.data // 8) % 2 :]  # aligned to 16 bytes
+    memory = memory[(memory.ctypes.data // 8) % 2 :]  # Aligned to 16 bytes.
     program = f"const int n = b[0];\n{body}"
     message = fault(program, memory, numpy.ones(1, numpy.int32), block=1, sanitize=("thread", "undefined"))
     assert UNDEFINED[body] in message
@@ -252,9 +252,9 @@ def test_undefined_behaviour(body: str) -> None:
 
 @pytest.mark.parametrize("intrinsic", ["__ldg", "__ldcs", "__ldcg", "__ldca", "__stcs", "__stcg", "__stwb"])
 def test_vector_accesses_are_aligned_by_default(intrinsic: str) -> None:
-    """The shim checks what x86 would let pass, whatever the compiler is asked to check for."""
+    """The shim checks accesses that x86 would let pass, under any compiler option."""
     memory = numpy.zeros(16)
-    memory = memory[(memory.ctypes.data // 8) % 2 :]  # aligned to 16 bytes
+    memory = memory[(memory.ctypes.data // 8) % 2 :]  # Aligned to 16 bytes.
     value = ", double2{1.0, 2.0}" if intrinsic.startswith("__st") else ""
     program = f"const int n = b[0];\n{intrinsic}(reinterpret_cast<double2*>(a + n){value});"
     execute(program, memory, numpy.array([2], numpy.int32), block=1, sanitize=())
@@ -275,7 +275,7 @@ def test_kernel_that_does_not_end() -> None:
 
 
 def test_launch_after_a_fault() -> None:
-    """Nothing of a launch that was given up is left."""
+    """An aborted launch leaves nothing behind."""
     fault("if (threadIdx.x < 32) __syncthreads();", block=64)
     result = numpy.zeros(64)
     execute("__syncthreads(); a[threadIdx.x] = threadIdx.x;", result, block=64)
@@ -293,7 +293,7 @@ sys.argv = ["host", "--sanitize", "address,undefined", "--", "-c", {program!r}]
 runpy.run_module("cupylosses.testing.host", run_name="__main__")
 """
 
-#: A whole call; then an access that is inside of an allocation, and the same one element further.
+#: A whole call; then an access inside of an allocation, and the same one element further.
 OUTSIDE = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -315,7 +315,7 @@ for n in (0, 1):
     "body", ["a[threadIdx.x + n] = 1;", "__shared__ double s[16]; double* p = s; p[threadIdx.x + n] = 1; a[0] = p[0];"]
 )
 def test_access_outside_of_an_allocation(body: str, python: Callable[..., str]) -> None:
-    """The fibers' stacks are known to AddressSanitizer; a loss stays inside of what it was given, a probe does not.
+    """AddressSanitizer knows the fibers' stacks; a loss stays inside of its allocations, a probe does not.
 
     In every run ``test_mutations.py`` has a process with AddressSanitizer that shows the same.
     """
@@ -461,7 +461,7 @@ def test_sum_of_many_threads() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dynamic_shared_memory(seed: int) -> None:
-    """Each block has its own, also while several take turns."""
+    """Each block has its own, even while several take turns."""
     found = numpy.zeros((7, 64))
     body = (
         "extern __shared__ double memory[];\n memory[threadIdx.x] = blockIdx.x * 64 + threadIdx.x; __syncthreads();"
@@ -483,7 +483,7 @@ def test_conversion_of_every_half() -> None:
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_rounding_to_half(flush: bool) -> None:
-    """To nearest even: at every number, at every tie, and beside it; with infinities, and NaN as the GPU has it."""
+    """To nearest even: at every number, at every tie, and beside it; with infinities, and NaN as on the GPU."""
     halves = numpy.arange(0x7C00, dtype=numpy.uint16).view(numpy.float16).astype(numpy.float64)
     ties = ((halves + numpy.append(halves[1:], 65536.0)) / 2).astype(numpy.float32)
     near = [halves.astype(numpy.float32), ties, numpy.nextafter(ties, numpy.float32(0)), numpy.nextafter(ties, 1e9)]
@@ -516,7 +516,7 @@ def test_truncation_to_float() -> None:
     assert found[-2:].tolist() == [numpy.finfo(numpy.float32).max, numpy.inf]
 
 
-#: What -ftz=true makes of subnormal float32 operands and results; x is the smallest normal number, over 2.
+#: The effect of -ftz=true on subnormal float32 operands and results; x is half the smallest normal number.
 FLUSHED = {
     "2.0f * x": "0", "x + x": "0", "x * 1e30f": "0", "2.0f * x - 1.0f": "-1", "a[1] * 0.5f": "0", "-a[1] * 0.5f": "-0",
     "logf(x)": "-inf", "log1pf(x)": "0", "expf(x)": "1", "expf(-88.0f)": "0", "fabsf(x)": "0", "a[1] - x": "a[1]",
@@ -571,7 +571,9 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was noted is what is run: nothing is left to compile; noting itself compiles and launches nothing."""
+    """The recorded kernels are those that run: nothing is left to compile; recording itself compiles and launches
+    nothing.
+    """
     monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
     build.runtime()
     loss = FEWEST
@@ -648,7 +650,7 @@ def launches(call: Callable[[], Any]) -> int:
 
 
 def test_switch() -> None:
-    """Within the block kernels run, before and behind it the formulas; blocks may stand in one another."""
+    """Within the block kernels run, before and after it the formulas; blocks may be nested."""
     loss = FEWEST
     operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [(5, 7)] * len(loss.operands))
     function = by_position(loss)
@@ -682,7 +684,7 @@ print(host.active(), host.counters.launches)
 
 
 def test_kernels_of_one_pass() -> None:
-    """Forward, and a check in backward; the check computes what was not expected."""
+    """Forward, and a check in backward; the check computes an unexpected gradient."""
     x, y = torch.rand(9, requires_grad=True), torch.rand(9)
     with host.execution():
         value = F.mse_loss(x, y)
@@ -701,7 +703,7 @@ def test_second_derivatives_take_the_formula() -> None:
 
 
 def test_autocast() -> None:
-    """As on a GPU: operands are read as they are, the result is float32. A plan is not used in the other mode."""
+    """As on a GPU: operands are read unconverted, the result is float32. A plan is not used in the other mode."""
     x = torch.rand(9, dtype=torch.bfloat16)
     with host.execution():
         for enabled in (False, True, False):
@@ -732,7 +734,7 @@ def test_one_pass_or_two(loss: Loss, layout: str) -> None:
 
 @each_in_turn(["none", "mean"])
 def test_more_batches_than_groups(loss: Loss, reduction: str) -> None:
-    """What only millions of elements would reach otherwise: groups of many batches, lanes of many runs."""
+    """Cases that otherwise need millions of elements: groups of many batches, lanes of many runs."""
     for size in (10_301, 20_001):
         with host_properties.few_groups(), host.execution(seed=1):
             properties.agrees_with_truth(getattr(F, loss.name), loss, shape=(size,), reduction=reduction)

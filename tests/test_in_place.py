@@ -1,4 +1,4 @@
-"""``patch_torch``: programs stay as they are, and what the kernels do not serve is torch's to the last bit."""
+"""``patch_torch``: programs run unchanged, and calls that the kernels do not serve are torch's to the last bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cupylosses.testing import samples
 from cupylosses.testing.tolerance import same_bits
 
 SCRIPT = Path(__file__).with_name("training_script.py")
-#: Losses that torch has. (A parameter named `loss` would go through the representatives alone.)
+#: Losses that torch has. (A parameter named `loss` would run for the representatives alone.)
 TWINS = [x for x in registry().values() if x.torch]
 ROW_TWINS = [x for x in row_registry().values() if x.torch]
 ORIGINALS = {x.torch: getattr(F, x.torch) for x in (*TWINS, *ROW_TWINS)}
@@ -207,16 +207,16 @@ def test_served_calls_of_rows_are_this_librarys(twin: RowLoss, kind: str) -> Non
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", [*TWINS, *ROW_TWINS], ids=lambda x: x.name)
 def test_torchs_own_samples(twin: Definition) -> None:
-    """Every call of torch's test data has torch's value and gradient, whoever serves it."""
+    """Every call of torch's test data has torch's value and gradient, served or not."""
     theirs, served = ORIGINALS[twin.torch], 0
     for sample in databases()[0][twin.torch].sample_inputs(KERNELS, torch.float32, requires_grad=False):
         if twin.name == "hinge_embedding_loss" and not bool((sample.args[0].abs() == 1).all()):
-            continue  # where labels are not -1 and 1 this library differs (docs/differences.md)
+            continue  # Where labels are not -1 and 1 this library differs (docs/differences.md).
         x = sample.input.detach().requires_grad_()
         with patch_torch() as report:
             found = getattr(F, twin.torch)(x, *sample.args, **sample.kwargs)
         expected = theirs(x, *sample.args, **sample.kwargs)
-        # Where terms cancel, the sum of torch's is off by as much.
+        # Where terms cancel, torch's sum is off by as much.
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-5, equal_nan=True)
         (gradient,) = torch.autograd.grad(found.sum(), x)
         torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0], equal_nan=True)
@@ -305,7 +305,7 @@ def within(context: Any, call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", SERVED)
 def test_served(name: str) -> None:
     expected = SERVED[name]()
-    # torch is asked again what it takes, which must not count.
+    # Asks torch again which calls it takes; that must not count.
     for asked in (
         torch_patch._torch_reduces,
         torch_patch._torch_broadcasts_weights,
@@ -344,7 +344,7 @@ def test_autocast() -> None:
 
 @pytest.mark.kernels
 def test_autocast_widens_no_doubles() -> None:
-    """Class weights of another dtype than what autocast makes of the logits are torch's to refuse or to promote."""
+    """Class weights of another dtype than autocast gives the logits are torch's to refuse or to promote."""
     wide = draw(5, seed=2).double()
     with torch.autocast(KERNELS, torch.bfloat16):
         expected = F.cross_entropy(draw(), draw(seed=1), wide)
@@ -378,7 +378,7 @@ def dual() -> Tensor:
         return forward_ad.unpack_dual(value).tangent
 
 
-#: Of each reason, calls that run; results have torch's bits.
+#: Successful calls for each reason; results have torch's bits.
 PASSED_ON: dict[str, list[Callable[[], Any]]] = {
     torch_patch.OVERRIDDEN: [
         lambda: F.mse_loss(draw().as_subclass(Subclass), draw(seed=1)).as_subclass(Tensor),
@@ -472,7 +472,7 @@ class Foreign:
         self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
 
 
-#: What torch refuses, here in torch's words; some of it this library would take.
+#: Calls that torch refuses, with torch's messages; this library would take some of them.
 WRONG: list[Callable[[], Any]] = [
     lambda: F.mse_loss(),
     lambda: F.mse_loss(draw()),
@@ -550,7 +550,7 @@ def test_errors_are_torchs(i: int) -> None:
 
 @pytest.mark.kernels
 def test_labels_out_of_range_are_reported_by_a_later_call() -> None:
-    """Where torch ends the CUDA context. On the host nothing is later than the call itself."""
+    """Where torch ends the CUDA context. On the host, the call itself reports the label."""
     call: Callable[[], Tensor] = lambda: F.cross_entropy(draw(), labels(classes=2) + 4)  # noqa: E731
     with patch_torch() as report, pytest.raises(IndexError, match=r"`target\[\d\]` must be a class index, 0 to 4"):
         assert call().isnan()
@@ -560,7 +560,7 @@ def test_labels_out_of_range_are_reported_by_a_later_call() -> None:
 
 
 def test_handlers_are_asked_for_torchs_own_function() -> None:
-    """They look it up by identity."""
+    """Handlers look up torch's function by identity."""
     seen: list[Any] = []
 
     class Handled(Tensor):
@@ -581,7 +581,7 @@ def test_handlers_are_asked_for_torchs_own_function() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("backend", "traced"), in_turn(["aot_eager", "eager"], ["before", "while"]))
 def test_torch_compile(backend: str, traced: str) -> None:
-    """In one graph; code that was compiled earlier, or outlives the patch, is right as well."""
+    """In one graph; code compiled earlier, or used after the patch, stays right too."""
     torch.compiler.reset()
     x, y = draw().requires_grad_(), draw(seed=1)
     module = torch.nn.HuberLoss()

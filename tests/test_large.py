@@ -14,7 +14,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.representatives, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: Beyond 2^31, and a multiple of nothing.
+#: Beyond 2^31, and a multiple of no vector or block.
 COUNT = (1 << 31) + (1 << 20) + 3
 
 CHUNK = 1 << 27
@@ -40,7 +40,7 @@ def operands(loss: Loss) -> Iterator[list[Tensor]]:
 
 
 def places() -> Tensor:
-    """Where the results are looked at: the ends, both sides of 2^31, the last vector and batch, and at random."""
+    """Places to compare: the ends, both sides of 2^31, the last vector and batch, and random ones."""
     edge = 1 << 31
     named = [
         0,
@@ -70,7 +70,7 @@ def chunked(function: Callable[..., Tensor], operands: list[Tensor]) -> float:
     """The sum, from sums of pieces that fit into 31 bits."""
     total = 0.0
     for start in range(0, COUNT, CHUNK):
-        with torch.autocast("cuda"):  # float32 results of bfloat16 operands
+        with torch.autocast("cuda"):  # float32 results of bfloat16 operands.
             total += function(*(x[start : start + CHUNK] for x in operands), reduction="sum").double().item()
     return total
 
@@ -164,5 +164,5 @@ def test_gradient_of_a_number_for_all(loss: Loss, function: Callable[..., Tensor
     expected = torch.autograd.grad(function(first, *numbers, reduction="sum"), numbers)
     found = torch.autograd.grad(function(first.expand(ROWS, COLUMNS), *numbers, reduction="sum"), numbers)
     for g, one in zip(found, expected, strict=True):
-        # Terms of both signs cancel: the error is relative to what was added.
+        # Terms of both signs cancel: the error is relative to the sum of absolute values.
         torch.testing.assert_close(g, one * ROWS, rtol=1e-5, atol=1e-6 * ROWS * COLUMNS)

@@ -1,7 +1,7 @@
 """Launch geometry: pure functions of integers, checked against brute force.
 
-The kernels' index arithmetic is played through in Python, from the very words that they are given: every element must
-be visited once, at the address at which NumPy's strides put it, in all streams at once.
+Python replays the kernels' index arithmetic from the words that kernels receive: every element must be visited once, at
+the address given by NumPy's strides, in all streams at once.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_dense_strides_are_dense(space: tuple[tuple[int, ...], list[tuple[int, .
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4), st.tuples(*[st.booleans()] * 4))
 def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[int], turned: Sequence[bool]) -> None:
-    """Also where dimensions are reversed."""
+    """Even where dimensions are reversed."""
     view = numpy.empty(sizes, numpy.int8).transpose(order)
     signed = [-s if t else s for s, t in zip(view.strides, turned, strict=True)]
     found = dense_strides(view.shape, signed)
@@ -151,7 +151,7 @@ def test_merge_puts_the_unit_stride_innermost() -> None:
 
 
 class Rows:
-    """``kernels/core/layout.cuh``'s Rows, read from the words that the kernel receives."""
+    """``Rows`` of ``kernels/core/layout.cuh``, read from the words that the kernel receives."""
 
     def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
         fields = iter(words)
@@ -245,12 +245,12 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         ((1000,), [stream((1000,), 4)] * 2, "flat", 4),
         ((1000,), [stream((1000,), 2)] * 2, "flat", 8),
         ((1000,), [stream((1000,), 8)] * 2, "flat", 2),
-        # Dense in any order of dimensions is one dimension too.
+        # Dense in any order of dimensions counts as one dimension, too.
         ((8, 6, 4), [pointwise_layout.Stream((1, 8, 48), 4)] * 2, "flat", 4),
-        # An address that allows half a word, one that allows none.
+        # An address aligned to half a word, and one aligned to none.
         ((1000,), [stream((1000,), 4), stream((1000,), 4, 8)], "flat", 2),
         ((1000,), [stream((1000,), 4), stream((1000,), 4, 4)], "flat", 1),
-        # A number against a tensor does not break the flat layout.
+        # A number beside a tensor does not break the flat layout.
         ((8, 6), [stream((8, 6), 4), pointwise_layout.Stream((0, 0), 4)], "flat", 4),
         # The hinge of a matrix with one label per column, and with one per row.
         ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 4),
@@ -260,7 +260,7 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         ((64, 63), [stream((64, 63), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 1),
         # A slice whose rows begin at odd places.
         ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
-        # Transposed against not: no order suits both.
+        # Transposed and not transposed: no order suits both.
         ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "matrix", 1),
         ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "rows", 2),
     ],
@@ -294,7 +294,7 @@ def constant(file: str, name: str) -> int:
 
 
 def swept(vectors: int, lanes: int, processors: int) -> Counter[int]:
-    """The vectors that ``sweep`` of ``kernels/pointwise/pointwise.cuh`` visits, played through."""
+    """The vectors that ``sweep`` of ``kernels/pointwise/pointwise.cuh`` visits, replayed in Python."""
     groups = pointwise_layout.groups(vectors, lanes)
     threads = pointwise_layout.threads(groups)
     warps = pointwise_layout.grid(groups, threads, processors) * (threads // gpu.WARP)
@@ -327,7 +327,9 @@ def test_no_group_is_empty(vectors: int, lanes: int) -> None:
 
 @pytest.mark.parametrize("lanes", pointwise_layout.UNROLL)
 def test_lanes_add_short_runs(lanes: int) -> None:
-    """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum rests on it."""
+    """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum
+    depends on it.
+    """
     assert constant("pointwise/pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[lanes] * lanes) == 0
     assert constant("pointwise/pointwise.cuh", "kMaxRun") <= 64
 
@@ -340,7 +342,7 @@ def test_blocks_are_whole_warps(groups: int) -> None:
 
 
 def test_order_of_additions_knows_no_device() -> None:
-    """It follows from the sizes, because the functions that decide it are given nothing else."""
+    """It follows from the sizes: the functions that decide it receive nothing else."""
     assert list(inspect.signature(pointwise_layout.groups).parameters) == ["vectors", "lanes"]
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["groups"]
     assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams"]
@@ -367,7 +369,7 @@ def test_python_and_kernels_agree_on_their_limits() -> None:
 
 @st.composite
 def broadcasts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]:
-    """A shape, the strides of what is read, and the dense gradient of an operand that lacks some dimensions."""
+    """A shape, the strides of the read operand, and the dense gradient of an operand that lacks some dimensions."""
     shape, strides = draw(index_spaces())
     keep = draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
     small = tuple(n if k else 1 for n, k in zip(shape, keep, strict=True))
@@ -418,7 +420,7 @@ def test_one_label_per_column_puts_neighbouring_columns_in_neighbouring_lanes() 
 
 @pytest.mark.parametrize("rows", [64, 4096, 1 << 20])
 def test_one_label_per_row_spreads_the_row_over_the_lanes(rows: int) -> None:
-    """The unit stride of the labels themselves must not decide: the matrix is what is read."""
+    """The unit stride of the labels themselves must not decide: the matrix is read."""
     assert not pointwise_layout.sum_layout((rows, 4096), [(4096, 1), (1, 0)], (1, 0)).columns
 
 

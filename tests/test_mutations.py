@@ -1,8 +1,8 @@
-"""Seeded defects in the kernels and in what drives them: checks that losses go through on the host must notice each.
+"""Seeded defects in the kernels and in the code that drives them: the checks of losses on the host must notice each.
 
-The battery holds checks of the suite and no check of a mutant: functions of ``cupylosses.testing`` that other tests
+The battery holds checks of the suite and none made for a mutant: functions of ``cupylosses.testing`` that other tests
 call for every representative, or for every loss. Here one representative is enough, and shapes are the smallest that
-reach several blocks, groups and slices, and a tail. A mutant names the checks that must fail; others are not run,
+reach several blocks, groups and slices, and a tail. A mutant names the checks that must fail; others do not run,
 because each kernel of a mutant is compiled.
 """
 
@@ -38,7 +38,7 @@ pytestmark = [
 # The battery
 
 
-#: A representative, which is put through everything, with labels: they are narrow enough to lie beyond 32 bits.
+#: A representative, which passes through every check, with labels: they are narrow enough to lie beyond 32 bits.
 FUNCTION = next(
     getattr(F, x.name) for x in representatives() if len(x.operands) == 2 and all(y.integer for y in x.operands)
 )
@@ -81,12 +81,12 @@ def masked(**setting: Any) -> Callable[[], None]:
     return executed(check)
 
 
-#: A value per row too.
+#: With a value per row, too.
 PER_ROW = {"reduction": "none"}
 
 
 def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **how: Any) -> Callable[[], None]:
-    """A property of ``row_properties`` in one layout, with each of these settings, of logits drawn in some way."""
+    """A property of ``row_properties`` in one layout, with each of these settings, on logits drawn in some way."""
 
     def run() -> None:
         with host.execution(seed=1):
@@ -97,7 +97,7 @@ def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **h
 
 
 def streamed() -> None:
-    """A value alone, of rows that are read as if there were many."""
+    """A value alone, with rows read as if there were many."""
     with host.execution(seed=1), row_properties.parts():
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
@@ -110,7 +110,7 @@ def few_teams() -> None:
 
 
 def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[], None]:
-    """A property of ``row_term_properties`` of one loss in one layout."""
+    """A property of ``row_term_properties`` for one loss in one layout."""
 
     def run() -> None:
         with term_properties.term_chip(), host.execution(seed=1):
@@ -148,9 +148,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth, scalar": truth((67, 129), layout="scalar"),
     "repeats": executed(properties.repeats_bit_by_bit, shape=(2503,)),
     "alone and together": executed(properties.differentiates_operands_alone_and_together),
-    # Every loss is put through this; this one has a derivative of 0 on one side, where a NaN is not its own.
+    # Every loss passes this check; this one has a derivative of 0 on one side, where it does not produce a NaN itself.
     "NaN": executed(properties.propagates_nan, F.hinge_loss, layouts=("contiguous", "outer"), reductions=("mean",)),
-    # Of these two, one divides a weighted mean by the weights, and the other by the elements that the mask leaves.
+    # One of the two divides a weighted mean by the weights, and the other by the number of unmasked elements.
     "weights and masks": executed(properties.weighs_masks_and_reduces),
     "weights and masks, by count": executed(properties.weighs_masks_and_reduces, F.huber_loss),
     "shield": executed(properties.shields_what_does_not_count),
@@ -198,7 +198,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "notes": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 
-#: What a check raises where it finds something. Another exception is a defect of the mutant.
+#: Exceptions of a check that notices. Any other exception is a defect of the mutant.
 CAUGHT = (AssertionError, host.KernelFault)
 
 
@@ -218,8 +218,8 @@ def test_mutant_is_caught(mutant: Mutant) -> None:
             pytest.fail(f"{mutant.name}: not noticed by {check}")
 
 
-#: AddressSanitizer ends the process that it finds something in, with 1: there is one for each mutant. They are forked,
-#: because importing torch takes a build with it long.
+#: AddressSanitizer ends the process at an error, with status 1: there is one process per mutant. They are forked,
+#: because importing torch takes long in a build with AddressSanitizer.
 SANITIZED = """
 import runpy, sys
 sys.argv = ["host", "--sanitize", "address", "--", "-c", {program!r}]
@@ -265,7 +265,7 @@ def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]
 
 def test_mutants_are_undone() -> None:
     def names() -> dict[str, dict[str, int]]:
-        """Every module of the library with what its names stand for."""
+        """Every module of the library with the values of its names."""
         modules = {n: dict(vars(x)) for n, x in sys.modules.items() if n.startswith("cupylosses.")}
         return {n: {k: id(v) for k, v in x.items()} for n, x in modules.items()}
 

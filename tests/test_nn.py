@@ -1,6 +1,4 @@
-"""The Modules: torch's where torch has them, with everything that every loss takes besides, and none that is not
-derived from a definition.
-"""
+"""The Modules: torch's own if torch has them, with all common arguments, and each derived from a definition."""
 
 from __future__ import annotations
 
@@ -49,13 +47,13 @@ def each(losses: Iterable[Loss]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("loss", losses, ids=[x.name for x in losses])
 
 
-#: Losses that torch has a Module of, and those that it has none of.
+#: Losses with a Module in torch, and losses without one.
 twins = each(x for x in registry().values() if twin(x))
 alone = each(x for x in registry().values() if not twin(x))
 
 
 def operands(loss: Loss, values: Mapping[str, Any] | None = None, device: str = "cpu") -> list[Tensor]:
-    """Those that a call of the Module takes, in float64."""
+    """The operands for a call of the Module, in float64."""
     drawn = samples.operands(
         loss, loss.values(values), ["float64"] * len(loss.operands), [SHAPE] * len(loss.operands), device
     )
@@ -68,7 +66,7 @@ def rows(seed: int = 0, device: str = "cpu") -> Tensor:
 
 
 def settings(loss: Loss) -> Iterator[dict[str, Any]]:
-    """Arguments of torch's constructor: options that torch knows, reductions, tensors."""
+    """Arguments of torch's constructor: options that torch has, reductions, tensors."""
     known = inspect.signature(twin(loss).__init__).parameters
     for case, reduction in product(loss.cases, ("mean", "sum", "none")):
         if set(case) <= set(known) and eager.twin(loss, case, reduction):
@@ -101,7 +99,7 @@ def test_module_is_of_its_function(loss: Loss) -> None:
 
 
 def test_every_twin_is_found(loss: Loss) -> None:
-    """A Module of torch's that calls torch's function of this loss has the name that the definition gives."""
+    """A torch Module that calls torch's function of this loss has the name in the definition."""
     if loss.torch:
         callers = [
             name
@@ -258,7 +256,7 @@ def test_legacy_arguments(loss: Loss, size_average: bool, reduce: bool) -> None:
 
 @alone
 def test_every_option_reaches_the_function(loss: Loss, device: str) -> None:
-    """Those of the definition that the constructor knows, with each value that the cases name."""
+    """Options of the definition that the constructor takes, with each value in the cases."""
     known = inspect.signature(own(loss)).parameters
     for case in loss.cases:
         options = {k: v for k, v in case.items() if k in known}
@@ -289,7 +287,7 @@ def test_keywords_of_a_call(loss: Loss, which: str, device: str) -> None:
     given, xs = added(device)[which], operands(loss, device=device)
     found = own(loss)()(*xs, **given)
     assert same_bits(found, getattr(F, loss.name)(**named(loss, xs), **given))
-    # torch's mean with a weight, where it has one, is the weighted mean, which a number leaves as it is.
+    # torch's mean with a weight, if it has one, is the weighted mean, which a number leaves unchanged.
     changes = which not in ("out_dtype", *(["number"] if loss.mean_of_weights else []))
     assert not changes or not torch.equal(found.double(), own(loss)()(*xs).double())
 
@@ -298,7 +296,7 @@ def test_keywords_of_a_call(loss: Loss, which: str, device: str) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize("which", ["weight", "number", "dim", "out_dtype"])
 def test_what_a_module_keeps(loss: Loss, which: str, device: str) -> None:
-    """Tensors on the device to which the Module went; and what a call says goes first."""
+    """Tensors are on the Module's device; arguments of the call take precedence."""
     xs, function = operands(loss, device=device), getattr(F, loss.name)
     module = own(loss)(**added("cpu")[which]).to(device)
     assert same_bits(module(*xs), function(**named(loss, xs), **added(device)[which]))
@@ -357,7 +355,7 @@ ScaledLoss = module_of(scaled_loss)
 
 
 def test_modules_of_users_are_pickled_by_name(tmp_path: Path, python: Callable[..., str]) -> None:
-    """In one process, for another."""
+    """Pickled in one process and loaded in another."""
     (tmp_path / "mine.py").write_text(PICKLED)
     python("""
 import pickle, torch, mine

@@ -1,7 +1,7 @@
-"""Where torch's losses lose digits, overflow, or become NaN: what the loss and its gradient are there.
+"""Points where torch's losses lose digits, overflow, or become NaN: the loss and its gradient there.
 
 The numbers are exact limits, or were computed with 40 digits. Each point is tried on the reference path and on the
-formula that kernels have, which is compiled alone.
+kernels' formula, which is compiled alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import cupylosses.functional as F
 from cupylosses.reference_math import log_factorial, stirling_remainder
 from cupylosses.testing.truth import runs_kernels
 
-#: Epsilons that a finite result other than 0 may be off.
+#: Accepted error of a finite result other than 0, in epsilons.
 EPSILONS = 4
 
 FLOATS = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -43,7 +43,7 @@ def at(name: str, device: str, dtype: str, operands: Sequence[float], **options:
 def check(
     name: str, device: str, dtype: str, operands: Sequence[float], expected: Sequence[float], **options: Any
 ) -> None:
-    """The loss and its derivatives at a point; of the derivatives, as many as are given."""
+    """Checks the loss and its derivatives at a point; only the listed derivatives."""
     found = at(name, device, dtype, operands, **options)[: len(expected)]
     error = EPSILONS * torch.finfo(getattr(torch, dtype)).eps
     for a, b in zip(found, expected, strict=True):
@@ -60,10 +60,10 @@ def check(
 @pytest.mark.parametrize(
     ("operands", "expected"),
     [
-        # Perfect: the derivative is not 0, as torch has it.
+        # Perfect: the derivative is not 0, unlike torch's.
         ((0.0, 0.0), (0.0, 1.0, 100.0)),
         ((1.0, 1.0), (0.0, -1.0, -100.0)),
-        # Wrong: the logarithm is bounded, and the derivatives are, that of the label too, which torch has as infinite.
+        # Wrong: the logarithm and the derivatives are bounded, including the label's, which torch has as infinite.
         ((0.0, 1.0), (100.0, -1e12, 100.0)),
         ((1.0, 0.0), (100.0, 1e12, -100.0)),
         # Tiny: torch has 1e-18 where the derivative is 1, because it divides by p (1 - p).
@@ -212,7 +212,7 @@ def test_soft_margin_in_half(device: str) -> None:
         ((0.25, 1.0), (0.25, 1.0, 0.0)),
         ((inf, -1.0), (0.0, 0.0, 0.0)),
         ((-inf, 1.0), (-inf, 1.0, 0.0)),
-        # Any label has a sign, but 0, for which torch adds both branches; and it has a gradient of 1 for NaN.
+        # Any label has a sign except 0, for which torch adds both branches; and torch has a gradient of 1 for NaN.
         ((0.25, 2.0**-40), (0.25, 1.0, 0.0)),
         ((0.25, -(2.0**-40)), (0.75, -1.0, 0.0)),
         ((0.25, 0.0), (nan, nan, nan)),
@@ -263,7 +263,7 @@ def test_margin_ranking(operands: Sequence[float], expected: Sequence[float], dt
         ((0.0, 1.0), True, (1.0, 0.0, 0.0)),
         ((0.0, 2.0), True, (1.651806484604536, -1.0, 0.9431471805599453)),
         ((3.0, 20.0), True, (2.416987064249156,)),
-        # The term itself, which torch has not, with the digamma function as derivative.
+        # The exact term, which torch lacks, with the digamma function as derivative.
         ((-1.0, 0.0), "exact", (0.36787944117144233, 0.36787944117144233, 0.42278433509846713)),
         ((0.0, 0.5), "exact", (0.8792177623647548, 0.5)),
         ((0.0, 1.0), "exact", (1.0, 0.0, 0.42278433509846713)),
@@ -284,7 +284,7 @@ def test_poisson(operands: Sequence[float], full: Any, expected: Sequence[float]
     [
         ((0.0, 1.0), False, (18.420680743952367, -99999999.0, 18.420680743952367)),
         ((0.0, 1.0), "exact", (18.420680743952367, -99999999.0)),
-        # A negative rate has no likelihood, whatever was counted; so says torch.
+        # A negative rate has no likelihood, whatever the count, as in torch.
         ((-1.0, 0.0), False, (nan, nan, nan)),
         ((-1.0, 2.0), True, (nan, nan, nan)),
         ((-1.0, 2.0), "exact", (nan, nan, nan)),
@@ -321,7 +321,7 @@ def test_poisson_rate_of_0_in_half(device: str) -> None:
 
 @pytest.mark.parametrize("log_input", [True, False])
 def test_poisson_keeps_its_digits_where_the_prediction_is_good(log_input: bool, device: str) -> None:
-    """What remains of terms of 10^7 is about 8: in float32 torch has lost it."""
+    """The remainder of terms of 10^7 is about 8: in float32 torch has lost it."""
     count = torch.tensor([1e6], dtype=torch.float32, device=device)
     rate = count * (1 + torch.linspace(-1e-3, 1e-3, 101, device=device))
     rate = rate.log() if log_input else rate
@@ -330,7 +330,7 @@ def test_poisson_keeps_its_digits_where_the_prediction_is_good(log_input: bool, 
         exact = F.poisson_nll_loss(
             rate.cpu().double(), count.cpu().double(), log_input=log_input, full=full, reduction="none", eps=0.0
         )
-        # A rate that is off by its rounding moves the loss by as much as a relative 1e-5 of it.
+        # A rate with a rounding error moves the loss by a relative 1e-5.
         torch.testing.assert_close(found.cpu().double(), exact, rtol=2e-4, atol=0)
 
 
@@ -354,11 +354,11 @@ def test_stirling_remainder_is_what_log_gamma_leaves() -> None:
 @pytest.mark.parametrize(
     ("operands", "expected"),
     [
-        # Too small a variance: the value at eps, and the derivatives there, as torch has them.
+        # Too small a variance: the value at eps, and the derivatives there, as in torch.
         ((1.0, 0.0, 0.0), (499993.092244721, 1e6, -1e6, -499999500000.0)),
         ((0.0, 0.0, 0.0), (-6.907755278982137, 0.0, 0.0, 5e5)),
         ((0.0, 0.0, inf), (inf, 0.0, 0.0, 0.0)),
-        # torch looks at every variance on the host, and raises.
+        # torch checks every variance on the host, and raises.
         ((1.0, 0.0, -1.0), (nan, nan, nan, nan)),
         ((1.0, 0.0, nan), (nan, nan, nan, nan)),
         ((nan, 0.0, 1.0), (nan, nan, nan, nan)),
@@ -423,7 +423,7 @@ def _half_squares(*points: float) -> list[tuple[float, float]]:
     return [(x, 0.0) for x in points] + [(1.0 + 2.0**-20, 1.0)]
 
 
-#: The formula as it is published, and points in the interior: of each two that nearly cancel.
+#: The published formula, and points in the interior: two operands each that nearly cancel.
 INTERIOR: dict[str, tuple[Any, list[tuple[float, float]]]] = {
     "squared_hinge_loss": (lambda x, y: max(1 - x * y, 0) ** 2, [(0.5, 1.0), (0.5, -1.0), (1 - 2.0**-20, 1.0)]),
     "logistic_loss": (lambda x, y: mpmath.log(1 + mpmath.exp(-x * y)), [(0.5, -1.0), (-80.0, 1.0), (80.0, 1.0)]),
@@ -505,7 +505,7 @@ def test_interior(name: str, dtype: str, device: str) -> None:
         ("sigmoid_focal_loss", (-inf, 1.0), (inf, -0.25)),
         ("asymmetric_loss", (inf, 1.0), (0.0, 0.0)),
         ("asymmetric_loss", (-inf, 1.0), (inf, -1.0)),
-        # No more than the clip: neither value nor gradient.
+        # At most the clip: neither value nor gradient.
         ("asymmetric_loss", (-4.0, 0.0), (0.0, 0.0)),
         ("asymmetric_loss", (-inf, 0.0), (0.0, 0.0)),
         ("poly1_loss", (inf, 1.0), (0.0, 0.0, 0.0)),
@@ -550,7 +550,9 @@ def test_nan_is_kept(name: str, device: str) -> None:
 
 
 def _general_robust(xp: Any, input: Any, target: Any, alpha: Any, scale: Any) -> Any:
-    """As it is published, in so many digits that neither its limits nor its derivatives need a formula of their own."""
+    """The published formula, with so many digits that neither its limits nor its derivatives need a formula of their
+    own.
+    """
     two = alpha == 2
     alpha = xp.where(two, 3, xp.where(alpha == 0, alpha + mpmath.mpf(10) ** -150, alpha))
     b = xp.where(alpha > 2, alpha - 2, 2 - alpha)
@@ -561,7 +563,7 @@ def _general_robust(xp: Any, input: Any, target: Any, alpha: Any, scale: Any) ->
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_general_robust(dtype: str) -> None:
-    """Also where the truth of the generic tests overflows on the way, or cancels."""
+    """Includes points where the truth of the generic tests overflows on the way, or cancels."""
     published = replace(F.general_robust_loss.loss, reference=_general_robust)
     alone = formulas.function(published)
     alone.loss = published
@@ -583,7 +585,7 @@ def test_general_robust(dtype: str) -> None:
     ("operands", "expected"),
     [
         ((0.5, 0.5, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0, 0.0)),
-        # The members of the family that have names.
+        # The named members of the family.
         ((3.0, 0.0, 2.0, 1.0), (4.5, 3.0, -3.0, 0.0, -9.0)),
         ((64.0, 0.0, 2.0, 1.0), (2048.0, 64.0, -64.0, 0.0, -4096.0)),
         ((3.0, 0.0, 1.0, 1.0), (10**0.5 - 1, 3 / 10**0.5)),

@@ -1,4 +1,4 @@
-"""NumPy arrays: the same functions, the reference formulas, no torch unless gradients are asked for."""
+"""NumPy arrays: the same functions, the reference formulas, no torch unless gradients are requested."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_ordinary_operands_do_not_warn(loss: Loss) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (1, 0), (-1, 0)], ids=str)
 def test_argnums(loss: Loss, argnums: Any) -> None:
-    """A position gives a gradient, a sequence as many, in its order."""
+    """A position gives one gradient, a sequence several, in its order."""
     operands = draw(loss)
     _, everything = cupylosses.value_and_grad(loss.name, *operands, argnums=tuple(range(len(operands))))
     _, found = cupylosses.value_and_grad(loss.name, *operands, argnums=argnums)

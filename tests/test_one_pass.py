@@ -1,6 +1,6 @@
 """One pass: the forward kernel writes the gradient for an upstream gradient that it can only expect.
 
-Whatever comes, the gradient must have the bits of the one that backward computes when nothing was written before.
+The gradient must always have the bits of the one that backward computes when nothing was written before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cupylosses.testing.truth import flushes, truth
 
 pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: What users see as a loss scale: the usual, halves, negative, beyond float16.
+#: Upstream gradients of users: the usual, loss scales, negative, beyond float16.
 GRAD_OUTPUTS = (1.0, 0.5, -3.0, 1.0, 1.0, 1024.0, 1024.0, 1.0)
 
 
@@ -104,7 +104,7 @@ def test_gradient_has_the_same_bits_whichever_kernel_wrote_it(
 ) -> None:
     """Each upstream gradient comes first as a surprise and then as expected."""
     operands = leaves(loss, dtype)
-    # Beforehand: the next forward expects what any backward was given, also that of two passes.
+    # Beforehand: the next forward expects the upstream gradient of any backward, including that of two passes.
     expected = {grad_output: two_passes(loss, operands, grad_output) for grad_output in GRAD_OUTPUTS}
     for grad_output in GRAD_OUTPUTS:
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_zero_of_both_signs(loss: Loss, function: Callable[..., Tensor]) -> None
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_lazily_negated_upstream_gradient(loss: Loss, function: Callable[..., Tensor], reduction: str) -> None:
-    """A view with the negative bit holds another number than its memory."""
+    """A view with the negative bit differs from its memory."""
     operands = leaves(loss)
     value = function(*operands, reduction=reduction)
     found = torch.autograd.grad(value, operands, torch._neg_view(torch.ones_like(value)), retain_graph=True)
@@ -151,7 +151,7 @@ def test_lazily_negated_upstream_gradient(loss: Loss, function: Callable[..., Te
 
 @pytest.mark.kernels
 def test_weighted_sum_of_losses(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """Two calls of one shape share an expectation, and each is wrong about the other."""
+    """Two calls of one shape share an expectation, and each makes the other's wrong."""
     first, second = leaves(loss), leaves(loss, seed=1)
     for _ in range(3):
         total = 0.25 * function(*first) + 3.0 * function(*second)
@@ -186,7 +186,7 @@ def test_loss_scale_that_changes(loss: Loss, function: Callable[..., Tensor]) ->
 
 @pytest.mark.kernels
 def test_second_backward_of_one_graph(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """The buffers are handed out once: what is done to the first gradient does not reach the second."""
+    """The buffers are handed out once: changes to the first gradient do not reach the second."""
     operands = leaves(loss)
     expected = two_passes(loss, operands)
     value = function(*operands)
@@ -219,7 +219,7 @@ def test_two_graphs_alive(loss: Loss, function: Callable[..., Tensor]) -> None:
 
 @pytest.mark.kernels
 def test_one_gradient_of_two(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """All operands require grad, but one gradient is asked for."""
+    """All operands require grad, but only one gradient is requested."""
     operands = leaves(loss)
     expected = two_passes(loss, operands)
     for i, x in enumerate(operands):
@@ -228,7 +228,7 @@ def test_one_gradient_of_two(loss: Loss, function: Callable[..., Tensor]) -> Non
 
 @pytest.mark.kernels
 def test_accumulation(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """torch takes the first gradient for ``.grad`` and adds the second to it in place."""
+    """torch uses the first gradient as ``.grad`` and adds the second to it in place."""
     operands = leaves(loss)
     expected = two_passes(loss, operands)
     for times in (1, 2, 3):
@@ -257,7 +257,7 @@ def test_hooks_see_the_gradient(loss: Loss, function: Callable[..., Tensor]) -> 
 def test_edit_in_place_is_torchs_error(
     loss: Loss, function: Callable[..., Tensor], position: int, one_pass: bool
 ) -> None:
-    """Also where the gradient is written already: whether it is an error must not depend on that."""
+    """Even if the gradient is already written: the error must not depend on that."""
     x = torch.rand(33, device=KERNELS, requires_grad=True)
     other = torch.rand(33, device=KERNELS)
     operands = [x * 1.0, other, *[torch.ones_like(other)] * (len(loss.operands) - 2)]
@@ -285,7 +285,7 @@ def test_without_gradients(function: Callable[..., Tensor], mode: Callable[[], A
 
 @pytest.mark.kernels
 def test_inference_tensors_as_constants(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """A target made under inference_mode cannot be saved for backward: torch says so, and nothing is wrong silently."""
+    """A target made under inference_mode cannot be saved for backward: torch raises, and nothing is wrong silently."""
     first, *rest = leaves(loss)
     with torch.inference_mode():
         constants = [x.detach().clone() for x in rest]
@@ -334,7 +334,7 @@ def test_backward_under_another_stream(loss: Loss, function: Callable[..., Tenso
 def test_operands_offloaded_to_the_host(
     loss: Loss, function: Callable[..., Tensor], layout: str, grad_output: float
 ) -> None:
-    """They come back at another address, and contiguous whatever they were."""
+    """They come back at another address, and always contiguous."""
     operands = leaves(loss, layout=layout)
     expected = two_passes(loss, operands, grad_output)
     # With the expectation at grad_output and at another one: kept and computed again.
@@ -358,7 +358,7 @@ EVERY_OFFSET = list(product(range(4), range(4), ["none", "mean"]))
 def test_operands_that_come_back_misaligned(
     loss: Loss, function: Callable[..., Tensor], before: int, after: int, reduction: str
 ) -> None:
-    """A hook may bring a saved tensor back anywhere in its own memory; 8-byte loads of 4-byte addresses fail."""
+    """A hook may return a saved tensor anywhere in its own memory; 8-byte loads of 4-byte addresses fail."""
 
     def place(x: Tensor, offset: int) -> Tensor:
         memory = torch.empty(x.numel() + offset, device=x.device)
@@ -446,7 +446,7 @@ def test_promise_survives_a_create_graph_pass(loss: Loss, function: Callable[...
 @pytest.mark.kernels
 @pytest.mark.parametrize("enabled", [True, False])
 def test_switch_between_forward_and_backward(loss: Loss, function: Callable[..., Tensor], enabled: bool) -> None:
-    """What forward did is what backward goes by."""
+    """Backward follows forward's setting."""
     operands = leaves(loss)
     with cupylosses.set_one_pass(enabled):
         value = function(*operands)

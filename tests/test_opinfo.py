@@ -1,6 +1,6 @@
-"""Every loss that torch has, judged by the data that torch tests its own with: OpInfos and ModuleInfos.
+"""Every loss that torch has, judged by torch's own test data: OpInfos and ModuleInfos.
 
-Reference formulas and GPUs see all of it in every dtype, kernels on the host a part in float32.
+Reference formulas and GPUs run all of it in every dtype, kernels on the host a part in float32.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cupylosses.testing.tolerance import dtype_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size")
 
-#: What users are told, in one line.
+#: The page for users, in one line.
 DIFFERENCES = " ".join((ROOT / "docs" / "differences.md").read_text(encoding="utf-8").split())
 
 TWINS = {x.name: x for x in registry().values() if x.torch}
 
-#: Every definition with a twin in torch.
+#: Every definition with a counterpart in torch.
 each_twin = pytest.mark.parametrize("loss", TWINS.values(), ids=TWINS)
 
 #: "others" are integers and complex numbers.
@@ -50,7 +50,7 @@ def everywhere(*dtypes: str) -> Any:
 
 
 def given(loss: Loss, device: str, dtype: str = "float32") -> Iterator[Sample]:
-    """The samples of a dtype, or of all that are no floating ones."""
+    """The samples of a dtype, or of all non-floating ones."""
     if dtype != "others":
         return samples(loss, device, getattr(torch, dtype))
     every = opinfo.databases()[0][str(loss.torch)].supported_dtypes(device)
@@ -76,7 +76,7 @@ def test_functions(loss: Loss, device: str, dtype: str) -> None:
 
 @each_twin
 def test_gradients_that_torch_lacks(loss: Loss) -> None:
-    """What torch does not differentiate is the slope of the value."""
+    """Gradients that torch lacks are the slope of the value."""
     checked = set()
     for sample in given(loss, "cpu", "float64"):
         theirs = opinfo.model(sample)
@@ -116,7 +116,7 @@ def test_numpy_references(loss: Loss) -> None:
 @each_twin
 @everywhere("float32", "float64")
 def test_modules(loss: Loss, device: str, dtype: str) -> None:
-    """The same results as torch's module, and as the reference that torch has for it."""
+    """The results match torch's Module, and torch's reference for it."""
     for made in modules(loss, device, getattr(torch, dtype)):
         opinfo.module_holds(made.ours, made)
 
@@ -162,7 +162,7 @@ def test_errors_of_modules(loss: Loss) -> None:
 
 @pytest.mark.parametrize("known", opinfo.DIFFERENCES, ids=lambda x: x.reason)
 def test_listed_difference(known: opinfo.Difference) -> None:
-    """Each loss that is named differs in a sample, which is then held to differ; users are told."""
+    """Each named loss differs in a sample, which then must differ, and the page for users says so."""
     assert known.reason in DIFFERENCES, "docs/differences.md says otherwise"
     for name in known.losses:
         loss = TWINS[name]
@@ -184,7 +184,7 @@ def test_a_difference_that_is_none_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def caught(wrong: opinfo.Function, found: Iterator[Sample]) -> bool:
-    """Whether a sample tells a function from the loss."""
+    """True if a sample tells a function from the loss."""
     for sample in found:
         try:
             opinfo.agrees(wrong, opinfo.model(sample), sample)
@@ -193,7 +193,7 @@ def caught(wrong: opinfo.Function, found: Iterator[Sample]) -> bool:
     return False
 
 
-#: Pairs of different losses of as many operands.
+#: Pairs of different losses with the same number of operands.
 PAIRS = [
     pytest.param(a, b, id=f"{a.name}-{b.name}")
     for a, b in permutations(TWINS.values(), 2)
@@ -203,7 +203,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("right", "other"), PAIRS)
 def test_another_loss_is_caught(right: Loss, other: Loss) -> None:
-    """Such as a square that is missing, or another branch."""
+    """For example with a missing square, or another branch."""
     known = {name for name, _ in other.arguments}
 
     def wrong(*operands: Any, **options: Any) -> Any:
@@ -243,13 +243,13 @@ def test_an_argument_that_is_ignored_is_caught(loss: Loss) -> None:
     ids=["value", "dtype", "shape", "gradient", "no gradient", "second gradient", "divisor", "tail", "strides", "row"],
 )
 def test_wrong_function_is_caught(loss: Loss, spoil: Callable[..., opinfo.Function]) -> None:
-    """By the samples that kernels on the host are given."""
+    """By the samples for kernels on the host."""
     assert caught(spoil(getattr(F, loss.name), loss), few(given(loss, "cpu")))
 
 
 @pytest.mark.kernels
 def test_wrong_kernel_is_caught() -> None:
-    """What only kernels evaluate: a defect that the reference formula has not."""
+    """Defects of kernels that the reference formula does not have."""
     loss = TWINS["huber_loss"]
     wrong = function_of(dataclasses.replace(loss, value=f"1.001 * ({loss.value})"))
     assert caught(wrong, given(loss, KERNELS))

@@ -1,4 +1,4 @@
-"""Losses of users have everything that the library's have, and mistakes in them are found where they are."""
+"""Users' losses have everything that the library's have, and mistakes in them are found where they are."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def own(request: pytest.FixtureRequest) -> Function:
 
 
 def each_loss_in_turn(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrizes ``own`` and another argument: what the engine adds to a formula does not know the loss."""
+    """Parametrizes ``own`` and another argument: the engine's part does not depend on the loss."""
     return pytest.mark.parametrize(("own", name), in_turn(list(OWN.values()), values))
 
 
@@ -147,7 +147,7 @@ def test_dimensions(own: Function, dim: tuple[int, ...], device: str) -> None:
 
 @each_loss_in_turn("dtype", ["int64", "uint8", "bool"])
 def test_integer_targets(own: Function, dtype: str, device: str) -> None:
-    """Names stand for operands that take labels, but for the first, which is what is predicted."""
+    """Operand names given as text may take labels, except the first, which is the prediction."""
     properties.agrees_with_truth(own, own.loss, dtypes=("float32", dtype), device=device)
     with pytest.raises(TypeError, match=rf"^{own.loss.name}: `{own.loss.operands[0].name}` must have one of"):
         own(*[torch.ones(3, dtype=getattr(torch, dtype), device=device)] * 2)
@@ -180,7 +180,7 @@ def test_properties(own: Function, holds: Callable[..., None], device: str) -> N
 
 @pytest.mark.parametrize(
     "own",
-    # The one with derivatives of its own: the chain rule's are tested with the library's losses.
+    # The loss with its own derivatives: the library's losses test the chain rule.
     short_or_full([tukey], list(OWN.values())),
 )
 def test_second_derivatives(own: Function, device: str) -> None:
@@ -197,7 +197,7 @@ def test_a_check_finds_the_function_of_a_loss() -> None:
 
 
 def changed(spec: Mapping[str, Any], **changes: Any) -> Function:
-    """The loss of these arguments of ``define_loss``, but for some."""
+    """The loss of these arguments of ``define_loss``, with changes."""
     return define_loss(**{**spec, **changes})
 
 
@@ -219,7 +219,7 @@ def test_a_wrong_derivative_is_caught(derivatives: dict[str, str]) -> None:
 
 @pytest.mark.kernels
 def test_a_derivative_replaces_the_one_of_the_chain_rule() -> None:
-    """Also where the chain rule knows of none, or is a number; and only that of its operand."""
+    """Even where the chain rule has none, or gives a number; and only its own operand's."""
     through = define_loss("through", "zero_unless_nan(input) + 3 * target", derivatives={"input": "target - input"})
     x, y = (torch.tensor(v, device=KERNELS, requires_grad=True) for v in ([1.0, 5.0, nan], [4.0, -2.0, 1.0]))
     for reduction in ("none", "sum"):
@@ -247,7 +247,7 @@ def test_constants() -> None:
         let={"part": "third * sure"},
     )
     x = torch.ones(3, device=KERNELS, requires_grad=True)
-    for alpha in (0.99, 1 - 1e-9):  # 1 - alpha is off by 1e-6 of a rounded alpha, or is 0
+    for alpha in (0.99, 1 - 1e-9):  # 1 - alpha is off by 1e-6 for a rounded alpha, or is 0.
         value = made(x, alpha=alpha, reduction="sum")
         (gradient,) = torch.autograd.grad(value, x)
         exact = torch.tensor((1 - alpha) / 3, device=KERNELS)
@@ -258,7 +258,7 @@ def test_constants() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Everything that a function of the library has
 
-#: Without a reference: what needs none works all the same.
+#: Without a reference: everything that needs none works.
 BARE = {"name": "bare", "value": "square(input - target) * gain", "parameters": {"gain": 1.0}}
 bare = define_loss(**BARE)
 
@@ -287,7 +287,7 @@ def test_without_a_reference_kernels_do_everything() -> None:
     ]:
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected)
-        # The gradient of a half is rounded to one.
+        # The gradient of a float16 operand is rounded to float16.
         gradients = (torch.autograd.grad(v.sum(), x, retain_graph=True)[0] for v in (found, expected))
         torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
 
@@ -321,7 +321,7 @@ def test_the_function_describes_itself() -> None:
 
 
 def test_everything_that_a_definition_takes(device: str) -> None:
-    """Operands with numbers and defaults, parameters with ranges, flags with choices: as losses of the library."""
+    """Operands with numbers and defaults, parameters with ranges, flags with choices, as in losses of the library."""
     full = define_loss(
         "full",
         "gain * where(norm == 2, square(d), where(norm == 1, abs(d), d)) / scale",
@@ -434,7 +434,7 @@ def test_what_kernels_do_not_do_needs_a_reference() -> None:
 
 
 def refused(value: str, **changes: Any) -> str:
-    """The message of the error that the definition raises, without the place in front."""
+    """The message of the definition's error, without the place in front."""
     with pytest.raises(ExpressionError) as error:
         define_loss("wrong", value, **changes)
     return re.fullmatch(r"wrong: [\w.]+, [^:]+:\d+: (.*)", str(error.value), re.DOTALL)[1]
@@ -589,7 +589,7 @@ def test_a_weight_and_what_it_weighs_may_depend_on_one_operand() -> None:
 
 HEAD = "from cupylosses import define_loss\n"
 
-#: Programs with a mistake where it says MISTAKE.
+#: Programs with a mistake at the word MISTAKE.
 PLACES = {
     "one line": """
 wrong = define_loss("wrong", "square(input) - MISTAKE")
@@ -694,7 +694,7 @@ text = "input - MIS" "TAKE"
 #: A mistake that only a compiler finds: a number where a condition belongs.
 NO_CONDITION = "where(target, 1, input)"
 
-#: Where the expression is nowhere in the file, the line of the call has to do.
+#: The expression does not occur in the file, so the line of the call is reported.
 COMPUTED = """
 n = 2
 
@@ -706,7 +706,7 @@ wrong = define_loss(  # CALL
 
 
 def filled(place: str, mistake: str) -> str:
-    """The program with this mistake, whose halves are written apart where it is meant to be found elsewhere."""
+    """The program with this mistake; its halves are written apart if the mistake is meant to be found elsewhere."""
     half = len(mistake) // 2
     program = PLACES[place].replace("MISTAKE", mistake)
     return HEAD + program.replace('MIS" "TAKE', f'{mistake[:half]}" "{mistake[half:]}')
@@ -741,7 +741,7 @@ def test_errors_in_computed_expressions_are_reported_at_the_call(tmp_path: Path)
 
 @pytest.mark.parametrize("file", ["<string>", "<stdin>", "<ipython-input-1-0>", "/no/such/file.py", 'a\nb".py', ""])
 def test_errors_without_a_file(file: str) -> None:
-    """In code that was executed, and typed: the line of the call, in what Python calls the file."""
+    """In executed and typed code: the line of the call, in Python's name for the file."""
     program = HEAD + 'wrong = define_loss(\n    "wrong",\n    "inptu",\n)\n'
     with pytest.raises(ExpressionError) as error:
         exec(compile(program, file, "exec"), {})
@@ -749,7 +749,7 @@ def test_errors_without_a_file(file: str) -> None:
 
 
 def test_errors_in_what_is_not_python(tmp_path: Path) -> None:
-    """As in a cell of a notebook with magics in it, whose text Python does not read."""
+    """As in a notebook cell with magics, which Python cannot parse."""
     path = tmp_path / "cell.py"
     path.write_text("%matplotlib inline\n")
     with pytest.raises(ExpressionError, match=r"cell\.py:2: the name"):
@@ -803,7 +803,7 @@ constant chain has variable with_derivative make_tuple widen int64 half_t x_grad
 reduce_value_and x_slope slope
 """.split()  # noqa: SIM905
 
-#: Words of CUDA, of C's libraries, of compilers and of Python that are no reserved words.
+#: Words of CUDA, of C's libraries, of compilers and of Python that are not reserved.
 OTHERS = """
 min max fabs expf sin pow tanh sqrt warpSize float4 printf clock std linux unix INFINITY NAN EOF errno signbit isnan
 major minor typeof I main type match prepare evaluate print float32 xp torch loss count_weight inf nan e pi d
@@ -853,7 +853,7 @@ def test_names_of_all_kinds_work(role: str, names: list[str]) -> None:
 
 
 def test_entry_points_name_each_argument_once() -> None:
-    """Whatever is derived from the names of a definition and whatever is not."""
+    """Names in a definition may equal names that the generator derives from others."""
     words = [x for x in WORDS if x not in ("x", "verify")]
     for operands in (["x", "x_gradients", "verify", "verify_gradient"], *chunks(words)):
         loss = define_loss("n", " + ".join(operands), operands, {f"p_{x}": 1.0 for x in operands}).loss
@@ -915,7 +915,7 @@ def test_names_of_losses(name: str, device: str) -> None:
 
 
 class Hostile(float):
-    """A number that spells itself as code."""
+    """A number whose text is code."""
 
     def __repr__(self) -> str:
         return "1 / 0"
@@ -970,7 +970,7 @@ FILES = [
 @needs_nvrtc
 @pytest.mark.parametrize("file", FILES, ids=ascii)
 def test_file_names_are_names(file: str) -> None:
-    """Whatever a file is called, its name stays within the line that says so, and is readable in messages."""
+    """A file name stays within its `#line` directive, and is readable in messages."""
     fields = {"name": "n", "summary": "", "formula": "", "operands": (Operand("x", ""),), "let": {"d": "x"}}
     right = Loss(**fields, value="d", places={"value": (file, 7), "d": (file, 0)})
     text = one_kernel(right)

@@ -1,4 +1,4 @@
-"""What is in the wheel, and that it works from there; the checkout is where the other tests run."""
+"""The contents of the wheel, and a test from there; all other tests run in the checkout."""
 
 from __future__ import annotations
 

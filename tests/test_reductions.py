@@ -1,4 +1,4 @@
-"""Reductions: over which dimensions, divided by what, in which dtype; and what cannot be reduced."""
+"""Reductions: their dimensions, divisors and dtypes; and arguments that cannot be reduced."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_dimensions_are_torchs(dim: Any, reduction: str) -> None:
     dims = tuple(dim) if isinstance(dim, (tuple, list)) else (int(dim),)
     found = F.mse_loss(x, y, reduction=reduction, dim=dim)
     elements = (x - y) ** 2
-    # torch's mean over no dimensions is that over all, and so is ours.
+    # torch's mean over no dimensions is the mean over all, and so is ours.
     expected = elements.sum(dims or (0, 1, 2)) if reduction == "sum" else elements.mean(dims)
     require_same(found, expected, [x, y])
 
@@ -106,7 +106,7 @@ def test_no_elements(shape: tuple[int, ...], dim: Any, device: str) -> None:
 
 
 def test_upstream_gradients_of_any_storage(device: str) -> None:
-    """What is kept has a grad_output per element: contiguous, strided, expanded."""
+    """Kept elements have a grad_output each: contiguous, strided, expanded."""
     x, y = draw(6, 4, 8, device=device)
     found, expected = F.mse_loss(x, y, dim=1), ((x - y) ** 2).mean(1)
     (base,) = draw(8, 6, device=device, count=1)
@@ -125,7 +125,7 @@ def test_upstream_gradients_of_any_storage(device: str) -> None:
 
 @reference_and_kernels("weight, mask, reduction", [None, 0.5, "array"], [False, True], REDUCTIONS)
 def test_elements_that_are_means_of_rows(weight: Any, mask: bool, reduction: str, device: str) -> None:
-    """Without dimensions the last one belongs to the element; with them it is one like the others."""
+    """Without `dim`, the last dimension belongs to the element; with it, that dimension is like the others."""
     loss = replace(registry()["mse_loss"], name="rows", torch=None, mean_of_rows=True, mean_of_weights=False)
     function = function_of(loss)
     x, y = draw(6, 8, device=device)
@@ -188,7 +188,7 @@ def test_any_normalizer_is_what_a_mean_divides_by(kind: str, device: str) -> Non
 
 
 def test_a_normalizer_takes_the_place_of_the_weights(device: str) -> None:
-    """Of their sum: the elements are weighted, and the weights have a gradient."""
+    """It divides the sum of the weighted elements, and the weights have a gradient."""
     x, y = draw(6, 8, device=device)
     weight = (y.detach()[0].abs() + 0.25).requires_grad_()
     for normalizer in (3.0, torch.tensor(3.0, device=device)):
@@ -211,7 +211,7 @@ def test_second_derivatives_with_a_normalizer(normalizer: Any, dim: int | None, 
 
 
 def test_a_normalizer_may_change_after_the_call(device: str) -> None:
-    """As a counter of tokens does: the gradient is that of the number that was there."""
+    """Like a counter of tokens: the gradient uses the number at the time of the call."""
     x, y = draw(6, 8, device=device)
     for grad_output in (1.0, 1.0, -2.0):
         normalizer = torch.tensor(5.0, dtype=torch.float64, device=device)
@@ -256,7 +256,7 @@ def test_one_pass_with_a_normalizer_that_changes(device: str) -> None:
     [{"reduction": "none"}, {"reduction": "mean"}, {"dim": 1, "mask": True}],
 )
 def test_dtype_of_the_result(dtypes: tuple[str, str], options: dict[str, Any], device: str) -> None:
-    """The result's alone: arithmetic and gradients stay in the operands'."""
+    """Only the result's: arithmetic and gradients stay in the operands' dtype."""
     dtype, out_dtype = dtypes
     kind, result = getattr(torch, dtype), getattr(torch, out_dtype)
     x, y = draw(6, 8, device=device, dtype=kind)
@@ -296,7 +296,7 @@ def test_a_result_keeps_what_a_half_would_round() -> None:
 
 
 def test_numpy_arrays() -> None:
-    """The same through NumPy's own operations; masks and weights by the formula, without torch."""
+    """NumPy's own operations give the same; masks and weights by the formula, without torch."""
     generator = numpy.random.default_rng(0)
     x, y, w = generator.random((3, 6, 8))
     mask = generator.random((6, 8)) < 0.5
@@ -447,7 +447,7 @@ def test_a_weight_on_another_device() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # On a GPU: nothing waits, everything is captured, and nothing of the size of an operand is allocated
 
-#: Calls whose divisor is found on the device, by what they add to a loss of operands of a shape.
+#: Calls whose divisor is computed on the device, by the arguments that they add for operands of a shape.
 FOUND: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
     "mask": lambda shape: {"mask": torch.rand(shape, device="cuda") < 0.5},
     "column of a mask": lambda shape: {"mask": torch.rand(shape[0], 1, device="cuda") < 0.5},
@@ -470,7 +470,7 @@ def on_gpu(loss: Loss, shape: tuple[int, ...], seed: int = 0) -> list[Tensor]:
 
 
 def step(loss: Loss, operands: list[Tensor], options: dict[str, Any], grad_output: float) -> list[Tensor]:
-    """Value and gradients, the weight's among them where it requires one."""
+    """Value and gradients, including the weight's if it requires one."""
     value = getattr(F, loss.name)(**dict(zip((x.name for x in loss.operands), operands, strict=True)), **options)
     leaves = operands + [x for x in options.values() if isinstance(x, Tensor) and x.requires_grad]
     return [value.detach(), *torch.autograd.grad(value, leaves, torch.full_like(value, grad_output))]
@@ -495,7 +495,7 @@ def test_nothing_waits_for_the_device(loss: Loss, what: str) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize("what", [x for x in FOUND if x != "normalizer on the CPU"])
 def test_graph_replayed_with_other_content(loss: Loss, what: str) -> None:
-    """Another mask has another count: a graph finds it anew, as it does weights and normalizers."""
+    """Another mask has another count: a graph computes it again, like weights and normalizers."""
     shape = (257, 129)
     operands, options = on_gpu(loss, shape), FOUND[what](shape)
     stream = torch.cuda.Stream()
@@ -525,7 +525,7 @@ def test_graph_replayed_with_other_content(loss: Loss, what: str) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize("what", FOUND)
 def test_peak_memory_is_the_outputs(loss: Loss, what: str) -> None:
-    """And at most 8 MiB of workspace: no weighted copy, no mask of another dtype."""
+    """At most 8 MiB of workspace: no weighted copy, no mask of another dtype."""
     shape = (1 << 13, 1 << 13)
     operands, options = [torch.rand(shape, device="cuda") for _ in loss.operands], FOUND[what](shape)
     operands[0].requires_grad_()
@@ -550,6 +550,6 @@ def test_peak_memory_is_the_outputs(loss: Loss, what: str) -> None:
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 @pytest.mark.parametrize("dim", [(0,), (1,)], ids=str)
 def test_dimensions_on_a_gpu(loss: Loss, dim: tuple[int, ...], layout: str) -> None:
-    """What would take a host long to compile."""
+    """Cases that take long to compile for the host."""
     outcome = perform(Check(loss, dim=dim, layout=layout, device="cuda"))
     assert outcome.ok, "\n".join(outcome.problems)

@@ -1,4 +1,4 @@
-"""The losses that stand for all have every structure that there is, and are no more than it takes."""
+"""The representatives have every structure between them, and are as few as possible."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_another_formula_is_none() -> None:
 
 
 def test_the_fewest_are_found() -> None:
-    """Where whoever begins with the loss of the most traits needs one more."""
+    """Here a greedy choice by most traits needs one more."""
     most = replace(loss(parameters=1, flags=1), let={"x": "a"}, derivatives={"a": "1"})
     one = replace(loss(parameters=1), let={"x": "a"}, torch="x", mean_of_rows=True)
     two = replace(loss(flags=1), derivatives={"a": "1"}, module="x", warn_broadcast=True)
