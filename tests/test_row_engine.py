@@ -1,7 +1,7 @@
-"""The row engine in every layout of rows: values, gradients, bits, labels that are no class.
+"""The row engine in every row layout: values, gradients, bits, labels that are no class.
 
-A row's options are a matter of its formula, which ``test_rows.py`` is about; here each meets one layout or another,
-with ``--thorough`` each of them.
+Options belong to the formula, which ``test_rows.py`` tests; here each option meets some layout, and every layout with
+``--thorough``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels
 
-#: As the tests call it: by names of reductions that parametrize them.
+#: As the tests call it: with names of reductions from parametrization.
 F: Any = cupylosses.functional
 
 in_each_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,7 +59,7 @@ REDUCTIONS = ("mean", "none")
 
 @pytest.fixture(autouse=True)
 def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
-    """What LAYOUTS and SIZES are for, also on a GPU that has more."""
+    """The chip for which LAYOUTS and SIZES are made, also on a GPU that has more."""
     if GPU:
         F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
         device = autograd.devices[torch.cuda.current_device()]
@@ -68,7 +68,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
 
 
 def drawn(layout: str, **how: Any) -> Drawn:
-    """What is computed in a layout, where kernels run."""
+    """Draws operands of a layout, on the device of the kernels."""
     return of_layout(layout, device=KERNELS, **how)
 
 
@@ -85,8 +85,8 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 # ----------------------------------------------------------------------------------------------------------------------
 # Sizes and places
 
-#: Class counts around what a vector, a row of a warp, a block and a cluster have room for; rows around what a warp
-#: takes at once, and around how many are few.
+#: Class counts around the capacity of a vector, a row of a warp, a block and a cluster; numbers of rows around a
+#: warp's, and around the limit of few.
 SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "lanes": (
         "float32",
@@ -164,7 +164,7 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
     ids=str,
 )
 def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
-    """With all the shared memory that a GPU has."""
+    """With all the shared memory of a GPU."""
     device = autograd.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
     fresh_plans()
@@ -184,7 +184,7 @@ PLACED = {
 
 @pytest.mark.parametrize(("layout", "place", "reduction"), in_turn(list(PLACED), PLACES, REDUCTIONS, times=2))
 def test_places(layout: str, place: str, reduction: str) -> None:
-    """Rows that begin anywhere, between which others lie; their gradients have no gaps."""
+    """Rows that begin anywhere, with other data between them; their gradients have no gaps."""
     shape, class_dim = PLACED[layout]
     agrees_with_truth(draw(shape, class_dim, device=KERNELS, place=place), reduction)
 
@@ -196,7 +196,7 @@ def test_class_dimensions(class_dim: int) -> None:
 
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)])
 def test_orders_in_memory(order: tuple[int, ...]) -> None:
-    """Channels last and other permutations: the gradient lies as the logits do."""
+    """Channels last and other permutations: the gradient has the logits' order of dimensions."""
     shape = (3, 5, 4, 8)
     given = draw(shape, 1, device=KERNELS)
     inverse = sorted(range(4), key=order.__getitem__)
@@ -235,14 +235,14 @@ def test_labels_beyond_the_sign_of_a_byte() -> None:
 
 
 def weights(classes: int, dtype: str = "float32") -> Tensor:
-    """Class weights, some of them 0, not next to each other in memory."""
+    """Class weights, some of them 0, not contiguous."""
     w = torch.rand(2 * classes, generator=torch.Generator().manual_seed(2)) + 0.25
     w[::6] = 0.0
     return w.to(getattr(torch, dtype)).to(KERNELS)[::2]
 
 
 def mask(shape: Any) -> Tensor:
-    """About two rows of three, broadcast along the first dimension."""
+    """About two rows in three, broadcast along the first dimension."""
     chosen = torch.rand(tuple(shape[1:]) or (1,), generator=torch.Generator().manual_seed(3)) < 0.67
     return chosen.to(KERNELS)
 
@@ -286,7 +286,7 @@ def test_normalizers() -> None:
 
 
 def test_mean_of_no_rows() -> None:
-    """NaN, as torch has it, and no gradient."""
+    """NaN, as in torch, and no gradient."""
     given = drawn("lanes")
     x = given.input.detach().requires_grad_()
     value = F.cross_entropy(x, torch.full_like(given.target, -100))
@@ -353,7 +353,7 @@ def test_value_does_not_depend_on_the_gradient(layout: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_saved_tensors_that_come_back_elsewhere(reduction: str) -> None:
-    """As offloading brings them back: without the gaps that they had, at another address."""
+    """As after offloading: without their gaps, at another address."""
 
     def elsewhere(x: Tensor) -> Tensor:
         return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
@@ -473,7 +473,7 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
     if not GPU:
         executions |= {f"order {n}": partial(host.execution, seed=n) for n in (1, 2)}
         executions |= {f"{n} processors": partial(host.execution, processors=n, seed=n) for n in (1, 7)}
-    if not thorough():  # each of them in turn, in an order of threads that is not that of what they are compared with
+    if not thorough():  # Each of them in turn, in another order of threads than the results they are compared with.
         first = list(LAYOUTS).index(layout)
         chosen = [list(executions)[(first + i) % len(executions)] for i in ((0,) if layout == "long" else (0, 3))]
         executions = {name: executions[name] for name in chosen}

@@ -1,4 +1,4 @@
-"""What losses of rows refuse, and what they say: who, which argument, what was expected and given, and the way out."""
+"""Calls that losses of rows refuse, and their messages: function, argument, expected, got, and the way out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES
 
 
 def call(name: str, *operands: Any, **options: Any) -> Callable[[], Any]:
-    """A call that has not been made."""
+    """A deferred call."""
     return lambda: getattr(F, name)(*operands, **options)
 
 
@@ -348,7 +348,7 @@ def test_the_message_of_a_label_is_also_that_of_kernels() -> None:
 
 
 def test_settings_that_are_equal_are_not_the_same() -> None:
-    """True is equal to 1.0, which is a share of a label that is smoothed."""
+    """True equals 1.0, which is a valid label smoothing."""
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     for _ in range(3):
         F.cross_entropy(x, y, label_smoothing=1.0)

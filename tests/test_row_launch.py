@@ -1,4 +1,4 @@
-"""Launch geometry of the row engine: pure functions of integers, checked against what the kernels need of them."""
+"""Launch geometry of the row engine: pure functions of integers, checked against the preconditions of the kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cupylosses.engines.strides import dense_strides, merge
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 
-#: Class counts around whatever a layout has room for.
+#: Class counts around the capacity of each layout.
 CLASSES = sorted(
     {1, 2, 3, 10}
     | {lanes * k + d for lanes in (2, 4, 8) for k in (1, 2) for d in (-1, 0, 1)}
@@ -44,10 +44,10 @@ CLASSES = sorted(
 )
 
 
-#: A GPU with everything, one without clusters, and what every GPU has.
+#: A GPU with everything, one without clusters, and the minimum of every GPU.
 CHIPS = (Chip(227 << 10, clusters=True), Chip(163 << 10), Chip())
 
-#: How far apart the rows of a target lie, in rows, and at which element its first row begins.
+#: Distance between rows of a target, in rows, and the element where its first row begins.
 PLACES = ((1, 0), (1, 1), (2, 0), (3, 4))
 
 #: Shape, class dimension, dtype, strides and address modulo 16.
@@ -55,7 +55,9 @@ Logits = tuple[tuple[int, ...], int, str, tuple[int, ...], int]
 
 
 def fits_columns(classes: int, size: int) -> bool:
-    """True of rows, by the bytes of a class, that are taken as columns; others that lie apart are copied first."""
+    """True if rows of this many classes, by the size of a class, become columns; other strided rows are
+    copied first.
+    """
     return classes * size * COLUMNS_AT_LEAST <= SHARED_BYTES
 
 
@@ -72,7 +74,7 @@ def of(
     chip: Chip = CHIPS[0],
     heavy: bool = False,
 ) -> RowLayout:
-    """The layout of logits whose gradients have no gaps, as plans ask for it."""
+    """The layout of logits whose gradients have no gaps, as plans request it."""
     strides = dense_strides(shape, (0,) * len(shape)) if strides is None else strides
     dense = dense_strides(shape, strides)
     rows, size = without(shape, class_dim), ITEMSIZE[dtype]
@@ -85,7 +87,7 @@ def of(
 
 @st.composite
 def logits(draw: st.DrawFn) -> Logits:
-    """Logits as views make them."""
+    """Logits with the strides of views."""
     classes = draw(st.one_of(st.sampled_from(CLASSES), st.integers(1, 1 << 18)))
     rows = draw(st.lists(st.sampled_from([1, 1, 2, 3, 5, 8, 16, 64]), max_size=4))
     class_dim = draw(st.integers(0, len(rows)))
@@ -93,7 +95,7 @@ def logits(draw: st.DrawFn) -> Logits:
     strides, step = [0] * len(shape), 1
     for d in draw(st.permutations(range(len(shape)))):
         if draw(st.integers(0, 7)) == 0:
-            continue  # expanded
+            continue  # Expanded.
         strides[d] = step * draw(st.sampled_from([1, 1, 1, 2]))
         step = strides[d] * shape[d] + draw(st.sampled_from([0, 0, 1, 8]))
     dtype = draw(st.sampled_from(FLOATING))
@@ -117,7 +119,7 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
 
 
 def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = False) -> None:
-    """For classes of so many bytes, of logits alone or with a target for each."""
+    """True if the layout has room for classes of this many bytes, for logits alone or with dense targets."""
     vector = layout.lanes * size
     assert layout.lanes in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
@@ -127,7 +129,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     assert layout.cluster == 1 or layout.kind in ("block", "long")
     unit = {"lanes": layout.width}.get(layout.kind, layout.threads) * layout.cluster
     if layout.kind in ("lanes", "block"):
-        # Of each thread the vectors behind one another, as many as the thread with the most has.
+        # The vectors of a thread lie behind one another; every thread has room for as many as the busiest one.
         places, rest = divmod(layout.shared, layout.threads * vector)
         assert rest == 0 and unit * places * layout.lanes >= classes - classes % layout.lanes
         assert layout.shared <= chip.shared - DECLARED_BYTES
@@ -147,8 +149,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
 def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, int], chip: Chip) -> None:
-    """Of both operands there is room for each class; where a thread moves neighbouring classes, a row of both and of
-    their gradients is equally far from an aligned address.
+    """Both operands have room for each class. Where a thread moves neighbouring classes, a row of both and of their
+    gradients is equally far from an aligned address.
     """
     shape, class_dim, first, strides, address = x
     dense = dense_strides(shape, (0,) * len(shape))
@@ -178,8 +180,8 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
 
 @given(logits())
 def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
-    """Where a thread moves neighbouring classes, logits and gradients of a row are equally far from an aligned address;
-    where it moves neighbouring rows, both are aligned and there are as many as a vector holds.
+    """Where a thread moves neighbouring classes, logits and gradients of a row are equally far from an aligned address.
+    Where it moves neighbouring rows, both are aligned and there are as many rows as a vector holds.
     """
     shape, class_dim, dtype, strides, address = x
     layout, size = of(shape, class_dim, dtype, strides, address), ITEMSIZE[dtype]
@@ -196,7 +198,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         return
     assert prod(rows) % layout.lanes == 0
     assert layout.lanes == 1 or not (strides[class_dim] * size % word or dense[class_dim] * size % word)
-    # As the kernel numbers rows: along the innermost dimension of all streams first.
+    # The kernel's numbering of rows: along the innermost dimension of all streams first.
     sizes, merged = merge(rows, [without(strides, class_dim), without(dense, class_dim)])
     for start, stream in zip((address, 0), merged, strict=True):
         assert layout.lanes == 1 or (stream[0] == 1 and sizes[0] % layout.lanes == 0)
@@ -238,7 +240,7 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
     ],
 )
 def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int) -> None:
-    """On chip as long as a warp, a block, then a cluster has room; of contiguous rows always in vectors of 16 bytes."""
+    """On chip as long as a warp, a block, then a cluster has room; contiguous rows always in vectors of 16 bytes."""
     layout = of((4096, classes), 1, dtype)
     assert (layout.kind, layout.cluster, layout.lanes) == (kind, cluster, 16 // ITEMSIZE[dtype])
 
@@ -277,7 +279,7 @@ def test_few_rows_take_many_blocks() -> None:
 
 
 def test_labels_of_an_image_are_one_dimension() -> None:
-    """Its logits are not: between those of two images lie the other classes."""
+    """Its logits are not: the other classes lie between those of two images."""
     shape, labels, nothing = (8, 64, 64), (4096, 64, 1), (0, 0, 0)
     assert of((8, 19, 64, 64), 1).many
     assert not softmax_layout.label_words(shape, 19, labels, nothing)[0]
@@ -356,7 +358,7 @@ def test_odd_rows_keep_their_vectors(dtype: str, classes: int) -> None:
 
 
 def test_few_threads_take_a_short_row() -> None:
-    """So that a warp has several rows at once, and a long row as many threads as it has work for."""
+    """So a warp has several rows at once, and a long row as many threads as it has work for."""
     widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024)}
     assert all(a <= b for a, b in zip(list(widths.values()), list(widths.values())[1:], strict=False))
     assert widths[33] < WARP == widths[1024]

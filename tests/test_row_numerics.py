@@ -1,4 +1,4 @@
-"""Losses of rows at the edges: rows that do not count, sure rows, infinities, NaN, labels that are no class."""
+"""Losses of rows at the edges: rows that do not count, confident rows, infinities, NaN, labels that are no class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ of_labels = pytest.mark.parametrize(
     "row_loss", [x for x in LOSSES.values() if x.row], ids=[x for x in LOSSES if LOSSES[x].row]
 )
 
-#: Rows that no loss survives.
+#: Values that make any loss NaN or infinite.
 BAD = {"nan": nan, "inf": inf, "-inf": -inf}
 
 
@@ -39,7 +39,7 @@ def positive_zero(x: Tensor) -> bool:
 
 
 def targets(row_loss: RowLoss, device: str, rows: int = 3, classes: int = 4) -> Tensor:
-    """Of any kind that the loss takes."""
+    """Random targets of any kind that the loss takes."""
     if row_loss.row:
         return (torch.arange(rows) % classes).to(device)
     return torch.randn(rows, classes, generator=torch.Generator().manual_seed(1)).softmax(-1).to(device)
@@ -57,7 +57,7 @@ def logits(device: str, rows: int = 3, classes: int = 4) -> Tensor:
 @pytest.mark.parametrize("what", BAD)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_masked_rows_count_for_nothing(row_loss: RowLoss, what: str, reduction: str, device: str) -> None:
-    """Whatever the row holds, in its logits and its target; not even in second derivatives."""
+    """Whatever the row holds, in its logits and its target; even in second derivatives."""
     function, x, y = getattr(F, row_loss.name), logits(device), targets(row_loss, device)
     mask = torch.tensor([True, False, True], device=device)
     expected = graded(function, x[mask], y[mask], reduction=reduction)
@@ -102,7 +102,7 @@ def test_masked_targets_have_no_gradient(name: str, device: str) -> None:
 
 @of_labels
 def test_all_rows_ignored(row_loss: RowLoss, device: str) -> None:
-    """A mean of nothing is NaN, as in torch; there is nothing to learn from it."""
+    """A mean of nothing is NaN, as in torch, with zero gradients."""
     function, x, y = getattr(F, row_loss.name), logits(device), torch.full((3,), -100, device=device)
     for options, expected in (
         ({}, nan),
@@ -157,7 +157,7 @@ def test_weights_of_sum_zero(name: str, weights: tuple[float, float], expected: 
 def exactly(
     name: str, x: list[float], target: Any, dtype: torch.dtype, device: str, units: float, **options: Any
 ) -> None:
-    """Value and every element of the gradient are right to so many units in the last place, however small."""
+    """Value and every element of the gradient are right to this many units in the last place, however small."""
     given = torch.tensor([x], dtype=dtype, device=device)
     y = torch.tensor([target], device=device) if isinstance(target, int) else torch.tensor([target]).to(given)
     value, gradient = graded(getattr(F, name), given, y, reduction="sum", **options)
@@ -178,7 +178,7 @@ def exactly(
 def test_sure_rows_keep_their_digits(dtype: torch.dtype, gap: float, options: Mapping[str, float], device: str) -> None:
     """Right and wrong, for the first class and the last one. torch's loss is 0 from a gap of 17 on."""
     for label in (0, 3):
-        # A power multiplies the error of what is raised.
+        # A power multiplies the error of its base.
         exactly("cross_entropy", [gap, 0.0, -1.5, -0.25], label, dtype, device, 64, **options)
 
 
@@ -201,17 +201,17 @@ def test_the_row_of_which_torch_loses_the_loss(device: str) -> None:
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("distance", [0.0, 1e-3, 1.0, 30.0])
 def test_students_near_their_teacher(beta: float, distance: float, device: str) -> None:
-    """The loss is of the order of the square of what they differ by, and is never negative."""
+    """The loss is of the order of the square of the difference, and is never negative."""
     teacher = [2.0, 0.5, -1.0, 0.25]
     student = torch.tensor(teacher) + distance * torch.tensor([1.0, -2.0, 0.5, 0.0])
     exact, slope = exact_row("distillation_loss", student.tolist(), teacher, beta=beta)
     y = torch.tensor([teacher], device=device)
     value, gradient = graded(F.distillation_loss, student[None].to(device), y, beta=beta)
     assert value.item() >= 0.0
-    # What logits are rounded by is not small beside a small difference of log-probabilities.
+    # The rounding of logits is not small beside a small difference of log-probabilities.
     lost = 2e-6 / distance if distance else 1.0
     assert value.item() == pytest.approx(exact, rel=lost + 1e-5, abs=0.0 if distance else 1e-30)
-    # A sure student's gradient is what is left of terms that are larger by what divides the probabilities.
+    # A confident student's gradient is a difference of terms that are larger by the ratio of the probabilities.
     scale = max(map(abs, slope)) if distance else 0.0
     atol = max(lost * scale, 2e-8) if distance > 1 else lost * scale
     torch.testing.assert_close(gradient[0].double().cpu(), torch.tensor(slope).double(), rtol=1e-5, atol=atol)
@@ -311,7 +311,7 @@ def test_classes_that_student_and_teacher_exclude(beta: float, device: str) -> N
 @each_loss
 @pytest.mark.parametrize("row", [[nan, 1.0, 2.0], [inf, 1.0, 2.0], [-inf] * 3], ids=["nan", "inf", "-inf"])
 def test_rows_without_a_value(row_loss: RowLoss, row: list[float], device: str) -> None:
-    """NaN stays in its row, of which every gradient is NaN."""
+    """NaN stays in its row, whose gradients are all NaN."""
     if not row_loss.softmax:
         pytest.skip("only the label is read")
     x = torch.stack([torch.tensor(row), torch.tensor([0.5, 1.0, 2.0])]).to(device)
@@ -354,7 +354,7 @@ def test_softcap_holds_infinities(device: str) -> None:
 @pytest.mark.parametrize("label", [5, -1, -101, 2**40])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_labels_out_of_range(row_loss: RowLoss, label: int, reduction: str, device: str) -> None:
-    """The row is NaN and has no gradient; what others have is as if it were not there."""
+    """The row is NaN and has no gradient; the others are as if it were absent."""
     function, x = getattr(F, row_loss.name), logits(device, classes=5)
     y = torch.tensor([0, label, 2], device=device)
     value, gradient = graded(function, x, y, reduction=reduction, check_targets="off")
@@ -402,7 +402,7 @@ def test_autocast_computes_in_float32(row_loss: RowLoss, device: str) -> None:
 
 @each_loss
 def test_rows_do_not_depend_on_each_other(row_loss: RowLoss, device: str) -> None:
-    # Kernels add the ends of a row that is not aligned by themselves, so rows of whole vectors are told apart here.
+    # Kernels add the ends of a misaligned row separately, so rows of whole vectors are a case of their own here.
     function, x, y = getattr(F, row_loss.name), logits(device, 7, 8), targets(row_loss, device, 7, 8)
     together = graded(function, x, y, reduction="none", class_dim=-1)
     for i in range(7):
@@ -486,7 +486,7 @@ def test_function_transforms(row_loss: RowLoss) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_primitives(dtype: torch.dtype) -> None:
-    """Value, gradients and second derivatives of what the expressions of rows alone are made of."""
+    """Value, gradients and second derivatives of the primitives that only expressions of rows use."""
     from devices import KERNELS
 
     from cupylosses.reference_math import log_relative_entropy, power

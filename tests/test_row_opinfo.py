@@ -1,4 +1,4 @@
-"""Losses of rows that torch has, judged by the data that torch tests its own with: OpInfos and ModuleInfos."""
+"""Losses of rows that torch has, judged by torch's own test data: OpInfos and ModuleInfos."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _floating(x: Any) -> bool:
 
 
 def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arguments) -> None:
-    """Dtype and shape are those of torch's result; value and gradients those of torch's function in float64."""
+    """Dtype and shape match torch's result; value and gradients match torch's function in float64."""
     value, gradients = graded(ours, given)
     native = theirs(**given)
     assert (value.dtype, value.shape) == (native.dtype, native.shape)
@@ -73,7 +73,7 @@ def test_functions(row_loss: RowLoss, dtype: str, device: str) -> None:
 
 
 def modules(row_loss: RowLoss, device: str) -> Iterator[tuple[torch.nn.Module, torch.nn.Module, Any, Any]]:
-    """Ours and torch's, made alike, the operands of a call, and torch's reference of it."""
+    """Our Module and torch's, made alike, the operands of a call, and torch's reference for it."""
     info = opinfo.databases()[1][row_loss.class_name]
     torch.manual_seed(0)
     for given in info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=False, training=True):
@@ -86,7 +86,7 @@ def modules(row_loss: RowLoss, device: str) -> Iterator[tuple[torch.nn.Module, t
 
 @each_twin
 def test_modules(row_loss: RowLoss, device: str) -> None:
-    """Results, text, state and pickles are those of torch's module."""
+    """Results, text, state and pickles match torch's Module."""
     for ours, theirs, operands, reference in modules(row_loss, device):
         value, expected = ours(*operands), theirs(*operands)
         torch.testing.assert_close(value, expected, equal_nan=True)
@@ -111,7 +111,7 @@ def test_errors_of_modules(row_loss: RowLoss) -> None:
         made, called = given.module_error_input.constructor_input, given.module_error_input.forward_input
         weight = made.kwargs.get("weight")
         if weight is not None and weight.dtype != called.args[0].dtype:
-            continue  # dtypes mix here
+            continue  # Dtypes mix here.
         with pytest.raises(opinfo.RAISED.get(given.error_type, given.error_type), match=f"^{row_loss.name}: "):
             getattr(nn, row_loss.class_name)(*made.args, **made.kwargs)(*called.args, **called.kwargs)
 

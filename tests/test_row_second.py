@@ -1,4 +1,4 @@
-"""Second derivatives of losses of rows, which kernels compute on numbers that carry a derivative."""
+"""Second derivatives of losses of rows, which kernels compute on nested dual numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cupylosses.testing.tolerance import compare, same_bits
 
 pytestmark = pytest.mark.kernels
 
-#: Those of which each is taken in another way; what is too long for shared memory is nothing special here.
+#: Layouts with different code for second derivatives; rows too long for shared memory are nothing special here.
 WAYS = ("lanes", "block", "columns", "gather", "gather, apart")
 
 #: Losses of class indices.
@@ -47,7 +47,7 @@ def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
 
 
-#: The place of logits, the layout of directions beside them, and their dtype.
+#: The storage of logits, that of directions beside them, and their dtype.
 MEMORY = [
     *[(place, "alike", "float32") for place in PLACES],
     *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
@@ -72,7 +72,7 @@ def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_f
     [x for name in OPTIONS if name in LOSSES for x in cases(short_or_full(1, 2)) if x.values[0] == name],
 )
 def test_options(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every option, of every two with ``--thorough``."""
+    """Every choice of every option; of every two options with ``--thorough``."""
     name, arguments = build(what, setting, KERNELS)
     x = arguments["input"].detach().requires_grad_()
     along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
@@ -83,13 +83,13 @@ def test_options(what: str, setting: Mapping[str, Any]) -> None:
     found = torch.autograd.grad(gradient, (grad_output, x), along, materialize_grads=True)
     for a, expected, like in zip(found, (exact.along, exact.changed["input"]), (grad_output, x), strict=True):
         assert expected is not None and (a.dtype, a.shape) == (like.dtype, like.shape)
-        # As good as it was computed.
+        # In the precision in which it was computed.
         narrow = a.float() if a.dtype == torch.float64 and x.dtype != torch.float64 else a
         comparison = compare(narrow.cpu(), expected)
         assert comparison.ok, str(comparison)
 
 
-#: The reduction, dtypes and places of logits and targets, and which of the two move.
+#: The reduction, dtypes and storage of logits and targets, and which of the two have directions.
 MIXED_DERIVATIVES = [
     ("mean", ("float32", "float32"), ("contiguous", "contiguous"), (True, True)),
     ("none", ("bfloat16", "float32"), ("misaligned", "apart"), (True, False)),
@@ -102,7 +102,7 @@ MIXED_DERIVATIVES = [
     in_turn(list(TERM_LOSSES), ["lanes", "block", "columns"], range(len(MIXED_DERIVATIVES)), times=2),
 )
 def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: None) -> None:
-    """Mixed derivatives, too, and of one operand alone."""
+    """Includes mixed derivatives, and derivatives of one operand alone."""
     reduction, dtypes, places, moving = MIXED_DERIVATIVES[case]
     call = draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, dtypes, places, reduction=reduction)
     terms_second_agree_with_truth(call, moving)
@@ -116,7 +116,7 @@ def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int,
 
 @pytest.mark.parametrize("row_loss", TERM_LOSSES)
 def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> None:
-    """Are 0, whatever they and their directions hold."""
+    """Their derivatives are 0, whatever they and their directions hold."""
     call = draw_terms(row_loss, (6, 43), KERNELS, reduction="none")
     out = torch.tensor([True, False] * 3, device=KERNELS)
     names, expected = NAMES[call.name][:2], None
@@ -134,7 +134,7 @@ def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> No
 @pytest.mark.parametrize("layout", WAYS)
 @pytest.mark.parametrize("options", [{}, {"gamma": 1.5, "z_loss": 0.1, "label_smoothing": 0.1}], ids=str)
 def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: None) -> None:
-    """Of the largest logits, which are relative to each other, any may be the label's."""
+    """Any of the largest logits, which serve as reference, may be the label's."""
     given = row_properties.of_layout(layout, device=KERNELS)
     row_properties.second_of_equal_logits(given, **options if row_registry()[given.loss].softmax else {})
 
@@ -147,7 +147,7 @@ def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: Non
     ids=str,
 )
 def test_sure_rows_keep_their_digits(dtype: str, gap: float, options: Mapping[str, float], no_formula: None) -> None:
-    """Right and wrong, along directions that have nearly everything in common."""
+    """Right and wrong, along directions that are nearly parallel."""
     kind = getattr(torch, dtype)
     eps, tiny = torch.finfo(kind).eps, torch.finfo(kind).tiny
     for label in (0, 3):
@@ -164,7 +164,7 @@ def test_sure_rows_keep_their_digits(dtype: str, gap: float, options: Mapping[st
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 40), (3, 700), (3, 4, 5)], ids=str)
 def test_impossible_classes(shape: tuple[int, ...], no_formula: None) -> None:
-    """A logit of -inf has no second derivative, whatever its direction is, and changes no other one."""
+    """A logit of -inf has no second derivative, whatever its direction, and changes no other one."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(shape[0], *shape[2:], dtype=torch.int64)
     x[:, 2] = -inf
@@ -181,7 +181,7 @@ def test_impossible_classes(shape: tuple[int, ...], no_formula: None) -> None:
 
 @pytest.mark.parametrize("layout", WAYS)
 def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
-    """Are not read: whatever they, their directions and their grad_outputs hold, they are 0."""
+    """They are not read: their derivatives are 0, whatever they, their directions and their grad_outputs hold."""
     given = row_properties.of_layout(layout, device=KERNELS)
     dim, y = given.class_dim, given.target
     mask = torch.rand(y.shape, generator=torch.Generator().manual_seed(1)).to(KERNELS) < 0.7
@@ -201,7 +201,7 @@ def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
 @pytest.mark.parametrize("row", [[nan, 1.0, 2.0], [inf, 1.0, 2.0], [-inf] * 3], ids=["nan", "inf", "-inf"])
 @pytest.mark.parametrize("along", [[1.0, 1.0, 1.0], [0.5, -1.0, 2.0]], ids=str)
 def test_rows_without_a_value(name: str, row: list[float], along: list[float], no_formula: None) -> None:
-    """Have none along any direction, and leave others alone."""
+    """They have no derivatives along any direction, and leave others alone."""
     if not row_registry()[name].softmax:
         pytest.skip("only the label is read")
     x = torch.tensor([row, [0.5, -0.5, 1.0]], device=KERNELS)
@@ -213,7 +213,7 @@ def test_rows_without_a_value(name: str, row: list[float], along: list[float], n
 
 
 def test_a_slope_of_zero_moves(no_formula: None) -> None:
-    """Where lse is 0 its square has no slope, and a curvature."""
+    """Where lse is 0 its square has slope 0, and a curvature."""
     x = torch.full((1, 4), -torch.tensor(4.0).log().item(), dtype=torch.float64, device=KERNELS, requires_grad=True)
     function = partial(
         F.cross_entropy, target=torch.tensor([1], device=KERNELS), weight=torch.zeros(4).to(x), z_loss=0.5
@@ -226,7 +226,7 @@ def test_a_slope_of_zero_moves(no_formula: None) -> None:
 @pytest.mark.parametrize("divided", ["by rows", "by weights", "by a normalizer"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_nothing_to_divide_by(name: str, divided: str, no_formula: None) -> None:
-    """There is no gradient then, whatever it is to be multiplied by, so it does not move."""
+    """There is no gradient then, whatever multiplies it, so its derivative is 0."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(KERNELS).requires_grad_()
     options: dict[str, Any] = {
         "by rows": {"ignore_index": 0},
@@ -254,7 +254,7 @@ def test_order_and_grid_do_not_matter(layout: str) -> None:
 
 
 def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) -> None:
-    """By double backward, forward over reverse, and the trick of going backward twice; and run one kernel."""
+    """By double backward, forward over reverse, and the double-backward trick; each runs one kernel."""
     given = row_properties.of_layout("lanes", device=KERNELS, dtype="float64")
     v = directions(given, "alike")
 
@@ -273,7 +273,7 @@ def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) ->
 
 
 def test_layouts_are_what_they_are_called() -> None:
-    """That rows are taken in every way."""
+    """Every row layout occurs."""
     kinds = set()
     for layout in WAYS:
         shape, dim, name = LAYOUTS[layout]

@@ -1,5 +1,5 @@
-"""The row engine for a target per class, in every layout of rows: values, gradients of both operands, bits, rows that
-do not count. What the terms of a loss are is a matter of its formula, which ``test_rows.py`` is about.
+"""The row engine for dense targets, in every row layout: values, gradients of both operands, bits, rows that do not
+count. ``test_rows.py`` tests the formulas.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.kernels
 FEW = ("cross_entropy", "distillation_loss, mixed")
 
 in_each_layout = pytest.mark.parametrize("layout", TERM_LAYOUTS)
-#: Every loss in one layout, and every layout with few of them, or with one where rows are long and take their time.
+#: Every loss in one layout, and every layout with few losses, or with one where rows are long and slow.
 of_each_loss = pytest.mark.parametrize(
     ("row_loss", "layout"),
     [
@@ -56,7 +56,7 @@ of_each_loss = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> Iterator[None]:
-    """What TERM_LAYOUTS are for, also on a GPU that has more."""
+    """The chip for which TERM_LAYOUTS are made, also on a GPU that has more."""
     if GPU:
         x = torch.zeros(1, 2, device=KERNELS)
         cupylosses.functional.cross_entropy(x, x)
@@ -68,12 +68,12 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
 
 
 def drawn(row_loss: str, layout: str, **chosen: Any) -> TermCall:
-    """A call of a loss in a layout, where kernels run."""
+    """A call of a loss in a layout, on the device of the kernels."""
     return draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, **chosen)
 
 
 def mask(shape: Sequence[int]) -> Tensor:
-    """About two rows of three, broadcast along the first dimension."""
+    """About two rows in three, broadcast along the first dimension."""
     chosen = torch.rand(tuple(shape[1:]) or (1,), generator=torch.Generator().manual_seed(3)) < 0.67
     return chosen.to(KERNELS)
 
@@ -134,7 +134,7 @@ def test_masks_and_class_weights(layout: str) -> None:
 def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
     shape = TERM_LAYOUTS[layout]
     if "cluster" in layout or layout == "long":
-        # As many bytes.
+        # The same number of bytes.
         shape = (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
     for row_loss in short_or_full(FEW[1:], FEW):
         terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
@@ -151,7 +151,7 @@ def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
     ids=["float32", "bfloat16", "few"],
 )
 def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Class counts around what a vector, a row of a warp and a block have room for."""
+    """Class counts around the capacity of a vector, a row of a warp and a block."""
     for seed, shape in enumerate(shapes):
         terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, (dtype, dtype), seed=seed))
 
@@ -160,7 +160,7 @@ def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
     ("places", "layout"), in_turn([(x, y) for x in PLACES for y in PLACES], ["lanes", "block", "columns"]), ids=identity
 )
 def test_places(places: tuple[str, str], layout: str) -> None:
-    """Operands that begin anywhere, and not alike: their gradients have no gaps."""
+    """Operands that begin at different offsets; their gradients have no gaps."""
     shape, class_dim = {"lanes": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "columns": ((3, 5, 8), 1)}[layout]
     terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
 
@@ -261,7 +261,7 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradients(
     ids=str,
 )  # fmt: skip
 def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
-    """With all the shared memory that a GPU has."""
+    """With all the shared memory of a GPU."""
     device = autograd.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
     fresh_plans()

@@ -1,4 +1,4 @@
-"""Losses of rows under torch's transforms, through kernels but for third derivatives."""
+"""Losses of rows under torch's transforms, through kernels except for third derivatives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
 
-#: What the formulas are for.
+#: Transforms that use the formulas.
 BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")
 
 each_loss = pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
@@ -50,7 +50,7 @@ def test_works(row_loss: RowLoss, transform: Transform) -> None:
 @each_loss
 @pytest.mark.kernels
 def test_transforms_run_kernels(row_loss: RowLoss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula is for third derivatives, and batches of grad_output."""
+    """The formula computes third derivatives, and batches of grad_output."""
 
     def never(*_: object, **__: object) -> Tensor:
         raise AssertionError("the formula was taken")
@@ -63,7 +63,7 @@ def test_transforms_run_kernels(row_loss: RowLoss, monkeypatch: pytest.MonkeyPat
 
 @each_loss
 def test_one_graph(row_loss: RowLoss) -> None:
-    """``torch.compile`` has one graph for all sizes on the CPU too, where the operators take the formulas."""
+    """``torch.compile`` has one graph for all sizes, even on the CPU, where the operators use the formulas."""
     torch.compiler.reset()
     subject = RowSubject(row_loss, "cpu")
     compiled = torch.compile(subject.function, fullgraph=True, backend="aot_eager")
@@ -77,7 +77,7 @@ def test_one_graph(row_loss: RowLoss) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Options
 
-#: Calls by the name of the loss and options, of which True stands for an array that is drawn.
+#: Calls by the name of the loss and options; True stands for a random array.
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("cross_entropy", {}),
     ("cross_entropy", {"weight": True, "ignored": True}),
@@ -106,7 +106,9 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 def called(
     name: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
 ) -> tuple[Callable[..., Any], list[Tensor], dict[str, Tensor]]:
-    """A loss with these options as a function of tensors and, by name, of labels and mask; the tensors, and these."""
+    """A loss with these options as a function of tensors and, by name, of labels and mask; the tensors, and these
+    arguments.
+    """
     given = {"class_dim": -1, **options}
     dim = given["class_dim"]
     x = drawn(*SHAPE, dtype=dtype, seed=0)
@@ -158,13 +160,13 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.kernels
 @each_call
 def test_options_under_transforms(name: str, options: dict[str, Any]) -> None:
-    """Derivatives, forward mode too, and values and gradients per sample of every way to reduce."""
+    """Derivatives, also in forward mode, and values and gradients per sample, for every way to reduce."""
     function, tensors, others = called(name, options)
     fixed = partial(function, **others)
     leaves = [x.requires_grad_() for x in tensors]
     torch.autograd.gradcheck(fixed, leaves, fast_mode=True, check_forward_ad=True)
     torch.autograd.gradgradcheck(fixed, leaves, fast_mode=True)
-    # Samples in different dimensions; every second tensor is the same for all.
+    # Samples in different dimensions; every second tensor is shared by all.
     plain = [x.detach() for x in leaves]
     stacked = [torch.stack([x, x.flip(0), x * 0.5], dim=1 if i == 0 else 0) for i, x in enumerate(plain)]
     moved = {k: torch.stack([x, x.flip(0), x.flip(1)], dim=-1) for k, x in others.items()}
@@ -197,7 +199,7 @@ def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("call", "dtype"), in_turn(CALLS, [torch.float16, torch.float32]), ids=str)
 def test_gradients_are_those_of_autograd(call: tuple[str, dict[str, Any]], dtype: torch.dtype) -> None:
-    """To the bit by ``torch.func.grad`` and with ``create_graph=True``: nothing is narrow on the way."""
+    """To the bit by ``torch.func.grad`` and with ``create_graph=True``: no intermediate is narrow."""
     name, options = call
     function, tensors, others = called(name, options, dtype)
     _, *expected = gradients(function, tensors, **others)
@@ -217,7 +219,7 @@ def test_gradients_are_those_of_autograd(call: tuple[str, dict[str, Any]], dtype
 
 @pytest.mark.kernels
 def test_tangents_of_narrow_logits() -> None:
-    """A row of many classes has gradients that 16 bits hold few digits of; their sum has all of its digits."""
+    """For a row of many classes, 16-bit gradients have few digits; their sum has all of its digits."""
     classes = 70_000
     x = torch.zeros(1, classes, dtype=torch.float16, device=KERNELS)
     y = torch.zeros(1, dtype=torch.int64, device=KERNELS)
@@ -229,7 +231,7 @@ def test_tangents_of_narrow_logits() -> None:
 
 @pytest.mark.kernels
 def test_samples_with_class_weights_of_their_own() -> None:
-    """Which kernels cannot have."""
+    """Kernels cannot have these."""
     function = partial(F.cross_entropy, target=torch.tensor([0, 1, 2, 0], device=KERNELS))
     x, w = drawn(2, 4, 3, dtype=torch.float64, seed=0), drawn(2, 3, dtype=torch.float64, seed=1).abs()
     for f in (lambda x, w: function(x, weight=w), torch.func.grad(lambda x, w: function(x, weight=w))):
@@ -262,7 +264,7 @@ def test_what_is_asked_for_besides() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("labels", short_or_full(["int64", "uint8"], ["int64", "int32", "int16", "int8", "uint8"]))
 def test_one_graph_for_all_sizes(labels: str) -> None:
-    """Batches and vocabularies of any size take the graph that the second one was compiled for."""
+    """Batches and vocabularies of any size use the graph that the second one was compiled for."""
     torch.compiler.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(F.cross_entropy, fullgraph=True, backend=counter)
@@ -292,7 +294,7 @@ def test_no_rows(reduction: str, dense: bool) -> None:
 
 @pytest.mark.kernels
 def test_one_read_for_the_value_and_one_for_the_gradient(ran: list[str]) -> None:
-    """A graph's backward knows of class indices what the forward found, and only counts again; so does ``vmap``."""
+    """A graph's backward gets the forward's row results for class indices, and only counts again; so does ``vmap``."""
     torch.compiler.reset()
     x, y = drawn(4, 5, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 3], device=KERNELS)
     compiled = torch.compile(F.cross_entropy, fullgraph=True, backend="aot_eager")

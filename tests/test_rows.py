@@ -66,7 +66,7 @@ ROW: Mapping[str, tuple[Any, ...]] = {
     "poly": (0.0, 1.0, -1.0),
 }
 
-#: The options of each loss, and of cross entropy also those with probabilities.
+#: The options of each loss, and for cross entropy also those with probabilities.
 OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "cross_entropy": {**COMMON, **LABELS, **ROW},
     "cross_entropy of probabilities": {
@@ -91,13 +91,13 @@ OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
 }
 
-#: Options that kernels are compiled for. The others are numbers that a kernel is given, or where it is launched.
+#: Options that kernels are compiled for. The others are numbers, passed to a kernel or to its launch.
 COMPILED = (
     "shape", "dtype", "reduction", "mask", "out_dtype", "labels", "weight", "target_dtype", "label_smoothing",
     "softcap", "log_target",
 )  # fmt: skip
 
-#: What :func:`build` makes arrays of; other options are arguments as they are.
+#: Options that :func:`build` turns into arrays; others are arguments as they are.
 MADE = ("shape", "dtype", "mask", "normalizer", "labels", "ignored", "weight", "target_dtype")
 
 
@@ -157,9 +157,10 @@ def cases(strength: int) -> list[Any]:
 
 
 def kernel_cases() -> list[Any]:
-    """Settings of each loss for kernels, of which every choice of each compiled option occurs, and of every two others.
+    """Settings of each loss for kernels: every choice of each compiled option occurs, and every choice of any two
+    others.
 
-    With ``--thorough`` it is every choice of every two options, and three kernels in four serve one setting alone.
+    With ``--thorough`` every choice of any two options occurs, and three kernels in four serve one setting alone.
     """
     if thorough():
         return cases(2)
@@ -174,8 +175,8 @@ def kernel_cases() -> list[Any]:
 
 
 def few_cases(every: Sequence[Any]) -> list[Any]:
-    """Some of these cases, for tests that are not about formulas: each loss occurs, and each choice of each option
-    with one loss or another.
+    """Some of these cases, for tests that are not about formulas: each loss occurs, and each choice of each option with
+    some loss.
     """
     found: list[Any] = []
     missing = {x for case in every for x in choices(case)}
@@ -192,7 +193,7 @@ def choices(case: Any) -> list[tuple[str, Any]]:
 
 
 def holds(name: str, arguments: Mapping[str, Any]) -> None:
-    """Value, gradients, lse and accuracy of a call are the truth's."""
+    """Value, gradients, lse and accuracy of a call match the truth."""
     function = getattr(F, name)
     operands = {n: arguments[n] for n in NAMES[name][:2]}
     leaves = {n: x.detach().requires_grad_() for n, x in operands.items() if x.is_floating_point()}
@@ -226,7 +227,7 @@ def holds(name: str, arguments: Mapping[str, Any]) -> None:
 
 def _close(what: str, found: Tensor, expected: Any, wide: torch.dtype) -> None:
     if found.dtype == torch.float64 and wide == torch.float32:
-        found = found.float()  # as good as it was computed
+        found = found.float()  # In the precision in which it was computed.
     comparison = compare(found.cpu(), expected)
     assert comparison.ok, f"{what}: {comparison}"
 
@@ -237,7 +238,7 @@ def _close(what: str, found: Tensor, expected: Any, wide: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("what", "setting"), cases(short_or_full(2, 3)))
 def test_formulas(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every two options with each other, of every three with ``--thorough``."""
+    """Every choice of any two options occurs, and of any three with ``--thorough``."""
     holds(*build(what, setting))
 
 
@@ -279,7 +280,7 @@ def test_second_derivatives(row_loss: RowLoss, reduction: str) -> None:
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_numpy(what: str, setting: Mapping[str, Any], dtype: str) -> None:
-    """The same values and gradients as of tensors, whose arithmetic is narrower, in the dtype of the operands."""
+    """Tensors give the same values and gradients, in narrower arithmetic and the dtype of the operands."""
     setting = dict(setting) | {"dtype": dtype, "out_dtype": None}
     setting |= {k: dtype for k in ("weight", "target_dtype") if setting.get(k)}
     name, given = build(what, setting)
@@ -369,7 +370,7 @@ def test_few_settings_have_every_choice_of_some_loss() -> None:
 
 @pytest.mark.parametrize(("what", "setting"), cases(short_or_full(1, 2)))
 def test_torchs_way_is_the_same(what: str, setting: Mapping[str, Any]) -> None:
-    """What scripts hold and time the losses beside."""
+    """The rivals of the scripts compute the loss."""
     wide = {k: "float64" for k in ("dtype", "weight", "target_dtype") if setting.get(k)}
     setting = {**setting, **wide, "mask": None, "normalizer": None, "out_dtype": None}
     setting |= {"labels": "int64"} if "labels" in setting else {}

@@ -1,4 +1,4 @@
-"""Rows whose classes are not neighbours in memory: taken as columns where that is fast, and from a copy elsewhere."""
+"""Rows whose classes are not contiguous: read as columns where that is fast, and from a copy elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copied(
     softmax: bool = True,
     operands: int = 1,
 ) -> bool:
-    """Of operands that lie alike."""
+    """True if operands with these strides are copied."""
     strides = strides or dense_strides(shape, (0,) * len(shape))
     own = rows_of(strides, class_dim, size, 0)
     gradient = rows_of(dense_strides(shape, strides), class_dim, size, 0)
@@ -43,13 +43,13 @@ def copied(
 
 def test_which_rows_are_copied() -> None:
     assert not copied((4096, 50000)) and not copied((4096, 1)) and not copied((8, 64, 8, 8), (4096, 1, 512, 64))
-    # Images of few classes are not, in any of their parts.
+    # Images of few classes are not copied, in any of their parts.
     assert not copied((8, 19, 64, 64)) and not copied((8, 192, 64, 64)) and not copied((8, 384, 64, 64), size=2)
     assert not copied((8, 19, 64, 32), (19 * 4096, 4096, 64, 1)) and not copied(
         (8, 19, 64, 32), (19 * 4096, 4096, 64, 2)
     )
     assert not copied((4096, 150), (1, 4096)) and not copied((150, 4096), class_dim=0)
-    # A row of many classes would be one thread's.
+    # A row of many classes would be one thread's work.
     assert copied((16, 262144), (1, 16)) and copied((8, 193, 64, 64)) and copied((8, 97, 64, 64), size=8)
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # Neighbouring rows are far from each other.
@@ -69,7 +69,7 @@ def test_copies_have_no_gaps(shape: tuple[int, ...]) -> None:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """A copy with the classes as far from each other as there are rows."""
+    """A copy in which neighbouring classes are as far apart as there are rows."""
     return x.t().contiguous().t()
 
 
@@ -77,7 +77,7 @@ CASES = ["cross_entropy", "cross_entropy, soft", "distillation_loss", "nll_loss"
 
 
 def drawn(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """A function and contiguous operands, of which the floating ones require grad."""
+    """A function and contiguous operands; the floating ones require grad."""
     generator = torch.Generator().manual_seed(0)
     first, second = (3 * torch.randn(2, *SHAPE, generator=generator)).unbind()
     name, _, soft = case.partition(", ")
@@ -85,13 +85,13 @@ def drawn(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
         first = first.log_softmax(1)
     labels = torch.randint(SHAPE[1], SHAPE[:1], generator=generator)
     second = second.softmax(1) if soft else second if name == "distillation_loss" else labels
-    operands = [x.clone().to(KERNELS) for x in (first, second)]  # aligned, as copies are
+    operands = [x.clone().to(KERNELS) for x in (first, second)]  # Aligned, like copies.
     return getattr(F, name), [x.requires_grad_() if x.is_floating_point() else x for x in operands]
 
 
 @pytest.fixture
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of log-probabilities fewer classes are many."""
+    """For log-probabilities, fewer classes count as many."""
     monkeypatch.setattr(softmax_layout, "GATHER_CLASSES", 32)
 
 
@@ -115,7 +115,7 @@ def test_the_bits_of_contiguous_rows(
         assert same_bits(gradient, right) and gradient.is_contiguous()
     if operands[0].requires_grad and reduction == "mean":
         function(*apart).backward()
-        assert all(x.grad.stride() == x.stride() for x in leaves)  # which torch sees to
+        assert all(x.grad.stride() == x.stride() for x in leaves)  # torch ensures this.
 
 
 @pytest.mark.kernels

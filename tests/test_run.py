@@ -1,4 +1,4 @@
-"""``scripts/run.py`` chooses what to install by the driver, installs once, and says what is wrong."""
+"""``scripts/run.py`` picks packages by the driver, installs once, and reports problems."""
 
 from __future__ import annotations
 

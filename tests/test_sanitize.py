@@ -1,4 +1,4 @@
-"""``scripts/sanitize.py`` runs what it should under each tool, and reads what the tools say; no GPU is needed."""
+"""``scripts/sanitize.py`` runs the right programs under each tool, and parses their reports; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_command_watches_only_our_kernels(script: ModuleType, tool: str) -> None
 
 
 def test_old_initcheck_has_to_watch_all_kernels(script: ModuleType) -> None:
-    """Or it would not know that torch wrote the operands."""
+    """Otherwise it would not know that torch wrote the operands."""
     assert "--kernel-name" not in script.command(Path("x"), "initcheck", NAMES, "--tool")
     assert "--kernel-name" in script.command(Path("x"), "memcheck", NAMES, "--tool")
 
@@ -186,7 +186,7 @@ def test_reports_are_counted(script: ModuleType, output: str, errors: int | None
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Path:
-    """A sanitizer that fails one tool and says that it ran."""
+    """A sanitizer that fails one tool and reports that it ran."""
     program = tmp_path / "compute-sanitizer"
     program.write_text(
         f"#!{sys.executable}\n"

@@ -1,6 +1,6 @@
-"""The derivative of a loss along directions: a loss of its own, whose gradients are second derivatives of the first.
+"""The directional derivative of a loss: a loss of its own, whose gradients are second derivatives of the first.
 
-The truth is the reference formula, differentiated twice by torch in float64; of a form, its product with the weight.
+The truth is the reference formula, differentiated twice by torch in float64; for a form, its product with the weight.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ FORMS = {"plain": {}, "weight and mask": {"weight": "array", "mask": True}}
 
 SHAPE = (6, 20)
 
-#: Epsilons that a result may be off, of the sizes of the terms that it is a sum of and of what its operands' last bits
-#: move it by: in float32 as many as a value may be (testing/tolerance.py). In float64 the truth rounds too, and cancels
-#: where a formula was written for its value: a quarter of this is what the kernels are off of truths that do not.
+#: Accepted error of a result, in epsilons of the sizes of its terms and of the effect of its operands' last bits: in
+#: float32 as many as a value's (testing/tolerance.py). In float64 the truth rounds too, and cancels where a formula was
+#: written for its value: against truths that do not, the kernels' error is a quarter of this.
 FEW = {"float32": 4, "float64": 32}
 
 
 @dataclass
 class Truth:
-    """A derivative, and the size in which errors count."""
+    """A derivative, and the size that errors are relative to."""
 
     exact: Tensor
     size: Tensor
@@ -63,7 +63,7 @@ class Truth:
 
 
 def graph(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The derivatives, which can be differentiated on."""
+    """The derivatives, with a graph for further differentiation."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
     found = torch.autograd.grad(output, inputs, torch.ones_like(output), create_graph=True, allow_unused=True)
@@ -71,13 +71,13 @@ def graph(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def truths(value: Tensor, parts: Sequence[Tensor], inputs: Sequence[Tensor]) -> Truth:
-    """A sum of parts, each of which counts in its own size, and the operands' last bits beside them."""
+    """A sum of parts, each with its own size, and the effect of the operands' last bits."""
     moved = [(x * g).detach().abs().nan_to_num(0.0, inf) for x, g in zip(inputs, graph(value, inputs), strict=True)]
     return Truth(value.detach(), sum(x.detach().abs() for x in parts) + sum(moved))
 
 
 def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -> Tensor:
-    """The elements of a loss or a form of it, which torch multiplies by their weights: right where all is finite."""
+    """The elements of a loss or a form of it, multiplied by their weights in torch: right where all is finite."""
     own = loss.base if isinstance(loss, Form) and loss.base else loss
     elements = pointwise_reference.elements(own, operands[: len(own.operands)], values)
     for x, operand in zip(operands, loss.operands, strict=True):
@@ -90,7 +90,7 @@ def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -
 
 @dataclass
 class Setting:
-    """A derivative along every floating operand of a form, its operands, and the same as the formula takes them."""
+    """A derivative along every floating operand of a form, its operands, and their counterparts for the formula."""
 
     loss: Directional
     operands: tuple[Tensor, ...]
@@ -109,7 +109,7 @@ class Setting:
         return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in self.operands]
 
     def evaluate(self, how: Reduction) -> tuple[Tensor, list[Tensor]]:
-        """The result by the kernels, and its gradients."""
+        """The kernels' result, and its gradients."""
         leaves = self.leaves()
         result = autograd.evaluate(self.call(leaves, how))
         return result.detach(), list(torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad]))
@@ -157,7 +157,7 @@ def setting(
 
 
 def worst_errors(chosen: Setting) -> dict[str, float]:
-    """Of the values of the elements, and of every gradient, by name, as the formula alone has them."""
+    """The worst errors of the element values and of every gradient, by name, by the formula alone."""
     value, gradients = chosen.by_formula()
     expected, slopes = chosen.truth()
     names = [x.name for x in chosen.loss.operands if x.name != "mask"]
@@ -299,7 +299,7 @@ Point = tuple[float, list[float]]
 
 
 def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any) -> Point:
-    """The value and its derivatives with respect to the operands, at one point, by the formula that kernels have."""
+    """The value and its derivatives with respect to the operands, at one point, by the kernels' formula."""
     derivative, leaves, values = posed(loss, along, operands, directions, KERNELS, **how)
     parameters = tuple(float(values[x.name]) for x in loss.parameters)
     parameters += tuple([0.0] if how.get("weight") == "number" else [])
@@ -355,10 +355,10 @@ def test_infinite_logit_for_the_right_label_has_second_derivatives_of_0(name: st
 
 @pytest.mark.kernels
 def test_logit_of_0_is_a_point_like_others() -> None:
-    """|x| stands in the formula, and has no derivative there."""
+    """|x| occurs in the formula, and has no derivative there."""
     loss = LOSSES["binary_cross_entropy_with_logits"]
     assert at(loss, [0], (0.0, 1.0, 1.0), (1.0,))[1][0] == 0.25
-    # Of (1 - p^q) / q, q^2 / 4 - ... : p^q (q (1 - p)^2 - p (1 - p)), with the sign turned.
+    # The second derivative of (1 - p^q) / q: p^q (q (1 - p)^2 - p (1 - p)), negated.
     q = 0.7
     found = at(LOSSES["generalized_cross_entropy"], [0], (0.0, 1.0), (1.0,))[1][0]
     assert found == pytest.approx(-(0.5**q) * (0.25 * q - 0.25), rel=1e-6)
@@ -375,8 +375,8 @@ def test_what_does_not_count_is_0_along_any_direction(held: float, direction: fl
     assert at(loss, [0, 1], (held, 2.0), (direction, direction), weight="number") == (0.0, [0.0] * 4)
 
 
-#: Along what, the operands of an element of weight 0, directions, and what is expected: the value, and its derivatives
-#: with respect to the operands, the weight and the directions.
+#: Directions, the operands of an element of weight 0, and the expected value and derivatives with respect to the
+#: operands, the weight and the directions.
 WEIGHTLESS = {
     "finite": ("mse_loss", [0, 1, 2], (3.0, 1.0), (0.25, -1.0, 0.5), (2.0, [2.0, -2.0, 5.0, 0.0, 0.0, 4.0])),
     "weight alone": ("mse_loss", [2], (3.0, 1.0), (0.5,), (2.0, [2.0, -2.0, 0.0, 4.0])),
@@ -402,7 +402,7 @@ def test_a_weight_of_0_is_moved_by_what_is_finite(
 ) -> None:
     point = at if way == "kernels" else at_by_formula
     assert point(LOSSES[name], along, (*operands, 0.0), directions, weight="array") == expected
-    # The mask shields from what is finite as well.
+    # The mask shields from finite values as well.
     masked = point(LOSSES[name], along, (*operands, 0.0, 0.0), directions, weight="array", mask=True)
     assert masked == (0.0, [0.0] * len(expected[1]))
 
@@ -419,7 +419,7 @@ def test_undefined_losses_have_undefined_derivatives() -> None:
 
 @pytest.mark.kernels
 def test_derivatives_by_hand_constants_and_parts_are_followed() -> None:
-    """And names that the generated code uses itself are free."""
+    """Names that the generated code uses itself are free, too."""
     own = Loss(
         name="own",
         summary="",

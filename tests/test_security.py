@@ -1,4 +1,4 @@
-"""Safety of files: code that is loaded, sources that are written, results that are kept."""
+"""File safety: loaded code, written sources, cached results."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def variant() -> Variant:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, variant: Variant) -> Callable[[], str]:
-    """Compiles with a CuPy that refuses every kernel; the message."""
+    """Compiles with a CuPy that refuses every kernel; returns the message."""
 
     class Refusal(Exception):
-        """Stands for CuPy's CompileException."""
+        """Stands in for CuPy's CompileException."""
 
     def raw_module(**_: Any) -> None:
         raise Refusal("expected a ;")

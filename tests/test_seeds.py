@@ -1,6 +1,6 @@
-"""The traps that hand-written CUDA losses fall into: one test each, named by the trap, on the CPU and on a GPU.
+"""Traps of hand-written CUDA losses: one test each, named by the trap, on the CPU and on a GPU.
 
-The numbers in the tests of values are worked out by hand, or by the naive expression in float64.
+Expected values are worked out by hand, or by the naive expression in float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import cupylosses.functional as F
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
-#: More elements than a fixed grid of 1024 blocks of 256 threads covers in one step, and no multiple of anything.
+#: More elements than a fixed grid of 1024 blocks of 256 threads covers in one step, and no round number.
 MANY = 1024 * 256 * 3 + 77
 
 PAIRWISE = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.hinge_loss]
@@ -52,7 +52,7 @@ def test_final_reduction_that_drops_partial_sums(function, device: str) -> None:
 
 @BY_NAME
 def test_stride_loop_that_starts_at_the_thread_index_alone(function, device: str) -> None:
-    """Every block would sum the same elements: only a sum of different numbers, far apart, tells."""
+    """Every block would sum the same elements: only a sum of different numbers, far apart, exposes it."""
     x = torch.zeros(MANY, device=device)
     where = torch.arange(0, MANY, 9973, device=device)
     x[where] = torch.arange(1.0, len(where) + 1, device=device)
@@ -140,7 +140,7 @@ def test_gradient_divided_in_float32(device: str) -> None:
 
 
 def test_difference_stored_for_backward(device: str) -> None:
-    """What is saved are the operands themselves: no tensor of the size of the difference."""
+    """The saved tensors are the operands themselves: there is no tensor of the size of the difference."""
     a, b = pair(device, 1 << 16)
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -229,7 +229,7 @@ def test_gradients_of_both_distributions(dtype: torch.dtype, device: str) -> Non
 
 
 def test_logarithms_and_sums_in_half(device: str) -> None:
-    """A sum of half terms is as good as its result's own dtype allows: half a unit in the last place."""
+    """A sum of float16 terms is as accurate as its result's dtype allows: half a unit in the last place."""
     prediction, target = distributions(device, 64, 1000, dtype=torch.float16)
     q, t = prediction.detach().double(), target.detach().double()
     exact = (torch.special.xlogy(t, t) - torch.xlogy(t, q)).sum().item() / 64
@@ -253,7 +253,7 @@ def test_zero_times_the_logarithm_of_zero(device: str) -> None:
 
 @pytest.mark.gpu
 def test_temporary_of_full_size() -> None:
-    """Value and both gradients allocate the gradients and nothing of their size beside."""
+    """Value and both gradients allocate nothing of their size besides the gradients."""
     prediction, target = (torch.rand(2048, 4096, device="cuda").softmax(-1).requires_grad_() for _ in range(2))
     F.kl_div(prediction, target, reduction="batchmean", log_input=False).backward()
     prediction.grad = target.grad = None
@@ -294,7 +294,7 @@ def test_backward_that_is_missing(device: str) -> None:
 
 
 def test_gradient_at_the_corner_of_the_hinge(device: str) -> None:
-    """At a product of exactly 1 torch's clamp passes the gradient on, and so do we."""
+    """At a product of exactly 1, torch's clamp passes the gradient on; so does the loss."""
     ours, naive = (torch.tensor([1.0, -1.0, 2.0], device=device, requires_grad=True) for _ in range(2))
     target = torch.tensor([1.0, -1.0, 1.0], device=device)
     F.hinge_loss(ours, target, reduction="sum").backward()

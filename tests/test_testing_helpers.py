@@ -1,4 +1,4 @@
-"""The helpers that other tests trust: the metric, the truth, the samples, the layouts."""
+"""The helpers that other tests rely on: the metric, the truth, the samples, the layouts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def double(*values: float) -> Tensor:
 
 
 def expected(*values: float, total: float | None = None) -> Expected:
-    """Results that are one term each, whose size is their absolute value."""
+    """Results of one term each, whose size is their absolute value."""
     exact = double(*values)
     size = exact.abs().nan_to_num(0.0, posinf=0.0) if total is None else torch.full_like(exact, total)
     return Expected(exact, size, size)
@@ -131,7 +131,7 @@ def test_flushed_numbers_count_as_zero() -> None:
         assert compare(zero, expected(below)).ok
         assert not compare(zero, expected(above)).ok
     assert not compare(torch.zeros(1, dtype=torch.float64), expected(torch.finfo(torch.float64).tiny / 2)).ok
-    # Half numbers are subnormal much earlier, and are not flushed.
+    # float16 numbers become subnormal much earlier, and are not flushed.
     assert not compare(torch.zeros(1, dtype=torch.float16), expected(1e-6)).ok
 
 
@@ -143,13 +143,13 @@ def test_flushed_numbers_count_as_zero() -> None:
 def test_the_table_is_the_limit(name: str) -> None:
     kind = getattr(torch, name)
     arithmetic = torch.finfo(getattr(torch, tolerance.arithmetic(name))).eps
-    # A result that is many times smaller than its terms: what is allowed is far from a multiple of a unit.
+    # A result many times smaller than its terms: the allowed error is far from a multiple of a unit.
     exact, size = 1.0, 3000.0
     limit = torch.finfo(kind).eps / 2 + arithmetic * sum(TABLE[name]) * size
     for factor, ok in ((0.9, True), (1.2, False)):
         result = torch.tensor([exact], dtype=kind)
         found = compare(result, expected(exact + factor * limit, total=size))
-        # The truth is moved, not the result, which has too few digits; half a unit of the dtype hides the rest.
+        # The test moves the truth, not the result, which has too few digits; half a unit of the dtype hides the rest.
         assert found.ok == ok, (name, factor)
 
 
@@ -171,7 +171,7 @@ def test_closer_than_eager_is_accepted_and_farther_is_not(dtype: torch.dtype) ->
     assert not compare(ours, expected(1.0, 1.0, 1.0)).ok
     found = compare(ours, expected(1.0, 1.0, 1.0), theirs)
     assert found.ok and found.ulps == 100
-    # Below 1 the same distance is twice as many numbers of the dtype, but the unit is that of the truth.
+    # Below 1, twice as many numbers of the dtype fit the distance, but the unit is that of the truth.
     assert found.other_ulps == 101
     closer = torch.tensor([1 + 99 * eps], dtype=torch.float64).to(dtype)
     assert compare(ours, expected(1.0, 1.0, 1.0), torch.cat([theirs[:2], closer])).rejected == 1
@@ -180,7 +180,7 @@ def test_closer_than_eager_is_accepted_and_farther_is_not(dtype: torch.dtype) ->
 @pytest.mark.parametrize(("wrong", "exact"), [(nan, 1.0), (0.0, nan), (inf, 1.0), (-inf, inf), (0.0, inf)])
 def test_a_misplaced_nan_or_infinity_is_not_excused_by_torch(wrong: float, exact: float) -> None:
     result = torch.tensor([wrong])
-    if wrong == inf:  # an overflow is a number that is too large, and so is judged like one
+    if wrong == inf:  # An overflow counts as a number that is too large.
         assert compare(result, expected(exact), torch.tensor([1.5])).rejected == 1
     else:
         assert compare(result, expected(exact), result).rejected == 1
@@ -435,7 +435,7 @@ def test_nothing_but_nan_lies_around_the_elements(name: str) -> None:
 
 @layout
 def test_layouts_mean_something_for_large_matrices(layout: layouts.Layout) -> None:
-    """A wanted shape is used, so that times of a layout are times of that size."""
+    """The requested shape is used, so the times of a layout are times of that size."""
     shape = (600, 256)
     elements = math.prod(torch.broadcast_shapes(*layout.shapes(shape, 2)))
     assert layout.name in ("zero_d", "empty") or 0.9 * 600 * 256 <= elements <= 1.1 * 600 * 256
@@ -448,7 +448,7 @@ def test_layouts_mean_something_for_large_matrices(layout: layouts.Layout) -> No
 def test_a_twin_must_have_the_options() -> None:
     kl = registry()["kl_div"]
     assert eager.twin(kl, {"log_target": True}, "sum") is not None
-    assert eager.twin(kl, {"log_input": True}, "sum") is not None  # the default, which torch need not know
+    assert eager.twin(kl, {"log_input": True}, "sum") is not None  # The default, which torch need not support.
     assert eager.twin(kl, {"log_input": False}, "sum") is None
     assert eager.twin(replace(kl, torch=None), {}, "sum") is None
 
@@ -492,7 +492,7 @@ def test_poison_is_what_the_next_allocation_holds(size: int) -> None:
 
 
 def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """`mse_loss`, whose result is changed."""
+    """`mse_loss` with its result changed."""
     return lambda *operands, **options: change(F.__dict__["_right_mse_loss"](*operands, **options))
 
 
@@ -515,7 +515,7 @@ def test_wrong_results_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert all(perform(check).ok for check in every)
     monkeypatch.setitem(F.__dict__, "_right_mse_loss", F.mse_loss)
     monkeypatch.setattr(F, "mse_loss", spoiled(WRONG[name]))
-    # An upstream gradient per element does not fit a value of another shape: torch raises before anything is judged.
+    # An upstream gradient per element does not fit a value of another shape: torch raises before any comparison.
     outcomes = [perform(check) for check in every if name != "shape" or check.reduction != "none"]
     assert not all(x.ok for x in outcomes)
     assert all(problem for x in outcomes for problem in x.problems)

@@ -1,4 +1,4 @@
-"""A loss among torch's other features: streams, devices, graphs, autocast, threads, memory, transforms, subclasses."""
+"""A loss with torch's other features: streams, devices, graphs, autocast, threads, memory, transforms, subclasses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-SLEEP = 50_000_000  # cycles: tens of milliseconds
+SLEEP = 50_000_000  # Cycles: tens of milliseconds.
 
 
 def draw(loss: Loss, device: str = "cuda", shape: tuple[int, ...] = (257, 129), seed: int = 0) -> list[Tensor]:
@@ -75,7 +75,7 @@ def test_current_stream_is_waited_for(loss: Loss, reduction: str) -> None:
 @pytest.mark.representatives
 @pytest.mark.gpu
 def test_stream_is_read_at_every_call(loss: Loss) -> None:
-    """Not remembered from the first call with these shapes."""
+    """The stream of the first call with these shapes must not be remembered."""
     operands = draw(loss)
     expected = evaluate(loss, operands)
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_graph_capture_after_one_warm_up(loss: Loss, reduction: str, layout: str
 @pytest.mark.representatives
 @pytest.mark.gpu
 def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
-    """A graph owns its workspace: calls on other streams while it runs share nothing with it."""
+    """A graph owns its workspace: concurrent calls on other streams share nothing with it."""
     static, others = draw(loss, shape=(1031, 1031)), draw(loss, shape=(1031, 1031), seed=1)
     function = by_position(loss)
     with torch.no_grad():
@@ -202,16 +202,18 @@ def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
     ("dtype", "inside"), in_turn(["float16", "bfloat16", "float32", "float64"], ["bfloat16", "float16"], times=2)
 )
 def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
-    """torch runs its losses in float32 under autocast, and so do ours; gradients keep their operands' dtypes."""
+    """torch runs its losses in float32 under autocast, and so does the library; gradients keep their
+    operands' dtypes.
+    """
     if device == "cpu" and inside == "float16":
         pytest.skip("torch's autocast on the CPU is for bfloat16")
     operands = [x.detach().to(getattr(torch, dtype)).requires_grad_() for x in draw(loss, device)]
     with torch.autocast(device, getattr(torch, inside)):
         value = by_position(loss)(*operands)
         theirs = twin(loss, {}, "mean")
-        # Detached: of some operands torch has no gradient.
+        # Detached: torch has no gradient for some operands.
         plain = [x.detach() for x in operands]
-        # Of some losses torch's autocast on the CPU does not know.
+        # torch's autocast on the CPU does not support some losses.
         expected = torch.promote_types(theirs(*plain).dtype if theirs else plain[0].dtype, torch.float32)
     assert value.dtype == expected
     gradients = torch.autograd.grad(value, operands)
@@ -311,7 +313,7 @@ def test_nothing_waits_for_the_device(loss: Loss, reduction: str, broadcast: boo
 @pytest.mark.parametrize("gradients", [0, 1, 2])
 @pytest.mark.parametrize("broadcast", [False, True])
 def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool) -> None:
-    """And at most 8 MiB of workspace."""
+    """At most 8 MiB of workspace."""
     rows, columns = 1 << 13, 1 << 13
     shapes = [(rows, columns), *[(columns,) if broadcast else (rows, columns)] * (len(loss.operands) - 1)]
     operands = [torch.rand(s, device="cuda").requires_grad_(i < gradients) for i, s in enumerate(shapes)]
@@ -324,7 +326,7 @@ def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool)
             torch.autograd.grad(value, inputs)
 
     step()
-    gc.collect()  # what earlier tests left in cycles
+    gc.collect()  # Garbage of earlier tests in reference cycles.
     torch.cuda.synchronize()
     before = allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -336,7 +338,7 @@ def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool)
 
 @pytest.mark.gpu
 def test_workspace_stays_small() -> None:
-    """What is kept between calls: partial sums for each stream, and the table of expectations."""
+    """Memory kept between calls: partial sums for each stream, and the table of expectations."""
     x = torch.rand(1 << 24, device="cuda")
     before = torch.cuda.memory_allocated()
     for _ in range(10):
@@ -400,7 +402,7 @@ def test_jacobian_vector_product(loss: Loss, device: str) -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_torch_compile(loss: Loss, reduction: str, device: str) -> None:
-    """Traced by Dynamo; without its code generator, which would want a C++ compiler."""
+    """Traced by Dynamo; without its code generator, which would need a C++ compiler."""
     torch.compiler.reset()
     function = by_position(loss)
     compiled = torch.compile(lambda *x: function(*x, reduction=reduction) * 2, backend="eager")
@@ -435,7 +437,7 @@ def test_parameters(loss: Loss, device: str) -> None:
 
 @pytest.mark.representatives
 def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
-    """A view with the negative bit holds other numbers than its memory."""
+    """A view with the negative bit differs from its memory."""
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
     negated = torch._neg_view(first)
     assert negated.is_neg()
@@ -444,7 +446,7 @@ def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
 
 
 def test_meta_tensors(loss: Loss) -> None:
-    """Shapes without numbers, for those who plan memory."""
+    """Shapes without numbers, for memory planners."""
     operands = [torch.empty(5, 7, device="meta") for _ in loss.operands]
     for reduction, shape in [("none", (5,) if loss.mean_of_rows else (5, 7)), ("mean", ())]:
         value = by_position(loss)(*operands, reduction=reduction)
@@ -469,7 +471,7 @@ def test_overlapping_views(loss: Loss, device: str) -> None:
     memory = torch.rand(20, device=device)
     operands = [memory[i : i + 16] for i in range(len(loss.operands))]
     found = function(*operands, reduction="none")
-    # An element may be a mean over a row, whose terms are added in an order that follows from where the row lies.
+    # An element may be a mean over a row; the order of its terms depends on the row's address.
     torch.testing.assert_close(found, function(*(x.clone() for x in operands), reduction="none"), rtol=1e-6, atol=0)
 
 
@@ -482,7 +484,7 @@ def test_frozen_operands_save_nothing(loss: Loss, device: str) -> None:
     assert saved == [] and value.grad_fn is None
 
 
-#: What makes a call unlike the one before, whose plan it must not get: the operand, or what is around the call.
+#: Differences from the previous call, whose plan must not be reused: in the operand, or around the call.
 UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
     "address": (lambda x: torch.cat((x[:1], x))[1:], nullcontext),
     "strides": (lambda x: torch.stack((x, x), 1)[:, 0], nullcontext),
@@ -499,7 +501,7 @@ UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
 @pytest.mark.kernels
 @pytest.mark.parametrize("what", UNLIKE)
 def test_a_call_unlike_the_one_before(what: str, fresh_plans: Callable[[], None]) -> None:
-    """It has the value, the dtype and the gradients that it has as the first of all."""
+    """It has the value, the dtype and the gradients that it would have as the first call."""
     change, around = UNLIKE[what]
     dtype = torch.bfloat16 if what == "autocast" else torch.float32
     x, y = (torch.linspace(a, 2, 64, device=KERNELS).to(dtype) for a in (0, 1))
@@ -537,7 +539,7 @@ def test_a_call_like_the_one_before_is_not_looked_up(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.kernels
 def test_an_address_unlike_the_one_before_is_not_read_in_vectors() -> None:
-    """On a host it could be: only a GPU refuses."""
+    """The host accepts any address: only a GPU refuses."""
     x, y = (torch.linspace(a, 2, 64, device=KERNELS) for a in (0, 1))
     F.mse_loss(x, y)
     shifted = torch.cat((x[:1], x))[1:]

@@ -38,7 +38,7 @@ def _draw(rows: int, kind: str) -> Operands:
     return tuple(x.to(KERNELS) for x in found)
 
 
-#: A loss of each plan: two operands, three, labels and a target per class. The last is torch's.
+#: A loss for each kind of plan: two operands, three, labels and dense targets. The last one exists in torch.
 LOSSES = {
     "mse_loss": (F.mse_loss, "real", torch.nn.functional.mse_loss),
     "gaussian_nll_loss": (F.gaussian_nll_loss, "variance", torch.nn.functional.gaussian_nll_loss),
@@ -90,7 +90,7 @@ def test_strict_export_where_nothing_requires_grad(case: Any) -> None:
 def test_full_graph_of_a_call_that_warns(
     function: Callable[..., Tensor], shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    """The walk up the frames to the user's line cannot be traced; the warning comes while the call is."""
+    """The walk up the frames to the user's line cannot be traced; the warning is raised at trace time."""
     x, y = torch.randn(5, 4, device=KERNELS), torch.randn(shape, device=KERNELS)
     compiled = torch.compile(lambda a, b: function(a, b, **options), fullgraph=True, backend="eager")
     with pytest.warns(UserWarning, match=function.__name__) as caught:
@@ -103,7 +103,7 @@ def test_full_graph_of_a_call_that_warns(
 
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_make_fx_records_the_operators(case: Any, differentiated: bool) -> None:
-    """A launch behind the back of the mode left uninitialised memory in the graph."""
+    """A launch hidden from the mode left uninitialised memory in the graph."""
     function, kind, _ = case
 
     def call(first: Tensor, *others: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def test_batched_gradients_of_a_gradient(case: Any) -> None:
 
 
 def test_batched_gradients_in_a_thread_of_their_own(case: Any) -> None:
-    """As the backward pass on a GPU is, where the thread does not know of the vmap around it."""
+    """As in backward on a GPU, whose thread does not know of the vmap around it."""
     function, kind, _ = case
     first, *others = _draw(3, kind)
     x = first.requires_grad_()
@@ -171,7 +171,7 @@ def test_batched_gradients_in_a_thread_of_their_own(case: Any) -> None:
     ids=["jacrev(hessian)", "jacfwd(hessian)", "jacrev thrice"],
 )
 def test_third_derivatives_by_torch_func(case: Any, third: Callable[..., Any]) -> None:
-    """A batch expands operands that its samples share, of which torch makes no dual numbers."""
+    """A batch expands operands that its samples share; torch makes no dual numbers of these."""
     function, kind, twin = case
     first, *others = _draw(2, kind)
     wide = [x.double() if x.is_floating_point() else x for x in others]
@@ -185,7 +185,7 @@ def test_third_derivatives_by_torch_func(case: Any, third: Callable[..., Any]) -
 
 
 def test_a_trace_divides_by_the_size_of_its_operands(case: Any) -> None:
-    """A recording of 5 rows is right for 3, differentiable, and survives being saved."""
+    """A recording of 5 rows is right for 3, differentiable, and can be saved."""
     function, kind, _ = case
     traced = torch.jit.trace(lambda *x: function(*x), _draw(5, kind))
     buffer = io.BytesIO()

@@ -26,12 +26,12 @@ RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-#: Transforms that take the reference formula: third derivatives, forward mode twice, and batches of grad_output.
+#: Transforms that use the reference formula: third derivatives, forward mode twice, and batches of grad_output.
 BY_FORMULA = ("third derivatives", "`jacfwd(jacfwd)`", "`is_grads_batched=True`")
 
 
 def chosen(gpu: bool, times: int = 1) -> Any:
-    """Parametrizes transforms, each with so many of the representatives, and with ``--thorough`` with every loss."""
+    """Parametrizes transforms, each with this many of the representatives, and with ``--thorough`` with every loss."""
     transforms = [x for x in TRANSFORMS.values() if x.gpu == gpu]
     settings = in_turn(transforms, short_or_full(REPRESENTATIVES, LOSSES), times=times)
     return pytest.mark.parametrize(
@@ -40,16 +40,16 @@ def chosen(gpu: bool, times: int = 1) -> Any:
 
 
 def recorded() -> dict[tuple[str, str], str]:
-    """What the table of the documents is made from."""
+    """The outcomes behind the table in the documents."""
     with RECORD.open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda x: x["outcome"] != "works")
     return {(x["loss"], x["transform"]): x["outcome"] for x in rows}
 
 
 def test_the_table_is_complete() -> None:
-    """An outcome for each loss and transform: `python scripts/transforms.py` writes it.
+    """An outcome exists for each loss and transform: `python scripts/transforms.py` writes it.
 
-    What takes a GPU may be left for one who has it; the table then excepts the loss.
+    Transforms that need a GPU may be left to a contributor who has one; the table then excepts the loss.
     """
     found, every = recorded().keys(), {**registry(), **row_registry()}
     possible = [(loss, x) for loss in every for x in TRANSFORMS.values() if suits(x, every[loss])]
@@ -60,7 +60,7 @@ def test_the_table_is_complete() -> None:
 @chosen(gpu=False, times=2)
 @pytest.mark.kernels
 def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In kernels: the formula would work as well, and is not asked."""
+    """In kernels: the formula would work as well, and is not called."""
 
     def never(*_: object, **__: object) -> torch.Tensor:
         raise AssertionError("the formula was taken")
@@ -80,7 +80,7 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
 
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transforms are themselves tested: with the derivative along a direction that is another one."""
+    """A wrong directional derivative must make the transforms fail."""
     from cupylosses.backends.torch import transforms
 
     monkeypatch.setattr(transforms, "directional", lambda _, along: directional(registry()["log_cosh_loss"], along))
@@ -101,7 +101,7 @@ def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights, masks, normalizers, dimensions
 
-#: Those that are not implied by others, and those that are.
+#: Options that others do not imply, and those that they do.
 OPTIONS = [
     {"weight": True, "mask": True, "reduction": "weighted_mean", "dim": 1},
     {"mask": True, "dim": 0},
@@ -177,7 +177,7 @@ def test_options_in_a_graph(options: dict[str, Any]) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("take", ["grad", "vmap", "jacrev", "hessian"])
 def test_transforms_inside_of_a_graph(take: str) -> None:
-    """Go by the formula."""
+    """They use the formula."""
     torch.compiler.reset()
     operands = [drawn(5, 4), drawn(5, 4, seed=1)]
     function = getattr(torch.func, take)(F.log_cosh_loss)
@@ -191,7 +191,7 @@ def test_transforms_inside_of_a_graph(take: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("kind", "where"), in_turn(["none", "mean", "sum"], ["kernels", "formula"]))
 def test_operators_keep_their_promises(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
+    """torch's own check of an operator: schema, shapes without memory, compiled unchanged."""
     if where == "formula":
         monkeypatch.setattr(autograd, "host", None)
     device = "cpu" if where == "formula" else KERNELS
@@ -224,7 +224,7 @@ def test_a_loss_that_nobody_defined() -> None:
 
 
 def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> None:
-    """All that a process needs which loads an exported program is the import of the operators."""
+    """A process that loads an exported program only needs to import the operators."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -243,7 +243,7 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
 
 @pytest.mark.parametrize("backend", short_or_full(["aot_eager"], ["eager", "aot_eager"]))
 def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) -> None:
-    """Nothing has to have been called before: no import, no table that only an eager call fills."""
+    """No earlier call is needed: no import, and no table that only an eager call fills."""
     printed = python(
         "import torch\n"
         "import cupylosses.functional as F\n"

@@ -1,4 +1,6 @@
-"""``warmup`` makes ready what calls then load, each kernel once; and without a GPU, what one would find."""
+"""``warmup`` prepares exactly the kernels that calls then load, each once; without a GPU, it fills the cache
+for one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ SHAPE = (33, 64)
 
 @contextmanager
 def loading(monkeypatch: pytest.MonkeyPatch, chip: Chip | None = None) -> Iterator[list[Any]]:
-    """The kernels that plans and warm-ups load on the host, as if it were such a chip, and does nothing else with."""
+    """Records the kernels that plans and warm-ups load on the host, for a given chip, without running them."""
     loaded: list[Any] = []
 
     class Loading(Launcher):
@@ -154,11 +156,11 @@ def test_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert set(loaded) == expected
 
 
-#: Losses of rows with each kind of target that they take. (A parameter named `loss` would be of the others.)
+#: Losses of rows with each kind of target that they take. (A parameter named `loss` would be an element-wise one.)
 KINDS = [(x, kind) for x in row_registry().values() for kind in x.targets]
 each_kind = pytest.mark.parametrize(("row_loss", "kind"), KINDS, ids=lambda x: getattr(x, "name", x))
 
-#: Shapes of logits, and their class dimension, that threads take in different ways on the host's small chip.
+#: Shapes of logits, and their class dimension, with different row layouts on the host's small chip.
 ROW_SHAPES = {
     "lanes": ((33, 64), -1), "block": ((5, 1031), -1), "cluster": ((3, 4501), -1), "long": ((2, 32783), -1),
     "columns": ((3, 5, 4, 8), 1), "copied": ((2, 399, 5, 3), 1),
@@ -207,7 +209,7 @@ def test_what_is_warmed_up_is_what_calls_of_rows_load(
     assert set(loaded) == expected
 
 
-#: Options of calls, the dtypes of whose operands are float32 and int64 if it is not said otherwise.
+#: Options of calls; the dtypes of the operands are float32 and int64 by default.
 ROW_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("cross_entropy", {"weight": True}),
     ("cross_entropy", {"weight": True, "label_smoothing": 0.1, "reduction": "sum"}),
@@ -298,7 +300,7 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
     class Slow(list[Any]):
         def __len__(self) -> int:
             found = super().__len__()
-            time.sleep(1e-3)  # others go on meanwhile
+            time.sleep(1e-3)  # Lets other threads run meanwhile.
             return found
 
     monkeypatch.setattr(softmax_plan.RowPlan, "sites", Slow())
@@ -408,7 +410,7 @@ def test_errors(arguments: Any, options: Any, error: type[Exception], message: s
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A machine with so many GPUs."""
+    """A machine with this many GPUs."""
     return lambda number: monkeypatch.setattr(sys.modules["cupylosses.warmup"], "_gpus", lambda: number)
 
 
@@ -492,7 +494,7 @@ def test_graph_capture_after_a_warm_up(
     operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [SHAPE] * len(loss.operands))
     leaves = [x.to("cuda").requires_grad_() for x in operands]
     given = {x.name: True for x in loss.operands if x.default is not None}
-    torch.ones((), device="cuda", requires_grad=True).square().backward()  # autograd's own first use of the device
+    torch.ones((), device="cuda", requires_grad=True).square().backward()  # Autograd's own first use of the device.
     done = warmup(loss.name, "float32", SHAPE, argnums=range(len(leaves)), reduction=reduction, **given)
     kernels = dict(compiler._kernels)
     assert len(kernels) == done.kernels
@@ -512,7 +514,7 @@ def test_graph_capture_after_a_warm_up(
 
 @pytest.fixture
 def slow_compiler(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """CuPy's part played by a stand-in, which counts how often a source is compiled, and how many are at once."""
+    """A stand-in for CuPy that counts how often a source is compiled, and how many are compiled at once."""
     cupy = pytest.importorskip("cupy")
     seen: Counter[str] = Counter()
     now, pointers = [0], count(1)
@@ -571,7 +573,7 @@ def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
 
 
 def test_a_kernel_keeps_the_shared_memory_that_it_was_allowed(slow_compiler: Counter[str]) -> None:
-    """Launches that need most of it come again after others that need less."""
+    """Launches that need the most shared memory come again after others that need less."""
     with host.noting() as kernels:
         F.cross_entropy(torch.rand(3, 64), torch.zeros(3, dtype=torch.int64))
     (variant, *_) = (x for x in kernels if x.kind == "value")
@@ -608,7 +610,7 @@ def no_gpu(kernel_cache: Path, gpus: Callable[[int], None], monkeypatch: pytest.
     from cupy.cuda import compiler as cupys
 
     gpus(0)
-    if hasattr(cupys, "_kernel_cache_backend"):  # from CuPy 14 on it has read CUPY_CACHE_DIR when it was imported
+    if hasattr(cupys, "_kernel_cache_backend"):  # From CuPy 14 on, it reads CUPY_CACHE_DIR when it is imported.
         monkeypatch.setattr(cupys, "_kernel_cache_backend", cupys._DiskKernelCacheBackend(str(kernel_cache)))
     return kernel_cache
 
@@ -660,7 +662,7 @@ def test_the_cache_is_filled_with_kernels_of_rows(no_gpu: Path) -> None:
 def test_rows_are_planned_for_the_architecture(
     architecture: str, shape: tuple[int, int], gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is compiled for GPUs elsewhere is what calls on a GPU with that much shared memory take."""
+    """Kernels compiled for absent GPUs are those of calls on a GPU with that much shared memory."""
     gpus(0)
     filled: list[Any] = []
 

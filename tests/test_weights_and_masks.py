@@ -1,4 +1,4 @@
-"""Weights and masks: any shape that broadcasts, what they shield from, and what they give gradients to."""
+"""Weights and masks: any shape that broadcasts, the elements they shield, and the gradients they get."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
 inf, nan = math.inf, math.nan
 
-#: Rows and columns of operands: multiples of every vector, so that few kernels serve all tests.
+#: Rows and columns of operands: multiples of every vector width, so that few kernels serve all tests.
 ROWS, COLUMNS = 24, 40
 
-#: How a weight or a mask broadcasts.
+#: Broadcast shapes of a weight or a mask.
 SHAPES = {"full": (ROWS, COLUMNS), "row": (COLUMNS,), "column": (ROWS, 1), "scalar": (), "larger": (2, ROWS, COLUMNS)}
 
 
 def operands(check: Check, *added: str) -> list[Tensor]:
-    """Random operands of the check's form: its loss's own are full, what is added has the named shapes."""
+    """Random operands of the check's form: the loss's own are full, added ones have the named shapes."""
     own = len(check.loss.operands) - len(added)
     shapes = [(ROWS, COLUMNS)] * own + [SHAPES[x] for x in added]
     drawn = samples.operands(check.loss, check.values, check.operand_dtypes, shapes, check.device)
     for x, name in zip(drawn[own:], added, strict=True):
-        if name == "scalar":  # a weight or a mask that is 0 everywhere has tests of its own
+        if name == "scalar":  # A weight or a mask that is 0 everywhere has its own tests.
             x.fill_(1.5)
     return drawn
 
@@ -59,7 +59,9 @@ def require_right(check: Check, *added: str) -> None:
 
 
 def reductions(loss: Loss, device: str) -> tuple[str, ...]:
-    """All of them for the representatives by their formulas. An element is the same in all: else one is enough."""
+    """All reductions for the representatives, by their formulas. An element is the same in all: otherwise one is
+    enough.
+    """
     by_formula = not runs_kernels(torch.empty(0, device=device))
     return REDUCTIONS if by_formula and loss in representatives() else ("mean",)
 
@@ -146,7 +148,7 @@ def test_dtypes(name: str, dtypes: tuple[str, ...], device: str) -> None:
 
 
 def test_optional_operands_and_numbers_join_them(device: str) -> None:
-    """A number in place of an operand, a weight that is a number, and a mask: three ways not to be an operand."""
+    """A number in place of an operand, a weight that is a number, and a mask: three arguments that are no operands."""
     scaled = cupylosses.define_loss(
         "scaled_error",
         "scale * square(input - target)",
@@ -185,7 +187,9 @@ def test_an_element_without_weight_has_no_gradient(content: float, device: str) 
     kernels=[("log_cosh_loss", "none"), ("gaussian_nll_loss", "mean")],
 )
 def test_a_weight_of_0_has_torchs_second_derivatives(name: str, reduction: str, device: str) -> None:
-    """How the derivative with respect to it moves with the operands is their derivative; nothing else moves."""
+    """The derivative of its gradient with respect to an operand is the operand's derivative; no other gradient depends
+    on it.
+    """
     loss = registry()[name]
     own = samples.operands(loss, loss.values(), ["float64"] * len(loss.operands), [(3, 4)] * len(loss.operands))
     leaves = [x.to(device).requires_grad_() for x in (*own, torch.tensor([0.0, 1.5, 0.0, -0.5], dtype=torch.float64))]
@@ -216,7 +220,7 @@ def test_what_is_not_finite_moves_no_weight(content: float, device: str) -> None
 
 
 def test_an_infinite_slope_moves_no_weight(device: str) -> None:
-    """That of x - t + t log(t / x) in t, at 0; the slope in x is 1."""
+    """The loss x - t + t log(t / x) in t, at 0; the slope in x is 1."""
     x = torch.tensor([0.5, 0.5], device=device, requires_grad=True)
     t = torch.tensor([0.0, 0.5], device=device, requires_grad=True)
     weight = torch.zeros(2, device=device, requires_grad=True)
@@ -232,14 +236,15 @@ def test_an_infinite_slope_moves_no_weight(device: str) -> None:
 
 
 def test_weights_are_learned_from_0(device: str) -> None:
-    """Ren, Zeng, Yang and Urtasun, "Learning to Reweight Examples for Robust Deep Learning", ICML 2018: an example
-    weighs as much as a step along its gradient, away from a weight of 0, lowers the loss of clean examples.
+    """Ren, Zeng, Yang and Urtasun, "Learning to Reweight Examples for Robust Deep Learning", ICML 2018: the weight of
+    an example is the amount by which a step along its gradient, away from a weight of 0, lowers the loss of clean
+    examples.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, 3, dtype=torch.float64, generator=generator).to(device)
     truth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, device=device)
     targets = inputs @ truth
-    targets[:20] *= -3  # of 40 examples, and 20 clean ones
+    targets[:20] *= -3  # Of 40 examples, and 20 clean ones.
     (x, clean_x), (y, clean_y) = inputs.split([40, 20]), targets.split([40, 20])
 
     def learned(model: Tensor) -> Tensor:
@@ -284,9 +289,9 @@ def test_what_counts_is_not_shielded(device: str) -> None:
 
 
 def test_zeros_have_no_sign(device: str) -> None:
-    """Also where the element is negative."""
+    """Even where the element is negative."""
     x = torch.full((4,), -0.25, device=device)
-    target = torch.full((4,), 0.25, device=device)  # kl_div is negative here
+    target = torch.full((4,), 0.25, device=device)  # kl_div is negative here.
     masked = F.kl_div(x, target, mask=torch.zeros(4, dtype=torch.bool, device=device), reduction="none")
     weightless = F.kl_div(x, target, weight=torch.zeros(4, device=device), reduction="none")
     number = F.kl_div(x, target, weight=0, reduction="none")
@@ -311,7 +316,7 @@ def test_nothing_counts(nothing: str, reduction: str, device: str) -> None:
     # huber_loss divides by the number of elements, whatever their weights.
     by_count = nothing != "mask" and reduction == "mean"
     both = [(F.mse_loss, True), (F.huber_loss, not by_count)]
-    # Only where they divide by different numbers do kernels of both say more than those of one.
+    # Kernels of both prove more than those of one only where they divide by different numbers.
     for function, empty in both if by_count or not runs_kernels(x) else both[1:]:
         value = function(x, y, reduction=reduction, **options)
         assert bool(value.isnan().all()) == (empty and "mean" in reduction and reduction != "batchmean")
@@ -348,7 +353,7 @@ def test_one_pass_or_two(added: dict[str, Any], reduction: str) -> None:
 
 @pytest.mark.kernels
 def test_a_count_that_changes_leaves_no_stale_gradient() -> None:
-    """The expectation is of grad_output, not of what the mask leaves: each call divides by its own count."""
+    """The expectation is of grad_output, not of the mask's count: each call divides by its own count."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 2503, generator=generator).to(KERNELS)
     x.requires_grad_()
@@ -365,7 +370,7 @@ def test_a_count_that_changes_leaves_no_stale_gradient() -> None:
     for setting, pair in zip(settings, expected, strict=True):
         for a, b in zip(step(*setting), pair, strict=True):
             assert same_bits(a, b), setting
-    # The mask of the next call, made before this one's backward.
+    # The mask of the next call, made before this call's backward.
     first = F.huber_loss(x, y, mask=random < 0.5)
     F.huber_loss(x, y, mask=random < 0.1).backward()
     assert same_bits(torch.autograd.grad(first, x)[0], expected[0][1])
@@ -434,7 +439,7 @@ def test_numbers_compile_nothing_anew() -> None:
 
 
 def differentiable(function: Callable[..., Tensor], device: str) -> tuple[Callable[..., Tensor], list[Tensor], Tensor]:
-    """A mean with a mask as a function of prediction, target and weights, in float64; these, and the mask."""
+    """A mean with a mask as a function of prediction, target and weights, in float64; these operands, and the mask."""
     generator = torch.Generator().manual_seed(0)
     drawn = [x.to(device).requires_grad_() for x in torch.rand(2, 3, 4, dtype=torch.float64, generator=generator)]
     weight = (torch.rand(4, dtype=torch.float64, generator=generator) + 0.5).to(device).requires_grad_()
@@ -444,7 +449,7 @@ def differentiable(function: Callable[..., Tensor], device: str) -> tuple[Callab
 
 @reference_and_kernels("options", [{}, {"dim": 0}, {"dim": 1}, {"reduction": "none"}], kernels=[({},)])
 def test_derivatives_of_any_order(options: dict[str, Any], device: str) -> None:
-    """The quotient rule: the divisor moves with the weights."""
+    """The quotient rule: the divisor depends on the weights."""
     function, leaves, _ = differentiable(F.mse_loss, device)
 
     def bound(*x: Tensor) -> Tensor:
@@ -509,7 +514,7 @@ def test_integer_weights_have_a_way_out(device: str) -> None:
 
 
 def test_run_without_gradients_of_the_weight(device: str) -> None:
-    """A weight that requires none stays out of the graph, and has the bits of one that does."""
+    """A weight that requires no grad stays out of the graph, and gives the bits of one that does."""
     function, leaves, _ = differentiable(F.huber_loss, device)
     together = run(function, leaves, (True, True, True), -1.5)
     alone = run(function, leaves, (True, False, False), -1.5)

@@ -1,7 +1,7 @@
-"""The checks are checked: every property fails for functions that are wrong in the way that it is there to find.
+"""Tests of the checks: every property fails for functions with the error that it should find.
 
 A wrong function is made from the right one, by changing its value or the gradient on its way back. A table says which
-properties must notice; that the right functions satisfy them all is what the other tests show.
+properties must notice; the other tests show that the right functions have them all.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def value(change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], Func
 
 
 def operands(change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], Function]:
-    """Changes what is computed from."""
+    """Changes the operands."""
     return lambda function, loss: lambda *xs, **options: function(*map(change, xs), **options)
 
 
 def argument(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], Function]:
-    """Changes one of the arguments that every loss takes, where it is given."""
+    """Changes one of the common arguments, if it is passed."""
 
     def spoil(function: Function, loss: Loss) -> Function:
         def wrong(*operands: Tensor, **options: Any) -> Tensor:
@@ -104,7 +104,7 @@ def swapped_gradients(function: Function, loss: Loss) -> Function:
 
 
 def other_kinks(function: Function, loss: Loss) -> Function:
-    """Right everywhere but at the declared kinks, where the first operand's gradient is another convention."""
+    """Right everywhere except at the declared kinks, where the first operand's gradient follows another convention."""
 
     def wrong(*xs: Tensor, **options: Any) -> Tensor:
         at = torch.zeros_like(xs[0], dtype=torch.bool)
@@ -151,7 +151,7 @@ def loses_the_tail(function: Function, loss: Loss) -> Function:
 
 
 def assumes_contiguity(function: Function, loss: Loss) -> Function:
-    """Reads memory in order, whatever the strides say."""
+    """Reads memory in order and ignores strides."""
 
     def straight(x: Tensor) -> Tensor:
         strides = torch.empty(x.shape, device="meta").stride()
@@ -194,7 +194,7 @@ def right_for_all_wrong_for_one(function: Function, loss: Loss) -> Function:
 
 
 def other_value_with_gradients(function: Function, loss: Loss) -> Function:
-    """Another order of additions when gradients are wanted: an error in the last place."""
+    """Another order of additions with gradients: an error in the last place."""
 
     def wrong(*xs: Tensor, **options: Any) -> Tensor:
         y = function(*xs, **options)
@@ -212,14 +212,14 @@ def spoils_its_operand(function: Function, loss: Loss) -> Function:
     def wrong(*xs: Tensor, **options: Any) -> Tensor:
         y = function(*xs, **options)
         with torch.no_grad():
-            xs[0].data.mul_(1 + 2**-7)  # unlike detach(): unnoticed by torch
+            xs[0].data.mul_(1 + 2**-7)  # Unlike detach(), unnoticed by torch.
         return y
 
     return wrong
 
 
 def late_upstream_gradient(function: Function, loss: Loss) -> Function:
-    """Each backward pass has the upstream gradient of the one before."""
+    """Each backward pass gets the previous upstream gradient."""
     last = [1.0]
 
     def late(g: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def late_upstream_gradient(function: Function, loss: Loss) -> Function:
 
 
 def offsets_of_32_bits(function: Function, loss: Loss) -> Function:
-    """Strides lose what 32 bits do not hold."""
+    """Strides truncated to 32 bits."""
     return operands(lambda x: x.as_strided(x.shape, [s % (1 << 32) for s in x.stride()]))(function, loss)
 
 
@@ -333,23 +333,23 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
 
 
 def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
-    """Whether a property has nothing to hold this loss against, or the loss is right all the same."""
+    """True if a property does not apply to this loss, or the changed loss is still right."""
     if check is P.agrees_with_torch:
         return loss.torch is None
     if check is P.reads_beyond_32_bits:
         return not any(x.integer for x in loss.operands)
     if check is P.follows_declared_kinks:
-        # A flipped 0 is 0.
+        # A negated 0 is 0.
         kinks = loss.kinks(**loss.values())
         return not any(k.value or any(k.gradient) for k in kinks) if name == "sign flipped" else not kinks
     if name == "NaN spread" and loss.mean_of_rows:
-        return check is not P.propagates_nan  # the edges are one row, which is NaN as a whole
+        return check is not P.propagates_nan  # The edges are one row, which is NaN as a whole.
     return name.startswith("another convention") and not loss.kinks(**loss.values())
 
 
 def pairs() -> list[Any]:
-    """Each wrong function with each property that must notice, of a representative in turn, on the reference path; with
-    ``--thorough`` of all of them, in kernels too.
+    """Each wrong function with each property that must notice, for a representative in turn, on the reference path;
+    with ``--thorough`` for all of them, in kernels too.
     """
     found = []
     pairs = [(name, check) for name, (_, checks) in WRONG.items() for check in checks]
@@ -367,7 +367,7 @@ def pairs() -> list[Any]:
 def test_wrong_function_is_caught(name: str, check: Callable[..., None], loss: Loss, device: str) -> None:
     spoil, right = WRONG[name][0], getattr(F, loss.name)
     check(right, loss, device=device)
-    # gradcheck has an exception of its own.
+    # gradcheck raises its own exception.
     with pytest.raises((AssertionError, GradcheckError)):
         check(by_name(spoil(by_position(loss), loss), loss), loss, device=device)
 
@@ -381,7 +381,7 @@ def test_every_property_can_fail() -> None:
 
 @pytest.mark.representatives
 def test_lost_gradient_raises(loss: Loss) -> None:
-    """A gradient that silently does not exist is an error of torch's in every check that asks for it."""
+    """torch raises for a missing gradient in every check that requests it."""
 
     def wrong(first: Tensor, *rest: Tensor, **options: Any) -> Tensor:
         return by_position(loss)(first, *(x.detach() for x in rest), **options)
