@@ -65,7 +65,7 @@ def main() -> int:
     for result in failed:
         console.print(f"{result.job.title}: {'; '.join(result.complaints)}", markup=False, highlight=False)
     cached = sum(x.cached for x in results)
-    console.print(f"{len(results)} kernels compiled ({cached} of them earlier), {len(failed)} with complaints")
+    console.print(f"{len(results)} kernels compiled ({cached} of them earlier), {len(failed)} with defects")
     return 1 if failed else 0
 
 

@@ -192,7 +192,7 @@ def step(what: str, command: "list[str]", log: Path) -> None:
         status = subprocess.call(command, cwd=str(ROOT), stdout=file, stderr=subprocess.STDOUT)
     print(f" {'failed after ' if status else ''}{time.monotonic() - begin:.0f} s", flush=True)
     if status:
-        sys.exit(f"run.py: `{' '.join(command)}` failed with status {status}; what it printed is in {log}.")
+        sys.exit(f"run.py: `{' '.join(command)}` failed with status {status}; its output is in {log}.")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def check_requirements(extras: "list[str]") -> None:
 
     missing = []
     for name in requirements(extras):
-        # CuPy has one distribution per CUDA version and finds its libraries in many places; only an import tells.
+        # CuPy has one distribution per CUDA version and finds its libraries in many places: look for the module.
         if name.startswith(("cupy", "nvidia")):
             if name.startswith("cupy") and importlib.util.find_spec("cupy") is None:
                 missing.append(name)
@@ -225,7 +225,7 @@ def check_requirements(extras: "list[str]") -> None:
             missing.append(name)
     if missing:
         sys.exit(
-            f"run.py: {sys.executable} lacks {', '.join(missing)}. Leave out --here to get an environment made, or "
+            f"run.py: {sys.executable} lacks {', '.join(missing)}. Leave out --here to create an environment, or "
             f"install them: `{sys.executable} -m pip install -c constraints.txt -e '.[{','.join(extras)}]'`."
         )
 

@@ -506,7 +506,7 @@ def test_script_fails_with_a_complaint(
     assert run_script("--nvrtc", "/13", "--arch", "sm_90", "--broad", "--loss", FIRST.name) == 1
     count = len(gate_subsets.broad(FIRST, "sm_90"))
     output = capsys.readouterr().out
-    assert f"{count} kernels compiled (0 of them earlier), {count} with complaints" in output
+    assert f"{count} kernels compiled (0 of them earlier), {count} with defects" in output
     assert output.count("by NVRTC 13.8: it is wrong") == count
 
 

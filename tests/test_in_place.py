@@ -550,7 +550,7 @@ def test_errors_are_torchs(i: int) -> None:
 
 @pytest.mark.kernels
 def test_labels_out_of_range_are_reported_by_a_later_call() -> None:
-    """Where torch ends the CUDA context. On the host, the call itself reports the label."""
+    """A label that ends the CUDA context in torch. On the host, the call itself reports it."""
     call: Callable[[], Tensor] = lambda: F.cross_entropy(draw(), labels(classes=2) + 4)  # noqa: E731
     with patch_torch() as report, pytest.raises(IndexError, match=r"`target\[\d\]` must be a class index, 0 to 4"):
         assert call().isnan()

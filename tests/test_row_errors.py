@@ -359,7 +359,7 @@ def test_settings_that_are_equal_are_not_the_same() -> None:
 
 
 def test_settings_of_operands_of_other_kinds() -> None:
-    """The same settings mean another class dimension, or another kind of target, for other operands."""
+    """For other operands the same settings mean another class dimension, or another kind of target."""
     x = torch.randn(6, 5)
     for _ in range(2):
         alone = [F.cross_entropy(row, y) for row, y in zip(x, torch.arange(5), strict=False)]

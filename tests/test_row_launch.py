@@ -180,7 +180,7 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
 
 @given(logits())
 def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
-    """Where a thread moves neighbouring classes, logits and gradients of a row are equally far from an aligned address.
+    """Logits and gradients of a row are equally far from an aligned address where a thread moves neighbouring classes.
     Where it moves neighbouring rows, both are aligned and there are as many rows as a vector holds.
     """
     shape, class_dim, dtype, strides, address = x

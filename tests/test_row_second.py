@@ -213,7 +213,7 @@ def test_rows_without_a_value(name: str, row: list[float], along: list[float], n
 
 
 def test_a_slope_of_zero_moves(no_formula: None) -> None:
-    """Where lse is 0 its square has slope 0, and a curvature."""
+    """lse^2 at lse = 0 has slope 0, and a curvature."""
     x = torch.full((1, 4), -torch.tensor(4.0).log().item(), dtype=torch.float64, device=KERNELS, requires_grad=True)
     function = partial(
         F.cross_entropy, target=torch.tensor([1], device=KERNELS), weight=torch.zeros(4).to(x), z_loss=0.5

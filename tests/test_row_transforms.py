@@ -399,7 +399,7 @@ def test_calls_are_found_by_text() -> None:
 
 
 def test_a_loss_of_rows_of_ones_own_is_another() -> None:
-    """Of a name that the library has, or not."""
+    """Calls under a name of the library, or another one."""
     found = row_registry()["softmax_focal_loss"]
     own, other = replace(found), replace(found, row="weight * nll * nll")
     assert own.key != found.name and own.key.startswith(f"{found.name}-")

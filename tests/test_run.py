@@ -112,7 +112,7 @@ def test_a_step_is_one_line_and_what_it_prints_is_kept(
     program = "import sys; print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(int(sys.argv[1]))"
     script.step("doing something", [sys.executable, "-c", program, "0"], log)
     assert re.fullmatch(r"run\.py: doing something \.\.\. \d+ s\n", capfd.readouterr().out)
-    with pytest.raises(SystemExit, match=rf"failed with status 3; what it printed is in {re.escape(str(log))}\."):
+    with pytest.raises(SystemExit, match=rf"failed with status 3; its output is in {re.escape(str(log))}\."):
         script.step("doing more", [sys.executable, "-c", program, "3"], log)
     out, error = capfd.readouterr()
     assert re.fullmatch(r"run\.py: doing more \.\.\. failed after \d+ s\n", out) and not error

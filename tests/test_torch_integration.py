@@ -455,7 +455,7 @@ def test_meta_tensors(loss: Loss) -> None:
 
 @pytest.mark.representatives
 def test_operand_used_twice(loss: Loss, device: str) -> None:
-    """The same tensor as two operands: its gradient is the sum of both."""
+    """One tensor as two operands: its gradient is the sum of both."""
     function = by_position(loss)
     x = torch.rand(9, device=device, requires_grad=True)
     copies = [x.detach().clone().requires_grad_() for _ in loss.operands]

@@ -31,8 +31,8 @@ AnySweep = Sweep | RowSweep
 OTHERS = ("shape", "reduction", "layout", "compile", "full", "everything", "plot")
 
 LEGEND = (
-    "Errors are in units in the last place (ulp) of the result or, where something had to cancel, of the arithmetic\n"
-    "at the size of what cancelled; `plain` is always the former. The truth has 64 digits and more.\n"
+    "Errors are in units in the last place (ulp) of the result or, where terms cancel, of the arithmetic at the size\n"
+    "of these terms; `plain` always uses the former. The truth has at least 64 digits.\n"
     f"Allowed: {BAR:g} ulp, for the value and for each gradient."
 )
 

@@ -197,13 +197,13 @@ def mebibytes(size: int | None) -> str:
 def legend(timed: bool) -> str:
     """The units of the columns."""
     text = (
-        "Worst errors in units in the last place (ulp) of the result or, where something cancels, of the arithmetic, "
+        "Worst errors in units in the last place (ulp) of the result or, where terms cancel, of the arithmetic, "
         "against float64."
     )
     if timed:
         text += (
-            "\nms: forward and backward, median; of a copy: the time of a copy of as many bytes; MiB: peak memory "
-            "beyond operands and results."
+            "\nms: forward and backward, median; of a copy: the speed relative to a copy of as many bytes; MiB: peak "
+            "memory beyond operands and results."
         )
     return text
 

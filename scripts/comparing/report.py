@@ -134,9 +134,9 @@ def legend() -> str:
     """The units of the columns."""
     table = ", ".join(f"{name} {t.element:g}" for name, t in TABLE.items())
     return (
-        "Errors are in units in the last place (ulp) of the result, against a float64 truth; torch's stand beside.\n"
+        "Errors are in units in the last place (ulp) of the result, against a float64 truth, beside torch's.\n"
         f"Allowed: half a unit, plus {table} epsilons of the arithmetic on the size of the terms, or torch's error.\n"
-        "Times, on a GPU, are medians of forward and backward (of forward where nothing requires grad)."
+        "Times, on a GPU, are medians of forward and backward (of forward alone if nothing requires grad)."
     )
 
 

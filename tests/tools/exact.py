@@ -120,7 +120,9 @@ class Jet:
         self.value, self.first, self.second = value, first or {}, second or {}
 
     def size(self, x: Sequence[mpf]) -> mpf:
-        """How far the number moves, relative to the movement, when the operands do; at least its absolute value."""
+        """The distance that the number moves, relative to the movement, when the operands move; at least its absolute
+        value.
+        """
         size = abs(self.value)
         moved = mp.fsum(abs(x[i] * d) for i, d in self.first.items() if mp.isfinite(d))
         return max(moved, size) if mp.isfinite(size) else _ZERO
