@@ -309,7 +309,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
 
 def kernels_of(tasks: list[Any]) -> dict[Any, None]:
     """Kernels that a run of tasks compiles."""
-    with host.noting() as found:
+    with host.recording() as found:
         for x in tasks:
             if x.calls:
                 x.calls(x.check)
@@ -377,7 +377,7 @@ def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.Mon
     speed, overview = (importlib.import_module(f"comparing.{x}") for x in ("speed", "overview"))
     for loss in (registry()["charbonnier_loss"], row_registry()["cross_entropy"]):
         workload = speed.workload(loss, 1 << 20)
-        with host.noting() as kernels:
+        with host.recording() as kernels:
             speed.calls(workload)
         assert "value_and_gradient" in {x.kind for x in kernels}
         fields, problems = speed.measure(workload)
@@ -409,7 +409,7 @@ def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[
     monkeypatch.setattr(background, "workers", lambda: None)
     monkeypatch.setattr(background, "for_gpu", lambda kernel, workers: compiled.append(kernel))
     # Records kernels of CPU tensors in place of those of CUDA tensors.
-    monkeypatch.setattr(host, "noting", lambda gpu, noting=host.noting: noting())
+    monkeypatch.setattr(host, "recording", lambda gpu, recording=host.recording: recording())
     return compiled
 
 
@@ -550,7 +550,7 @@ def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.Mon
         return [(check, x.calls) for x in sections(*arguments) if x.calls for check in x.checks]
 
     def needed(calls: list[Any]) -> int:
-        with host.noting() as kernels:
+        with host.recording() as kernels:
             for check, call in calls:
                 call(check)
         return len(kernels)
@@ -618,7 +618,7 @@ def test_layouts_of_rows_are_what_the_engine_takes() -> None:
     for layout, (shape, dim) in row_check.layouts(loss, "indices", ("float32",), row_check.chip_of("cpu")).items():
         check = row_check.RowCheck(loss, "indices", layout=layout)
         assert check.laid == (shape, dim)
-        with host.noting() as kernels:
+        with host.recording() as kernels:
             check.ours()(*check.operands())
         found = {(x.layout, x.cluster > 1) for x in kernels if x.kind == "value"}
         kind = {"cluster": "block", "copied": "lanes"}.get(layout, layout)

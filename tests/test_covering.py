@@ -37,7 +37,7 @@ def test_every_setting_is_met(loss: Loss) -> None:
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_kernels_are_few(loss: Loss) -> None:
     """Few kernels, but each gradient is a sum somewhere."""
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         for check in filter(contains, everything(loss)):
             operands = check.operands()
             run(check.ours(), operands, check.gradients_of, check.upstream(operands)[0])

@@ -189,7 +189,7 @@ def test_gradient_over_logits_with_gaps_is_a_new_one(cupy: Any, place: str) -> N
 
 
 @contextmanager
-def noted_sizes(cupy: Any) -> Any:
+def recorded_sizes(cupy: Any) -> Any:
     """Records the sizes of allocations in bytes, within the context."""
     sizes: list[int] = []
     allocate = cupy.cuda.get_allocator()
@@ -209,10 +209,10 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradient(cupy: Any, kind: s
     given = arrays(cupy, given)
     value_and_grad(name, **given)
     full = given["input"].nbytes
-    with noted_sizes(cupy) as sizes:
+    with recorded_sizes(cupy) as sizes:
         value_and_grad(name, **given)
     assert full in sizes and sum(sizes) < 1.25 * full
-    with noted_sizes(cupy) as sizes:
+    with recorded_sizes(cupy) as sizes:
         getattr(F, name)(**given)
         if kind == "indices":
             value_and_grad(name, **given, inplace_backward=True)
@@ -320,7 +320,7 @@ def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh
     (_, device), *_ = softmax_arguments.plans.values()
     assert not device._captured
     stream.capturing = True
-    with noted_sizes(cupy) as sizes:
+    with recorded_sizes(cupy) as sizes:
         found = value_and_grad(name, **given)
     assert [x.memory.size for x in device._captured] == sizes and sizes
     for a, b in zip(found, expected, strict=True):

@@ -585,7 +585,7 @@ def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             run(partial(by_position(loss), reduction=reduction), operands, (True,) * count, 2.0)
 
     before = host.counters.compiled, host.counters.launches
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         calls()
         with host.execution(seed=1):
             calls()
@@ -600,7 +600,7 @@ def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_kernel_that_does_not_compile_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Variant, "source", lambda self: "no CUDA")
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         F.mse_loss(torch.rand(3), torch.rand(3))
     seen: list[None] = []
     host.build_ahead(kernels, lambda: seen.append(None))

@@ -541,7 +541,7 @@ def slow_compiler(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Counte
 
 
 def test_threads_compile_each_kernel_once_and_others_meanwhile(slow_compiler: Counter[str]) -> None:
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         for loss in (F.mse_loss, F.l1_loss):
             x = torch.rand(SHAPE, requires_grad=True)
             loss(x, torch.rand(SHAPE)).backward()
@@ -564,7 +564,7 @@ def test_threads_compile_each_kernel_once_and_others_meanwhile(slow_compiler: Co
 def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
     """Two definitions of one source: CuPy keeps one module, and would drop that of the slower thread."""
     losses = [cupylosses.define_loss("twice", "square(input - target)") for _ in range(2)]
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         for loss in losses:
             loss(torch.rand(3), torch.rand(3))
     assert len(kernels) == 2 and len({x.source() for x in kernels}) == 1
@@ -574,7 +574,7 @@ def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
 
 def test_a_kernel_keeps_the_shared_memory_that_it_was_allowed(slow_compiler: Counter[str]) -> None:
     """Launches that need the most shared memory come again after others that need less."""
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         F.cross_entropy(torch.rand(3, 64), torch.zeros(3, dtype=torch.int64))
     (variant, *_) = (x for x in kernels if x.kind == "value")
     for asked, allowed in ((1 << 10, SHARED_BYTES), (200 << 10, 200 << 10), (100 << 10, 200 << 10)):
@@ -583,7 +583,7 @@ def test_a_kernel_keeps_the_shared_memory_that_it_was_allowed(slow_compiler: Cou
 
 
 def test_the_first_error_ends_it() -> None:
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         F.mse_loss(torch.rand(3), torch.rand(3))
 
     def fail(variant: Variant) -> None:
@@ -638,7 +638,7 @@ def test_cache_is_filled_without_a_gpu(no_gpu: Path, monkeypatch: pytest.MonkeyP
     def compile(*_: Any, **__: Any) -> None:
         raise AssertionError("compiled again")
 
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         for reduction in ("mean", "none"):
             F.mse_loss(torch.rand(SHAPE), torch.rand(SHAPE), reduction=reduction)
     monkeypatch.setattr(cupys, "_get_arch", lambda: ARCHITECTURE.removeprefix("sm_"))

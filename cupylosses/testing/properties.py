@@ -98,12 +98,12 @@ def agrees_with_torch(
     theirs = run(twin, wide, wanted, 1.0)
     sizes = truth(loss, wide, loss.values(case), reduction)
     ours = run(_bind(function, loss, case, reduction), operands, wanted, 1.0)
-    _require_close("value", _held_against(ours.value, theirs.value, sizes.value))
+    _require_close("value", _comparison(ours.value, theirs.value, sizes.value))
     for operand, w, found, exact, size in zip(
         loss.operands, wanted, ours.gradients, theirs.gradients, sizes.gradients, strict=True
     ):
         if w:
-            _require_close(f"gradient of {operand.name}", _held_against(found, exact, size))
+            _require_close(f"gradient of {operand.name}", _comparison(found, exact, size))
 
 
 def _has_gradient(function: Function, operands: Sequence[Tensor], position: int) -> bool:
@@ -114,7 +114,7 @@ def _has_gradient(function: Function, operands: Sequence[Tensor], position: int)
     return True
 
 
-def _held_against(found: Tensor | None, exact: Tensor | None, size: Expected | None) -> Comparison:
+def _comparison(found: Tensor | None, exact: Tensor | None, size: Expected | None) -> Comparison:
     if found is None or exact is None or size is None:
         raise AssertionError("a gradient is missing")
     # Where torch's formula is 0 * inf, only the truth is right.

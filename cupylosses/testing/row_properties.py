@@ -124,14 +124,14 @@ def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
     """Records the layouts of new plans within the context."""
     found: list[softmax_layout.RowLayout] = []
 
-    def noting(layout: Callable[..., softmax_layout.RowLayout]) -> Callable[..., softmax_layout.RowLayout]:
+    def recording(layout: Callable[..., softmax_layout.RowLayout]) -> Callable[..., softmax_layout.RowLayout]:
         def note(*arguments: Any) -> softmax_layout.RowLayout:
             found.append(layout(*arguments))
             return found[-1]
 
         return note
 
-    both = {name: noting(getattr(softmax_layout, name)) for name in ("row_layout", "gather_layout")}
+    both = {name: recording(getattr(softmax_layout, name)) for name in ("row_layout", "gather_layout")}
     with mock.patch.multiple(softmax_layout, **both):
         yield found
 

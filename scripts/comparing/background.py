@@ -58,7 +58,7 @@ class BackgroundCompiler:
 
         Only between calls that launch: planning replaces the launcher of all of them.
         """
-        with host.noting(self._gpu) as found, suppress(Exception):
+        with host.recording(self._gpu) as found, suppress(Exception):
             # An exception is left to the real call to raise.
             calls()
         for kernel in found:

@@ -12,7 +12,7 @@ Needs a C++17 compiler (``CXX``, ``c++``, ``g++`` or ``clang++``) on Linux. A te
 """
 
 from cupylosses.testing.counters import counters
-from cupylosses.testing.host.ahead import build_ahead, noting
+from cupylosses.testing.host.ahead import build_ahead, recording
 from cupylosses.testing.host.build import HostCompileError, find_compiler
 from cupylosses.testing.host.execution import active, execution
 from cupylosses.testing.host.launch import KernelFault, obstacle, run_source
@@ -25,7 +25,7 @@ __all__ = [
     "counters",
     "execution",
     "find_compiler",
-    "noting",
     "obstacle",
+    "recording",
     "run_source",
 ]

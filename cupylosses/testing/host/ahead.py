@@ -1,10 +1,10 @@
 """Compiles many kernels at once, before the first of them runs.
 
 Without this, each kernel is compiled when it is first needed, one after another. A caller that knows the coming calls
-makes them once within `noting`, where nothing is compiled or launched, and passes the recorded kernels to
+makes them once within `recording`, where nothing is compiled or launched, and passes the recorded kernels to
 `build_ahead`:
 
-    with host.noting() as kernels:
+    with host.recording() as kernels:
         calls()
     host.build_ahead(kernels)
     with host.execution():
@@ -26,27 +26,27 @@ from cupylosses.warmup import in_threads
 
 
 @contextmanager
-def noting(gpu: bool = False) -> Iterator[dict[Variant, None]]:
+def recording(gpu: bool = False) -> Iterator[dict[Variant, None]]:
     """Within this context, losses of CPU tensors record the kernels that they would run, and run none: results hold
     NaN.
 
     This includes any `execution` within it. The recorded kernels are keys, in the order of their first use. With
     ``gpu``, CUDA tensors record instead, and results are uninitialised.
     """
-    noted: dict[Variant, None] = {}
+    recorded: dict[Variant, None] = {}
     kind: Any = autograd.TorchDevice if gpu else HostDevice
 
-    class Noting(Launcher):
+    class Recorder(Launcher):
         @classmethod
         def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
-            noted[variant] = None
+            recorded[variant] = None
             return (lambda *_: None), None
 
-    before, kind.launcher = kind.launcher, Noting
+    before, kind.launcher = kind.launcher, Recorder
     try:
         # Drops earlier plans, which would launch, and afterwards the plans made here, which would not.
         with _no_plans() if gpu else execution():
-            yield noted
+            yield recorded
     finally:
         kind.launcher = before
 
