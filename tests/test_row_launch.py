@@ -119,7 +119,7 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
 
 
 def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = False) -> None:
-    """True if the layout has room for classes of this many bytes, for logits alone or with dense targets."""
+    """Asserts that the layout has room for classes of this many bytes, for logits alone or with dense targets."""
     vector = layout.lanes * size
     assert layout.lanes in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0

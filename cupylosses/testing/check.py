@@ -32,7 +32,7 @@ EDGES = "edges"
 #: The upstream gradients of a reduced loss: the one that forward expects, and another one.
 GRAD_OUTPUTS = (1.0, -1.75)
 
-#: Up to this many elements, the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
+#: Below this many elements, the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
 TRUTH_ON_CPU = 1 << 22
 
 

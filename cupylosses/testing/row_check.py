@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Arguments that are arrays if they are True: this one, and class weights under the loss's own name.
 MASK = "mask"
 
-#: From this number of arguments on, values are not printed.
+#: Beyond this number of arguments, their values are not printed.
 MANY = 4
 
 #: In place of a layout: a shape that the user requested.

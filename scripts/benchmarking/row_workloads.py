@@ -41,7 +41,7 @@ class RowWorkload(Workload):
     """A loss of rows. ``shapes`` are those of the logits (classes in the second dimension), of the target and, with a
     ``weight`` in ``case``, of the class weights.
 
-    ``kind`` is the kind of target, as in `RowLoss`; ``beside`` names the workload to compare with.
+    ``kind`` is the kind of target, as in `RowLoss`; ``beside`` is the workload to compare with.
     """
 
     loss: RowLoss

@@ -43,7 +43,7 @@ class Workload:
     """One loss with its options, on operands of one dtype.
 
     ``eager`` is the expression that torch users write, if it is not torch's own function with these options; ``beside``
-    names the workload to compare with, if any.
+    is the workload to compare with, if any.
     """
 
     loss: Loss
