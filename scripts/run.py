@@ -157,7 +157,7 @@ def installation_fingerprint(cuda: int) -> str:
 
 
 def create(environment: Path, log: Path) -> None:
-    """A virtual environment. If Python lacks ensurepip (Debian), this Python's pip fills it."""
+    """Creates a virtual environment. If Python lacks ensurepip (Debian), this Python's pip fills it."""
     command = [sys.executable, "-m", "venv", str(environment)]
     if importlib.util.find_spec("ensurepip") is None:
         if importlib.util.find_spec("venv") is None or importlib.util.find_spec("pip") is None:

@@ -109,7 +109,7 @@ def compare_rows(mesh: DeviceMesh, device: str) -> None:
 
 
 def main(names: list[str], backend: str) -> None:
-    """Entry point of both processes; the first one reports."""
+    """Runs in both processes; the first one reports."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":

@@ -59,7 +59,7 @@ REDUCTIONS = ("mean", "none")
 
 @pytest.fixture(autouse=True)
 def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
-    """The chip for which LAYOUTS and SIZES are made, also on a GPU that has more."""
+    """Plans for the chip that LAYOUTS and SIZES assume, even on a GPU that has more."""
     if GPU:
         F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
         device = autograd.devices[torch.cuda.current_device()]

@@ -56,7 +56,7 @@ of_each_loss = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> Iterator[None]:
-    """The chip for which TERM_LAYOUTS are made, also on a GPU that has more."""
+    """Plans for the chip that TERM_LAYOUTS assume, even on a GPU that has more."""
     if GPU:
         x = torch.zeros(1, 2, device=KERNELS)
         cupylosses.functional.cross_entropy(x, x)

@@ -231,7 +231,7 @@ class Inputs:
 
 
 def step(call: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-    """One forward, and backward if an operand requires grad; gradients are dropped at once, as by an optimizer."""
+    """Runs one forward, and backward if an operand requires grad; gradients are dropped at once, as by an optimizer."""
     value = call(*operands)
     if value.requires_grad:
         value.sum().backward() if value.dim() else value.backward()

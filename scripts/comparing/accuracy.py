@@ -190,7 +190,7 @@ def _shown(x: float, dtype: str) -> str:
 
 
 def summary(console: Console, found: Sequence[Row], seconds: float) -> None:
-    """One line per loss, and the verdict."""
+    """Prints one line per loss, and the verdict."""
     table = Table("loss", title="Summary", title_justify="left", box=None, pad_edge=False)
     for title in ("results", "over", "worst value ulp", "worst grad ulp"):
         table.add_column(title, justify="right")

@@ -67,7 +67,7 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
 
 
 def launch(check: Check) -> None:
-    """The value alone; then value and gradients, for each upstream gradient that takes another path through the
+    """Launches the value alone; then value and gradients, for each upstream gradient that takes another path through the
     kernels.
     """
     import torch
