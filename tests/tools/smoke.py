@@ -67,8 +67,8 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
 
 
 def launch(check: Check) -> None:
-    """Launches the value alone; then value and gradients, for each upstream gradient that takes another path through the
-    kernels.
+    """Launches the value alone; then value and gradients, for each upstream gradient that takes another path through
+    the kernels.
     """
     import torch
 
