@@ -545,3 +545,15 @@ def test_an_address_unlike_the_one_before_is_not_read_in_vectors() -> None:
     shifted = torch.cat((x[:1], x))[1:]
     found = autograd._locate(F.mse_loss.loss, (shifted, y), Reduction("mean"), ())
     assert found is not None and found[0].tensors[0].misalignment == shifted.data_ptr() % 16 == 4
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", ["mse_loss", "cross_entropy"])
+def test_a_call_of_another_grad_mode_is_not_like_the_one_before(name: str, first: bool) -> None:
+    """A validation under no_grad once left the training after it without gradients."""
+    x = torch.randn(6, 5, device=KERNELS, requires_grad=True)
+    y = torch.arange(6, device=KERNELS) % 5 if name == "cross_entropy" else torch.randn(6, 5, device=KERNELS)
+    for grad in (first, not first, first):
+        with torch.set_grad_enabled(grad):
+            assert getattr(F, name)(x, y).requires_grad is grad

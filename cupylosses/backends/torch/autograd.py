@@ -128,7 +128,9 @@ _How = tuple[Loss, Reduction, tuple[int, ...]]
 #: Plans, their devices, and, by which operands are differentiated and the like, what tells operands of this plan.
 plans: dict[Any, tuple[pointwise_plan.Plan, TorchDevice, dict[Any, Callable[..., bool] | None]]] = {}
 #: Those of the last calls whose operands have aligned addresses.
-_recent: dict[_How, tuple[tuple[Callable[..., bool], pointwise_plan.Plan, TorchDevice, tuple[bool, ...]], ...]] = {}
+_recent: dict[
+    _How, tuple[tuple[bool, Callable[..., bool], pointwise_plan.Plan, TorchDevice, tuple[bool, ...]], ...]
+] = {}
 
 #: What runs the kernels of CPU tensors; None, for the reference formulas, but under `cupylosses.testing.host`.
 host: TorchDevice | None = None
@@ -229,8 +231,11 @@ def _locate(
     where there is nothing to read.
     """
     how = loss, reduction, flags
-    for are_alike, plan, device, wanted in _recent.get(how, ()):
-        if are_alike(*operands):
+    # The guard compares requires_grad of the tensors, but not the grad mode: without it a call under no_grad would leave
+    # a plan without gradients to the calls after it.
+    now = _is_grad_enabled()
+    for grad, are_alike, plan, device, wanted in _recent.get(how, ()):
+        if grad is now and are_alike(*operands):
             pointers, bits = [], 0
             for x in operands:
                 address = x.data_ptr()
@@ -266,12 +271,12 @@ def _find(
         return None
     grad = _is_grad_enabled()
     wanted = tuple([grad and x.requires_grad for x in operands])
-    kind = wanted, torch.is_inference_mode_enabled(), *[(type(x), x.is_inference()) for x in operands]
+    kind = grad, wanted, torch.is_inference_mode_enabled(), *[(type(x), x.is_inference()) for x in operands]
     if kind not in known:
         known[kind] = tensor_guard(operands)
     are_alike, recent = known[kind], _recent.get(how, ())
-    if are_alike and not any([p & 15 for p in pointers]) and all([x[0] is not are_alike for x in recent]):
-        _recent[how] = ((are_alike, plan, device, wanted), *recent[: _MAX_RECENT - 1])
+    if are_alike and not any([p & 15 for p in pointers]) and all([x[1] is not are_alike for x in recent]):
+        _recent[how] = ((grad, are_alike, plan, device, wanted), *recent[: _MAX_RECENT - 1])
     return plan, device, pointers, wanted
 
 
