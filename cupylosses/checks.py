@@ -156,6 +156,14 @@ def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | Non
     )
 
 
+def used_up(loss: Definition) -> RuntimeError:
+    """The error for a second backward through a loss whose gradient was written over its logits."""
+    return RuntimeError(
+        f"{loss.name}: a second backward, but the first one wrote the gradient over `{loss.operands[0].name}`. "
+        "Leave out inplace_backward=True to go backward more than once."
+    )
+
+
 def devices(loss: Definition, found: Sequence[Any], names: Sequence[str] | None = None) -> None:
     """Raises for operands on several devices; ``names`` are those of the loss's operands by default."""
     where = [f"`{name}` on {device}" for name, device in zip(names or _names(loss), found, strict=True)]
@@ -166,6 +174,15 @@ def devices(loss: Definition, found: Sequence[Any], names: Sequence[str] | None 
 
 def _names(loss: Definition) -> list[str]:
     return [x.name for x in loss.operands]
+
+
+def dtype_name(x: Any) -> str:
+    """The name of an array's dtype, the same for every library."""
+    # Not remembered: torch.compile guards what a dictionary does not hold, and tracing fills it.
+    name = str(x.dtype)
+    if name.startswith("torch."):
+        return name.removeprefix("torch.")
+    return str(getattr(x.dtype, "name", name))  # NumPy's says nothing of the byte order
 
 
 def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:

@@ -5,11 +5,9 @@ are built from the definitions when this module is imported; ``functional.pyi`` 
 """
 
 import cupylosses.losses  # noqa: F401  (importing it makes the definitions)
-from cupylosses.build import function_of, row_function_of
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.build import function_of
+from cupylosses.definition.registry import registry
 
-__all__ = [*registry(), *row_registry()]
+__all__ = [*registry()]
 
 globals().update({loss.name: function_of(loss) for loss in registry().values()})
-globals().update({loss.name: row_function_of(loss) for loss in row_registry().values()})

@@ -10,7 +10,7 @@ import ctypes
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from glob import escape, glob
@@ -111,6 +111,15 @@ def _find_kind(x: Any) -> str:
     if isinstance(x, numpy.ndarray):
         return "numpy"
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
+
+
+#: Functions of the backends that are imported, true while a call is recorded.
+tracers: list[Callable[[], bool]] = []
+
+
+def is_tracing() -> bool:
+    """True while a compiler records a call: nothing that was kept from an earlier call may be used then."""
+    return any([is_recording() for is_recording in tracers])
 
 
 def stands_for_a_tensor(x: Any) -> bool:

@@ -72,7 +72,7 @@ def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., An
         return function(**dict(zip(operands, given, strict=True)), **options)
 
     signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in loss.keywords)]
-    body = [f"return _call(self, ({', '.join(operands)},), ({', '.join(loss.keywords)}))"]
+    body = [f"return _call(self, ({', '.join(operands)},), ({''.join(f'{x}, ' for x in loss.keywords)}))"]
     forward: Any = compiled("forward", signature, body, function.__module__, _call=call)
     forward.function = function
     return forward

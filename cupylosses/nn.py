@@ -6,12 +6,10 @@ what their functions take by keyword.
 """
 
 from cupylosses import functional
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
 from cupylosses.modules import module_of
 
-_DEFINITIONS = (*registry().values(), *row_registry().values())
-_CLASSES = {x.class_name: module_of(getattr(functional, x.name)) for x in _DEFINITIONS}
+_CLASSES = {x.class_name: module_of(getattr(functional, x.name)) for x in registry().values()}
 globals().update(_CLASSES)
 
 __all__ = [*_CLASSES, "module_of"]

@@ -6,13 +6,12 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cupylosses import checks, interop
+from cupylosses import checks
+from cupylosses.adoption import common_library
+from cupylosses.call import Call
 from cupylosses.definition.base import Definition
-from cupylosses.dispatch import backend, common_library, evaluate, evaluate_rows
-from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import Form, registry
-from cupylosses.engines.softmax.call import RowCall, RowResult
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.dispatch import backend
 
 
 def value_and_grad(
@@ -46,15 +45,13 @@ def value_and_grad(
         )
     given = dict(zip([x.name for x in definition.operands], operands, strict=False))
     chosen, several = _chosen(definition, argnums)
-    if isinstance(definition, RowLoss):
-        value, found = _rows(function.prepare(**given, **options), chosen)
-        return value, found if several else found[0]
     call: Call = function.prepare(**given, **options)
-    library, arrays = common_library(call.loss, call.operands)
-    call = call._replace(operands=arrays)
+    engine = definition.engine
+    library, arrays = common_library(call.loss, engine.names(call), call.arrays)
+    call = call._replace(arrays=arrays)
     slots = [slot_of(call, x) for x in chosen]
     wanted = tuple(i in slots for i in range(len(arrays)))
-    value, gradients = {"cupy": _cupy, "torch": _torch, "numpy": _numpy}[library](call, wanted)
+    value, gradients = backend(library).evaluate_with_gradients(call, wanted)
     found = tuple(gradients[i] for i in slots)
     return value, found if several else found[0]
 
@@ -75,7 +72,7 @@ def _chosen(loss: Definition, argnums: Any) -> tuple[tuple[int | str, ...], bool
 def _function(loss: Callable[..., Any] | str) -> Any:
     from cupylosses import functional
 
-    names = (*registry(), *row_registry())
+    names = tuple(registry())
     found = getattr(functional, loss, None) if isinstance(loss, str) and loss in names else loss
     if not isinstance(getattr(found, "loss", None), Definition):
         raise TypeError(
@@ -85,13 +82,15 @@ def _function(loss: Callable[..., Any] | str) -> Any:
     return found
 
 
-def slot_of(call: Call | RowCall, argument: int | str) -> int:
-    """The position among the arrays of a call of an operand that is differentiated."""
-    if isinstance(call, RowCall):
-        return _slot(call.loss, call.arrays, argument)
-    loss = call.loss.base if isinstance(call.loss, Form) else call.loss
-    assert loss is not None
-    return _slot(loss, {x.name: a for x, a in zip(call.loss.operands, call.operands, strict=True)}, argument)
+def slot_of(call: Call, argument: int | str) -> int:
+    """The position among the arrays of a call of one that is differentiated."""
+    definition: Definition = getattr(call.loss, "base", None) or call.loss
+    engine = call.loss.engine
+    slot = _slot(definition, dict(zip(engine.names(call), call.arrays, strict=True)), argument)
+    if not engine.floating(call)[slot]:
+        name = engine.names(call)[slot]
+        raise TypeError(f"{definition.name}: `{name}` has no gradient; leave it out of `argnums`.")
+    return slot
 
 
 def _slot(loss: Definition, arrays: Mapping[str, Any], argument: int | str) -> int:
@@ -115,78 +114,3 @@ def _slot(loss: Definition, arrays: Mapping[str, Any], argument: int | str) -> i
             "a floating dtype."
         )
     return names.index(argument)
-
-
-def _torch(call: Call, wanted: Sequence[bool]) -> tuple[Any, list[Any]]:
-    import torch
-
-    leaves = tuple(x.detach().requires_grad_(w) for x, w in zip(call.operands, wanted, strict=True))
-    with torch.enable_grad():
-        value = evaluate(call._replace(operands=leaves))
-    inputs = [x for x, w in zip(leaves, wanted, strict=True) if w]
-    if not inputs:
-        return value, [None] * len(wanted)
-    grad_output = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    found = iter(torch.autograd.grad(value, inputs, grad_output))
-    return value.detach(), [next(found) if w else None for w in wanted]
-
-
-def _numpy(call: Call, wanted: Sequence[bool]) -> tuple[Any, list[Any]]:
-    tensors = tuple(_tensor(call.loss, x) for x in call.operands)
-    value, gradients = _torch(call._replace(operands=tensors), wanted)
-    return value.numpy()[()], [None if g is None else g.numpy() for g in gradients]
-
-
-def _tensor(loss: Definition, x: Any) -> Any:
-    """An array of NumPy's as a tensor of torch's, zero-copy."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            f'{loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
-        ) from error
-    # torch has neither negative strides nor read-only memory: such arrays are copied, no others.
-    return torch.from_numpy(x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy())
-
-
-def _rows(call: RowCall, chosen: Sequence[int | str]) -> tuple[Any, tuple[Any, ...]]:
-    """Value and gradients of a loss of rows."""
-    names = [list(call.arrays)[slot_of(call, x)] for x in chosen]
-    operands = [x.name for x in call.loss.operands]
-    for name in names:
-        if name not in operands:
-            raise TypeError(f"{call.loss.name}: `{name}` has no gradient; leave it out of `argnums`.")
-    wanted = operands[0] in names, operands[1] in names
-    by_library = {"cupy": _cupy_rows, "torch": _torch_rows, "numpy": _numpy_rows}
-    value, gradients = by_library[interop.kind(call.operands[0])](call, wanted)
-    return value, tuple(gradients[operands.index(x)] for x in names)
-
-
-def _torch_rows(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Sequence[Any]]:
-    import torch
-
-    call = call.with_arrays({name: x.detach() for name, x in call.arrays.items()})
-    inputs = [x.requires_grad_() for x, w in zip(call.operands, wanted, strict=True) if w]
-    with torch.enable_grad():
-        found = evaluate_rows(call)
-    value = found.loss if isinstance(found, RowResult) else found
-    grad_output = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    gradients = iter(torch.autograd.grad(value, inputs, grad_output) if inputs else ())
-    value = found._replace(loss=value.detach()) if isinstance(found, RowResult) else value.detach()
-    return value, [next(gradients) if w else None for w in wanted]
-
-
-def _numpy_rows(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Sequence[Any]]:
-    tensors = call.with_arrays({n: _tensor(call.loss, x) for n, x in call.arrays.items()})
-    value, gradients = _torch_rows(tensors, wanted)
-    several = isinstance(value, RowResult)
-    parts = [None if x is None else x.numpy()[()] for x in (value if several else [value])]
-    return RowResult(*parts) if several else parts[0], [None if g is None else g.numpy() for g in gradients]
-
-
-def _cupy_rows(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Sequence[Any]]:
-    return backend("cupy").rows_and_gradients(call, wanted)
-
-
-def _cupy(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:
-    return backend("cupy").value_and_gradients(call, wanted)

@@ -15,15 +15,12 @@ from itertools import product
 from time import perf_counter
 from typing import Any
 
-from cupylosses import checks, functional, interop
+from cupylosses import functional, interop
+from cupylosses.call import Call
 from cupylosses.definition.base import Definition
-from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.record import Rehearsal, placeholder
-from cupylosses.engines.softmax import checks as softmax_checks
-from cupylosses.engines.softmax.call import RowCall
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Wanted
+from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.jit import compiler, gpu
 from cupylosses.jit.gpu import Chip
 from cupylosses.jit.kernel import Kernel
@@ -125,10 +122,10 @@ def warmup(
             call = _call(function, types, sizes, given | {"reduction": reduction})
             calls.append((call, [_wanted(call, argnums)] if backward else [], _promoted(call, autocast)))
     place = _gpu(device) if architecture is None else _elsewhere(architecture, device)
-    rehearsal = Rehearsal(place.chip() if any(isinstance(x, RowCall) for x, _, _ in calls) else None)
+    recorder = KernelRecorder(place.chip() if any(x.loss.engine.needs_chip for x, _, _ in calls) else None)
     for call, wanted, promoted in calls:
-        (rehearsal.rows if isinstance(call, RowCall) else rehearsal.call)(call, wanted, promoted)
-    kernels: Mapping[Kernel, int] = rehearsal.kernels
+        recorder.call(call, wanted, promoted)
+    kernels: Mapping[Kernel, int] = recorder.kernels
     with place.compiling() as ready:
         in_threads(lambda x: ready(x, kernels[x]), kernels, max_workers)
     by_loss = Counter(x.loss.name for x in kernels)
@@ -160,7 +157,7 @@ def in_threads(
 
 def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
     """The functions that are meant, each with the options that a Module keeps."""
-    names = (*registry(), *row_registry())
+    names = tuple(registry())
     if losses is None:
         losses = names
     for x in [losses] if isinstance(losses, str) or not isinstance(losses, Iterable) else losses:
@@ -182,62 +179,20 @@ def _several(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [given]
 
 
-def _each(given: Any, single: bool, count: int) -> list[Any]:
-    """One per operand, the last of which serves the rest."""
-    values = [given] if single else list(given)
-    return [values[min(i, len(values) - 1)] for i in range(count)]
-
-
-def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -> Call | RowCall:
+def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -> Call:
     """The call, checked as any other, with placeholders for arrays."""
     if isinstance(shapes, int):
         raise TypeError(f"warmup: a shape is a tuple, and a list has several of them; got {shapes!r} for one.")
     loss = function.loss
+    names = [_dtype(x) for x in (dtypes if isinstance(dtypes, tuple) else (dtypes,))]
+    sizes = [shapes] if _is_single(shapes) else list(shapes)
+    #: What an argument that is an array is if it is given as True: its dtype and shape, by its name.
+    arrays = loss.engine.placeholders(loss, names, sizes, options)
     needed = [x.name for x in loss.operands if x.default is None and x.name not in options]
-    find = _row_operands if isinstance(loss, RowLoss) else _operands
-    given, arrays = find(loss, needed, dtypes, shapes, options)
+    given = {n: placeholder(*arrays[n]) for n in needed}
     for name, value in options.items():
         given[name] = _array(value, *arrays[name]) if name in arrays else value
     return function.prepare(**given)
-
-
-#: What an option that is an array is if it is given as True: its dtype and shape, by its name.
-_Arrays = dict[str, tuple[str, tuple[int, ...]]]
-
-
-def _operands(
-    loss: Any, needed: Sequence[str], dtypes: Any, shapes: Any, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], _Arrays]:
-    """The operands of a call, and what its other arrays are."""
-    names = [_dtype(x) for x in _each(dtypes, not isinstance(dtypes, tuple), len(needed))]
-    sizes = _each(shapes, _is_single(shapes), len(needed))
-    full = pointwise_checks.broadcast(loss, sizes)
-    arrays = {x.name: (names[0], full) for x in loss.operands} | {
-        "weight": (names[0], full),
-        "mask": ("bool", full),
-        "normalizer": ("float64", ()),
-    }
-    return {n: placeholder(x, s) for n, x, s in zip(needed, names, sizes, strict=True)}, arrays
-
-
-def _row_operands(
-    loss: RowLoss, needed: Sequence[str], dtypes: Any, shapes: Any, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], _Arrays]:
-    """The same of a loss of rows. A target that may hold class indices does, if no floating dtype is named for it."""
-    names = [_dtype(x) for x in (dtypes if isinstance(dtypes, tuple) else (dtypes,))]
-    sizes = [shapes] if _is_single(shapes) else list(shapes)
-    logits = sizes[0]
-    dim = softmax_checks.class_dimension(loss, options.get("class_dim", loss.class_dim), logits)
-    rows = (*logits[:dim], *logits[dim + 1 :])
-    target = names[-1] if len(names) > 1 or loss.row is None else "int64"
-    kind = softmax_checks.kind(loss, placeholder(target, ()))
-    of_target = sizes[-1] if len(sizes) > 1 else rows if kind == "indices" else logits
-    arrays: _Arrays = {"mask": ("bool", rows), "normalizer": ("float64", ())}
-    if loss.weights:
-        arrays[loss.weights] = names[0], logits[dim : dim + 1]
-    first, second = (x.name for x in loss.operands)
-    arrays |= {first: (names[0], logits), second: (target, of_target)}
-    return {n: placeholder(*arrays[n]) for n in needed}, arrays
 
 
 def _is_single(shapes: Any) -> bool:
@@ -264,31 +219,19 @@ def _dtype(given: Any) -> str:
     return name
 
 
-def _promoted(call: Call | RowCall, autocast: bool) -> str:
-    if isinstance(call, RowCall):
-        softmax_checks.arrays(call)
-        result = softmax_checks.promoted(call)
-    else:
-        names = [x.dtype for x in call.operands]
-        pointwise_checks.dtypes(call.loss, names)
-        result = checks.promote(names, [x.ndim for x in call.operands])
+def _promoted(call: Call, autocast: bool) -> str:
+    engine = call.loss.engine
+    engine.check(call)
+    result: str = engine.promoted(call)
     return "float32" if autocast and result != "float64" else result
 
 
-def _wanted(call: Call | RowCall, argnums: int | str | Sequence[int | str] | None) -> tuple[bool, ...]:
-    """Which operands require grad."""
+def _wanted(call: Call, argnums: int | str | Sequence[int | str] | None) -> Wanted:
+    """The arrays that require a gradient."""
     if argnums is None:
-        if isinstance(call, RowCall):
-            return True, False
-        own = [x.name for x in (getattr(call.loss, "base", None) or call.loss).operands]
-        return tuple(
-            x.name in own and x.name != "target" and tensor.dtype in checks.FLOATING
-            for x, tensor in zip(call.loss.operands, call.operands, strict=True)
-        )
+        return call.loss.engine.trained(call)
     slots = [slot_of(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
-    if isinstance(call, RowCall) and any(x >= len(call.operands) for x in slots):
-        raise ValueError(f"{call.loss.name}: `{call.loss.weights}` has no gradient; leave it out of `argnums`.")
-    return tuple(i in slots for i in range(len(call.operands)))
+    return tuple(i in slots for i in range(len(call.arrays)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -308,8 +251,8 @@ class _Place:
 
 def _gpu(device: Any) -> _Place:
     """The GPU that is meant, where kernels are loaded."""
-    autograd = sys.modules.get("cupylosses.backends.torch.autograd")
-    host = autograd and autograd.host
+    torch_device = sys.modules.get("cupylosses.backends.torch.device")
+    host = torch_device and torch_device.host
     if host is not None and str(device or "cpu") == "cpu":
         return _Place("cpu", lambda: host.chip, lambda: nullcontext(host.launcher.load))
     kind, _, number = str(f"cuda:{device}" if isinstance(device, int) else device or "cuda").partition(":")

@@ -34,8 +34,9 @@ from rich.console import Console
 
 from benchmarking import figures, plot, records, report
 from cupylosses.checks import FLOATING
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 CANNOT = 2
 
@@ -45,7 +46,7 @@ SIZES = (10, 14, 17, 20, 22, 24, 26, 28, 30)
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [*registry(), *row_registry()]
+    every = list(registry())
     result.add_argument("--loss", nargs="+", choices=every, metavar="NAME", help="these losses (default: all)")
     result.add_argument(
         "--dtype",
@@ -90,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen_losses(names: Sequence[str] | None) -> list[Loss]:
     """The losses by name, or all. Those of the project's figures come first, in case the budget runs out."""
-    chosen = [x for name, x in registry().items() if names is None or name in names]
+    chosen = [x for name, x in registry(Loss).items() if names is None or name in names]
     return sorted(chosen, key=lambda x: x.name not in figures.LOSSES)
 
 
@@ -175,7 +176,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     sizes = options.sizes or (figures.SIZES if options.quick else SIZES)
     run = Run(
         chosen_losses(options.loss),
-        [x for name, x in row_registry().items() if options.loss is None or name in options.loss],
+        [x for name, x in registry(SoftmaxLoss).items() if options.loss is None or name in options.loss],
         options.dtype,
         sizes,
         options.compile_sizes,

@@ -66,8 +66,9 @@ except ModuleNotFoundError as error:
 
 from cupylosses import checks, interop
 from cupylosses.definition.base import REDUCTIONS
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
@@ -134,7 +135,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
     device = "cuda" if place == "cuda" else "cpu"
-    losses: list[Loss | RowLoss] = [*registry().values(), *row_registry().values()]
+    losses: list[Loss | SoftmaxLoss] = list(registry().values())
     losses = [x for x in losses if wanted(x.name, arguments)]
     planned = {x.name: overview.tasks(x, device, arguments.seed) for x in losses}
     tasks = [x for found in planned.values() for x in found]
@@ -322,8 +323,8 @@ def few(arguments: argparse.Namespace, place: str) -> bool:
 def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     """The sections of the run: errors and times, same bits, other array libraries."""
     selection = matrix.Selection(
-        losses=[loss for name, loss in registry().items() if wanted(name, arguments)],
-        row_losses=[loss for name, loss in row_registry().items() if wanted(name, arguments)],
+        losses=[loss for name, loss in registry(Loss).items() if wanted(name, arguments)],
+        row_losses=[loss for name, loss in registry(SoftmaxLoss).items() if wanted(name, arguments)],
         shape=arguments.shape or SHAPE,
         shape_given=bool(arguments.shape),
         device="cuda" if place == "cuda" else "cpu",
@@ -389,8 +390,8 @@ def first_line(place: str, why: str, where: dict[str, str]) -> str:
 def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = list(dict.fromkeys(r for loss in registry().values() for r in (*REDUCTIONS, *loss.reductions)))
-    losses = [*registry(), *row_registry()]
+    every = list(dict.fromkeys(r for loss in registry(Loss).values() for r in (*REDUCTIONS, *loss.reductions)))
+    losses = list(registry())
     parser.add_argument("--loss", nargs="+", choices=losses, metavar="NAME", help="these losses (default: all)")
     parser.add_argument(
         "--dtype", nargs="+", type=dtypes, metavar="DTYPE", help="float32, or one per operand: bfloat16+float32"

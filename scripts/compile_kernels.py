@@ -32,10 +32,11 @@ from tools.gate import Result
 from tools.gate_subsets import FAST, MATRIX, fast_compilers
 from tools.nvrtc import Nvrtc, find_libraries
 
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
-LOSSES: Mapping[str, Loss | RowLoss] = {**registry(), **row_registry()}
+LOSSES: Mapping[str, Loss | SoftmaxLoss] = {**registry(Loss), **registry(SoftmaxLoss)}
 
 
 def main() -> int:

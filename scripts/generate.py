@@ -29,12 +29,11 @@ from cupylosses.definition import expressions
 from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.definition.docstring import docstring, module_docstring
 from cupylosses.definition.example_results import RESULTS
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax import definition as softmax_definition
-from cupylosses.engines.softmax.codegen import RowVariant
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.engines.softmax.dense_codegen import TermVariant
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.kernel import Kernel
 
 RESULTS_HEAD = '''\
@@ -102,8 +101,8 @@ def with_literals(head: str) -> str:
 
 def definitions() -> Iterator[Definition]:
     """The definitions of element-wise losses, then those of losses of rows."""
-    yield from registry().values()
-    yield from row_registry().values()
+    yield from registry(Loss).values()
+    yield from registry(SoftmaxLoss).values()
 
 
 NN_HEAD = '''\
@@ -227,7 +226,7 @@ def annotation(loss: Definition, name: str) -> str:
         if flag.name == name:
             texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
             return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
-    if isinstance(loss, RowLoss) and name in OF_ROWS:
+    if isinstance(loss, SoftmaxLoss) and name in OF_ROWS:
         return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
     return ANNOTATIONS.get(name, "bool | None")
 
@@ -273,7 +272,7 @@ def quoted(text: str) -> str:
 def losses() -> str:
     """The README's table of element-wise losses."""
     rows = []
-    for loss in registry().values():
+    for loss in registry(Loss).values():
         own = [f"`{x.name}={x.default:g}`" for x in loss.operands if x.default is not None]
         own += [f"`{x.name}={x.default!r}`" for x in loss.options]
         twin = "yes" if loss.torch else ""
@@ -284,7 +283,7 @@ def losses() -> str:
 def row_losses() -> str:
     """The README's table of losses of rows."""
     rows = []
-    for loss in row_registry().values():
+    for loss in registry(SoftmaxLoss).values():
         plain = {"mask", "normalizer", "out_dtype", "reduction", "class_dim"}
         own = [f"`{x.name}={x.default!r}`" for x in loss.options]
         own += [f"`{name}={x!r}`" for name, x in loss.common.items() if name not in plain]
@@ -335,9 +334,11 @@ def transforms() -> str:
     rows = []
     for name, summary in tried():
         outcomes = [x for x in found if x["transform"] == name]
-        where = " and ".join(sorted({x["where"] for x in outcomes if x["loss"] in registry()}))
-        of_rows = works(outcomes, row_registry()) if any(x["loss"] in row_registry() for x in outcomes) else ""
-        rows.append((name, summary, works(outcomes, registry()), where, of_rows))
+        where = " and ".join(sorted({x["where"] for x in outcomes if x["loss"] in registry(Loss)}))
+        of_rows = (
+            works(outcomes, registry(SoftmaxLoss)) if any(x["loss"] in registry(SoftmaxLoss) for x in outcomes) else ""
+        )
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows))
     return table(("What", "Tried", "Losses", "Where", "Losses of rows"), rows)
 
 
@@ -370,10 +371,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 PLAIN, RICH = "mse_loss", "kl_div"
 
 
-def examples() -> list[Variant]:
+def examples() -> list[PointwiseKernel]:
     """One variant per entry point: contiguous float32 for the plain loss, broadcast bfloat16 for the rich one."""
-    plain = {x.kind: x for x in reversed(variants(registry()[PLAIN], fast=True))}
-    rich = {x.kind: x for x in variants(registry()[RICH], fast=True)}
+    plain = {x.kind: x for x in reversed(variants(registry(Loss)[PLAIN], fast=True))}
+    rich = {x.kind: x for x in variants(registry(Loss)[RICH], fast=True)}
     return [*plain.values(), *rich.values()]
 
 
@@ -384,9 +385,9 @@ INDICES, DENSE = "cross_entropy", "distillation_loss"
 def row_examples() -> list[Kernel]:
     """A kernel of each entry point and of each layout of rows, for class indices and for dense targets."""
     found: dict[tuple[str, str, str], Kernel] = {}
-    for name, kind in ((INDICES, RowVariant), (DENSE, TermVariant)):
-        for x in row_variants(row_registry()[name]):
-            if isinstance(x, kind):
+    for name, indices in ((INDICES, True), (DENSE, False)):
+        for x in row_variants(registry(SoftmaxLoss)[name]):
+            if x.indices is indices:
                 found.setdefault((name, "entry point", x.kind), x)
                 found.setdefault((name, "layout", x.layout), x)
     return list(dict.fromkeys(found.values()))

@@ -32,8 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from tools.representatives import representatives
 
+from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.codegen import KINDS
-from cupylosses.engines.pointwise.definition import counting, registry
+from cupylosses.engines.pointwise.definition import Loss, counting
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -84,7 +85,12 @@ def parse() -> argparse.Namespace:
     some = [x.name for x in representatives()]
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="these tools only")
     parser.add_argument(
-        "--loss", nargs="+", choices=list(registry()), default=some, metavar="NAME", help=f"default: {' '.join(some)}"
+        "--loss",
+        nargs="+",
+        choices=list(registry(Loss)),
+        default=some,
+        metavar="NAME",
+        help=f"default: {' '.join(some)}",
     )
     parser.add_argument("--sanitizer", type=Path, help="path of compute-sanitizer, if it is not found")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitize", help="directory of the reports")

@@ -24,8 +24,9 @@ import torch
 from tools.row_subject import subject, suits
 from tools.transforms import TRANSFORMS
 
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 
 RECORD = ROOT / "docs" / "transforms.csv"
@@ -42,7 +43,7 @@ def tried(name: str, transforms: list[str]) -> list[tuple[str, str, str, str]]:
 
 
 def _outcomes(name: str, transforms: list[str]) -> Iterator[tuple[str, str]]:
-    loss = {**registry(), **row_registry()}[name]
+    loss = {**registry(Loss), **registry(SoftmaxLoss)}[name]
     for t in TRANSFORMS.values():
         if t.name in transforms and suits(t, loss) and (WHERE == "GPU" or not t.gpu):
             error = t.outcome(subject(loss, "cuda" if WHERE == "GPU" else "cpu"))
@@ -51,7 +52,7 @@ def _outcomes(name: str, transforms: list[str]) -> Iterator[tuple[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loss", default=",".join([*registry(), *row_registry()]), help="names, separated by commas")
+    parser.add_argument("--loss", default=",".join(list(registry())), help="names, separated by commas")
     parser.add_argument("--transform", default="", help="a part of the names of those to try")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, default=RECORD, help="the file to write")

@@ -36,8 +36,9 @@ from hypothesis import HealthCheck, settings
 from tools.representatives import representatives
 
 import cupylosses
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax import arguments as softmax_arguments
+from cupylosses.definition.registry import registry
+from cupylosses.engines.cache import plans
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host
 
 #: Free memory that a test marked ``large`` may use.
@@ -98,7 +99,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrizes tests by all definitions: a new loss is tested without a new line."""
     if "loss" in metafunc.fixturenames and not names_losses(metafunc.definition):
         some = metafunc.definition.get_closest_marker("representatives")
-        losses = REPRESENTATIVES if some else tuple(registry().values())
+        losses = REPRESENTATIVES if some else tuple(registry(Loss).values())
         metafunc.parametrize("loss", losses, ids=[x.name for x in losses], indirect=True)
 
 
@@ -247,33 +248,26 @@ def cupy(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def fresh_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Empties the caches of plans, now and at each call of the result; plans of the test are dropped after it."""
-
-    def clear() -> None:
-        softmax_arguments.plans.clear()
-        for module, name in (("autograd", "_plans"), ("autograd", "_recent"), ("cupy_arrays", "_plans")):
-            if f"cupylosses.{module}" in sys.modules:
-                monkeypatch.setattr(sys.modules[f"cupylosses.{module}"], name, {})
-
-    clear()
-    yield clear
-    softmax_arguments.plans.clear()
+def fresh_plans() -> Iterator[Callable[[], None]]:
+    """Empties the cache of plans, now and at each call of the result; plans of the test are dropped after it."""
+    plans.clear()
+    yield plans.clear
+    plans.clear()
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of kernels that losses of class indices have run, in order."""
-    from cupylosses.engines.softmax.plan import RowPlan
+    from cupylosses.engines.softmax.plan import SoftmaxPlan
 
     found: list[str] = []
-    run = RowPlan.run
+    launcher = SoftmaxPlan.launcher
 
-    def noted(plan: RowPlan, kind: str, *rest: Any, **more: Any) -> None:
+    def noted(plan: SoftmaxPlan, kind: str, *rest: Any) -> Any:
         found.append(kind)
-        run(plan, kind, *rest, **more)
+        return launcher(plan, kind, *rest)
 
-    monkeypatch.setattr(RowPlan, "run", noted)
+    monkeypatch.setattr(SoftmaxPlan, "launcher", noted)
     return found
 
 

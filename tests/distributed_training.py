@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import cupylosses.functional as F
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host, samples
 from cupylosses.testing.check import by_position
 
@@ -119,7 +120,7 @@ def main(names: list[str], backend: str) -> None:
     rows = ROWS // size
     mine = slice(rank * rows, (rank + 1) * rows)
     for name in names:
-        loss = registry()[name]
+        loss = registry(Loss)[name]
         function = by_position(loss)
         # One process with the whole batch: the mean of the means of equal parts.
         _, expected = train(loss, make(device), slice(None), device, function)

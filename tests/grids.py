@@ -15,7 +15,8 @@ import pytest
 from devices import KERNELS
 from tools.representatives import representatives
 
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import WIDEST
 
@@ -69,7 +70,7 @@ def identity(value: Any) -> str | None:
     return None
 
 
-LOSSES = tuple(registry().values())
+LOSSES = tuple(registry(Loss).values())
 REPRESENTATIVES = representatives()
 
 #: Every loss with every set of parameters in its definition.

@@ -538,8 +538,8 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
     sizes = truth(
         call.loss,
         [x.cpu() for x in operands.values()],
-        call.loss.bind(call.parameters, call.flags),
-        call.reduction.kind,
+        call.loss.bind(call.scalars, call.static.flags),
+        call.static.kind,
         upstream,
         [name in leaves for name in operands],
         flush=flushes(list(operands.values())),

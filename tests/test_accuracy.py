@@ -27,8 +27,9 @@ import cupylosses.functional as F
 from cupylosses import define_loss, reference_math
 from cupylosses.build import function_of
 from cupylosses.definition.base import Kink, Operand
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.check import Check
 from cupylosses.testing.truth import truth
@@ -264,7 +265,7 @@ def test_points_are_of_the_domain_and_repeatable(loss: Loss, dtype: str) -> None
 @dtype
 def test_points_are_everywhere(dtype: str) -> None:
     info = torch.finfo(getattr(torch, dtype))
-    a, b = (x.double() for x in drawn(registry()["mse_loss"], dtype))
+    a, b = (x.double() for x in drawn(registry(Loss)["mse_loss"], dtype))
     assert a.abs().max() > info.max / 16 and a[a != 0].abs().min() < 16 * info.tiny
     # Around 1, nearly equal, and opposite.
     assert 0 < (a.abs() - 1).abs()[a.abs() != 1].min() <= 2 * info.eps
@@ -274,7 +275,7 @@ def test_points_are_everywhere(dtype: str) -> None:
 
 
 def test_probabilities_are_near_0_and_1_and_each_others_logarithms() -> None:
-    x, p = (y.double() for y in drawn(registry()["kl_div"], "float32"))
+    x, p = (y.double() for y in drawn(registry(Loss)["kl_div"], "float32"))
     assert p[p > 0].min() < 1e-30 and {0.0, 1.0} <= set(p.flatten().tolist())
     assert {1 - 2.0**-24, 1 - 2.0**-23} & set(p.flatten().tolist())
     cancels = (p.log() - x).abs() / x.abs()
@@ -282,14 +283,14 @@ def test_probabilities_are_near_0_and_1_and_each_others_logarithms() -> None:
 
 
 def test_points_around_kinks() -> None:
-    d = torch.sub(*(x.double() for x in drawn(registry()["huber_loss"], "float32"))).abs()
+    d = torch.sub(*(x.double() for x in drawn(registry(Loss)["huber_loss"], "float32"))).abs()
     assert ((d - 1).abs() < 1e-4).sum() > 20 and (d == 0).any()
 
 
 def test_sums_and_differences_are_in_range() -> None:
     for name in ("bfloat16", "float32", "float64"):
         info = torch.finfo(torch.float64 if name == "float64" else torch.float32)
-        a, b = (x.double() for x in drawn(registry()["l1_loss"], name))
+        a, b = (x.double() for x in drawn(registry(Loss)["l1_loss"], name))
         for x in (a, b, a - b, a + b):
             assert x[x != 0].abs().min() >= info.tiny and x.abs().max() <= info.max
 
@@ -423,7 +424,7 @@ def test_rows_of_one_element_are_elements() -> None:
 
 
 def of_rows(name: str, kind: str, dtype: str, case: dict[str, Any] | None = None) -> dict[str, Any]:
-    sweep = RowSweep(row_registry()[name], kind, case or {}, (dtype,), KERNELS, 24)
+    sweep = RowSweep(registry(SoftmaxLoss)[name], kind, case or {}, (dtype,), KERNELS, 24)
     return {x.result: x for x in measure_rows(sweep)}
 
 
@@ -451,7 +452,9 @@ def test_a_loss_of_rows_that_is_a_little_off_is_noticed(
 ) -> None:
     right = F.cross_entropy
     monkeypatch.setattr(F, "cross_entropy", lambda **k: right(**k) * factor)
-    sweep = RowSweep(row_registry()["cross_entropy"], "indices", {"label_smoothing": 0.1}, ("float32",), count=24)
+    sweep = RowSweep(
+        registry(SoftmaxLoss)["cross_entropy"], "indices", {"label_smoothing": 0.1}, ("float32",), count=24
+    )
     assert names({x.result: x for x in measure_rows(sweep)}) == wrong
 
 

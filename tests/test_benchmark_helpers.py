@@ -43,15 +43,17 @@ from benchmarking import (
 from benchmarking.figures import BARS, HINGE_COLUMNS, KL_PROBABILITIES, MODES, Bar, verdict
 from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Inputs, Workload, sweep
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch import evaluation
 from cupylosses.checks import FLOATING
-from cupylosses.engines.pointwise import plan as pointwise_plan
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines import execute
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler
 from cupylosses.testing.row_truth import NAMES, truth
 
-MSE = registry()["mse_loss"]
+MSE = registry(Loss)["mse_loss"]
 WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}
 
 
@@ -138,7 +140,7 @@ def test_there_are_as_many_sets_as_calls_at_most_and_no_measurement_makes_more_c
 
 
 def test_what_the_figures_need_is_measured_first() -> None:
-    chosen = workloads.selection(list(registry().values()), figures.DTYPES, (10, 28, 30), (28,))
+    chosen = workloads.selection(list(registry(Loss).values()), figures.DTYPES, (10, 28, 30), (28,))
     needed = [workloads.is_figure(x) for x in chosen]
     assert needed == sorted(needed, reverse=True)
     assert sum(needed) == len(workloads.special()) + len(figures.LOSSES) * len(figures.DTYPES) * len(figures.SIZES)
@@ -171,7 +173,7 @@ def test_a_step_computes_the_gradients_of_its_mode_and_drops_them(on_cpu: None, 
 
 
 def row_workloads_of_a_run() -> list[RowWorkload]:
-    return row_workloads.selection(list(row_registry().values()), figures.DTYPES, quick=False)
+    return row_workloads.selection(list(registry(SoftmaxLoss).values()), figures.DTYPES, quick=False)
 
 
 def shrunk(workload: RowWorkload) -> RowWorkload:
@@ -188,9 +190,9 @@ def test_rows_of_logits_are_the_shapes_and_options_of_the_figures() -> None:
     shapes = {(x["shape"], x["dtype"]) for x in described if x["workload"] in figures.LOGITS}
     assert shapes == {(figures.spell_shape(s), d) for x in figures.LOGITS.values() for s, d, _ in x}
     assert len({tuple(x.values()) for x in described}) == len(chosen), "each is told from the others by its columns"
-    assert {x.loss.name for x in chosen} == set(row_registry())
+    assert {x.loss.name for x in chosen} == set(registry(SoftmaxLoss))
     assert all(x.beside and x.beside.bytes for x in chosen if x.title == figures.OPTIONS)
-    quick = row_workloads.selection(list(row_registry().values()), figures.DTYPES, quick=True)
+    quick = row_workloads.selection(list(registry(SoftmaxLoss).values()), figures.DTYPES, quick=True)
     assert {(x.loss.name, x.kind) for x in quick} == {("cross_entropy", "indices")}
 
 
@@ -204,7 +206,7 @@ def test_rows_of_logits_are_the_shapes_and_options_of_the_figures() -> None:
     ],
 )
 def test_traffic_of_rows(kind: str, case: dict[str, Any], mode: str, expected: int) -> None:
-    workload = row_workloads.rows(row_registry()["cross_entropy"], (6, 5), "bfloat16", "", case, kind=kind)
+    workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (6, 5), "bfloat16", "", case, kind=kind)
     assert workload.traffic(mode) == expected
     assert (workload.elements, workload.shape) == (30, (6, 5))
 
@@ -221,7 +223,9 @@ def test_operands_of_rows_are_what_their_loss_takes(on_cpu: None, sets: int) -> 
             sums = second.float().exp().sum(1) if workload.case.get("log_target") else second.float().sum(1)
             torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0.02, atol=0)
         assert [x.shape for x in weights] == [workload.shape[1:2]] * ("weight" in workload.case)
-    image = row_workloads.rows(row_registry()["cross_entropy"], (4, 3, 16, 16), "float32", "", {"ignore_index": 255})
+    image = row_workloads.rows(
+        registry(SoftmaxLoss)["cross_entropy"], (4, 3, 16, 16), "float32", "", {"ignore_index": 255}
+    )
     ignored = (Inputs(image)[0][1] == 255).float().mean()
     assert 0.05 < ignored < 0.25
 
@@ -257,7 +261,7 @@ def test_liger_takes_part_only_where_it_computes_the_same(monkeypatch: pytest.Mo
     module = SimpleNamespace(LigerKLDIVLoss=lambda **options: made.append(options) or "liger")
     monkeypatch.setitem(sys.modules, "liger_kernel", SimpleNamespace(transformers=module))
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
-    kl = sweep(registry()["kl_div"], "float32", 6)
+    kl = sweep(registry(Loss)["kl_div"], "float32", 6)
     assert providers.peers(kl, "forward+backward") == {figures.LIGER: "liger"}
     assert made == [{"reduction": "mean", "log_target": False}]
     assert providers.peers(kl, "all gradients") == {}
@@ -322,7 +326,7 @@ def peers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_peers_take_part_with_options_that_they_have(on_cpu: None, peers_of_rows: None) -> None:
-    loss = row_registry()["cross_entropy"]
+    loss = registry(SoftmaxLoss)["cross_entropy"]
     every = {figures.LIGER, figures.QUACK, figures.QUACK_OP}
 
     def found(case: dict[str, Any], mode: str = "forward+backward", **more: Any) -> set[str]:
@@ -349,7 +353,7 @@ def test_peers_take_part_with_options_that_they_have(on_cpu: None, peers_of_rows
 def test_a_peer_that_cannot_be_imported_is_a_failure_and_one_that_is_not_there_is_named(
     on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = row_workloads.rows(row_registry()["cross_entropy"], (4, 7), "float32", "")
+    workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
     assert providers.peers(workload, "forward") == {}
     assert providers.not_installed([figures.EAGER, figures.QUACK]) == {figures.QUACK: "no package quack"}
     # A package without the module, as another version may be.
@@ -521,7 +525,7 @@ def test_a_bar_from_above_takes_the_largest() -> None:
 def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None:
     """A misspelt column or value would silently leave a figure unmeasured."""
     known = {
-        "loss": set(registry()),
+        "loss": set(registry(Loss)),
         "dtype": set(FLOATING),
         "mode": set(MODES),
         "provider": set(figures.PROVIDERS),
@@ -533,7 +537,7 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
     of_rows = [x.describe("forward", figures.KEY) for x in row_workloads_of_a_run()]
     for column in ("loss", "shape", "case"):
         known.setdefault(column, set()).update(x[column] for x in of_rows)
-    known["elements"].add(row_workloads.large(row_registry()["cross_entropy"]).elements)
+    known["elements"].add(row_workloads.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
     assert {bar.section for bar in BARS} == set(report.TABLES)
     for bar in BARS:
         columns = importlib.import_module(f"benchmarking.{bar.section}").COLUMNS
@@ -569,9 +573,9 @@ def rows_to_draw() -> dict[str, list[dict[str, Any]]]:
     for loss in ("mse_loss", "kl_div", "l1_loss"):
         for exponent in (20, 28, 30):
             compiled = {"compile": 0.5} if exponent == 28 else {}
-            add("throughput", sweep(registry()[loss], "float32", exponent), {**shares, **compiled})
+            add("throughput", sweep(registry(Loss)[loss], "float32", exponent), {**shares, **compiled})
     for (shape, dtype, _), quack in zip(figures.LOGITS[figures.ROWS][:2], (0.6, None), strict=True):
-        workload = row_workloads.rows(row_registry()["cross_entropy"], shape, dtype, figures.ROWS)
+        workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], shape, dtype, figures.ROWS)
         add("rows", workload, {**shares, "quack": quack, "liger": 0.4})
     return found
 
@@ -799,7 +803,7 @@ def test_providers_are_chosen_and_one_that_overwrites_has_operands_of_its_own(
 
     monkeypatch.setattr(providers, "expressions", lambda workload: watched(expressions(workload)))
     monkeypatch.setattr(providers, "peers", lambda *given: watched(peers(*given)))
-    workload = row_workloads.rows(row_registry()["cross_entropy"], (4, 7), "float32", "")
+    workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
     run: Any = SimpleNamespace(providers=wanted, target=0.001, say=print)
     found = {r["provider"]: r["status"] for r in throughput.timed(workload, run, ["forward+backward"], [])}
     assert found == dict.fromkeys(("ours", *wanted, "copy"), "ok")
@@ -808,7 +812,7 @@ def test_providers_are_chosen_and_one_that_overwrites_has_operands_of_its_own(
 
 
 def test_time_beside_the_plain_case_is_per_byte() -> None:
-    plain = row_workloads.rows(row_registry()["cross_entropy"], (8, 16), "float32", "")
+    plain = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (8, 16), "float32", "")
     workload = replace(plain, shapes=((16, 16), (16,)), beside=plain)
     times = {"ours": 3.0, "plain": 1.0, "copy": 1.0}
     timings = {name: timing.Timing(ms, ms, ms, 9) for name, ms in times.items()}
@@ -843,7 +847,7 @@ def test_a_spent_budget_leaves_out_the_rest_and_says_so(
     assert benchmark.main(arguments) == 0
     assert not (tmp_path / "accuracy.csv").exists()
     printed = capsys.readouterr().out
-    assert f"left out mse_loss float32 2^8: accuracy and {len(registry()) - 1} more" in printed
+    assert f"left out mse_loss float32 2^8: accuracy and {len(registry(Loss)) - 1} more" in printed
     assert "not measured" in printed
 
 
@@ -927,7 +931,7 @@ def test_tables_take_rows_of_failures(name: str) -> None:
 # Parts of the host time
 
 
-class Device(autograd.TorchDevice):
+class Device(torch_device.TorchDevice):
     """A device without streams."""
 
     def __init__(self) -> None:
@@ -944,16 +948,18 @@ def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.M
         launched.append((stream, *host_parts.arguments_of(launcher, table)))
 
     monkeypatch.setattr(compiler.Launcher, "launch", launch)
-    monkeypatch.setattr(autograd, "empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(torch_device, "empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
 
     def reduce(*_: Any) -> torch.Tensor:
         value = device.empty((), (), "float32")
         launcher(device.stream(), device.address(value), 0.5)
         return value
 
-    monkeypatch.setattr(pointwise_plan, "reduce", reduce)
-    monkeypatch.setattr(autograd, "evaluate", lambda *operands: pointwise_plan.reduce(operands))
-    found = host_parts.parts(lambda *operands: autograd.evaluate(*operands), Inputs(sweep(MSE, "float32", 6))[0], False)
+    monkeypatch.setattr(execute, "value", reduce)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *operands: execute.value(operands))
+    found = host_parts.parts(
+        lambda *operands: evaluation.evaluate(*operands), Inputs(sweep(MSE, "float32", 6))[0], False
+    )
     first, *_, last = found
     assert (first, last) == ("whole", "rest")
     assert {"kernel launches (1)", "allocations (1)"} <= set(found)
@@ -964,11 +970,11 @@ def test_parts_of_a_call_add_up_to_the_whole(on_cpu: None, monkeypatch: pytest.M
 
 def test_cutting_off_what_is_not_called_is_an_error() -> None:
     value = torch.zeros(())
-    with host_parts.cut(pointwise_plan, "reduce", value):
-        assert pointwise_plan.reduce(1, 2) is value
+    with host_parts.cut(execute, "value", value):
+        assert execute.value(1, 2) is value
     with (
-        pytest.raises(RuntimeError, match=r"plan\.reduce is not on the path"),
-        host_parts.cut(pointwise_plan, "reduce", value),
+        pytest.raises(RuntimeError, match=r"execute\.value is not on the path"),
+        host_parts.cut(execute, "value", value),
     ):
         pass
 

@@ -12,19 +12,21 @@ import pytest
 from tools.variants import variants as all_variants
 
 from cupylosses import checks, functional
+from cupylosses.call import Call
 from cupylosses.definition import kernel_sources
 from cupylosses.definition.base import MAX_OPERANDS, Operand, Parameter
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.definition.kernel_sources import kernel_directory
-from cupylosses.engines import device as engine_device
+from cupylosses.engines.base import Machine, contiguous
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
-from cupylosses.engines.pointwise import plan as pointwise_plan
-from cupylosses.engines.pointwise.codegen import KINDS, Variant, generated
-from cupylosses.engines.pointwise.definition import Loss, form
+from cupylosses.engines.pointwise.codegen import KINDS, PointwiseKernel, generated
+from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.engines.pointwise.layout import UNROLL
-from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.engines.softmax import codegen as softmax_codegen
+from cupylosses.jit import sources
 from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.gpu import Chip
 from cupylosses.jit.sources import expand
 from cupylosses.testing import host
 
@@ -36,12 +38,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @cache
-def variants(loss: Loss) -> list[Variant]:
+def variants(loss: Loss) -> list[PointwiseKernel]:
     """Every kernel that calls of a loss can reach."""
     return all_variants(loss)
 
 
-def one_of_kind(loss: Loss, kind: str) -> Variant:
+def one_of_kind(loss: Loss, kind: str) -> PointwiseKernel:
     """A variant with the given entry point."""
     found = next((v for v in variants(loss) if v.kind == kind), None)
     if found is None:
@@ -99,9 +101,11 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     assert labels == expected
 
 
-@pytest.mark.parametrize(
-    "files", [pointwise_codegen.SUMMING, softmax_codegen.SECOND_FILES], ids=["pointwise", "softmax"]
-)
+#: Files of second derivatives.
+SECOND_FILES = (*sources.nested(softmax_codegen.FILES), "softmax/row_second.cuh")
+
+
+@pytest.mark.parametrize("files", [pointwise_codegen.SUMMING, SECOND_FILES], ids=["pointwise", "softmax"])
 def test_every_line_of_the_kernels_is_where_its_label_says(files: tuple[str, ...]) -> None:
     """Every line of code of every needed file occurs once."""
     left: dict[str, list[str]] = {}
@@ -178,9 +182,10 @@ def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
 @pytest.mark.parametrize("promoted", checks.FLOATING)
 def test_arithmetic_type_follows_the_operands(promoted: str, out_dtype: str | None) -> None:
     """Not the result's, which the user may choose."""
-    x = engine_device.Tensor(promoted, (100,), (1,), 0)
-    plan = pointwise_plan.Plan(functional.mse_loss.loss, (), Reduction("mean", None, out_dtype), (x, x), promoted, 1)
-    variant = plan.part.variant("value", plan.no_gradients)
+    x, loss = contiguous(promoted, (100,)), functional.mse_loss.loss
+    call = Call(loss, (), Static("mean", None, out_dtype))
+    plan = loss.engine.plan(call, (x, x), promoted, Machine(1, Chip()))
+    variant = plan.elements_launch.variant("value", plan.nothing)
     text = generated(variant)
     assert f"using Compute = {'double' if promoted == 'float64' else 'float'};" in text
     assert f"using Result = {STORAGE[out_dtype or promoted][0]};" in text
@@ -208,8 +213,8 @@ def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
         reference=lambda xp, a, b, c, d, p, q: a * b + c * d,
     )
     text = generated(
-        Variant(
-            form(loss, weight="array", mask=True),
+        PointwiseKernel(
+            modified(loss, weight="array", mask=True),
             flags=(),
             kind="value_and_gradient",
             storage=(*("float32",) * 5, "bool"),

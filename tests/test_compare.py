@@ -29,10 +29,11 @@ from tools.representatives import representatives
 
 import cupylosses.functional as F
 from cupylosses import checks
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.softmax.codegen import RowVariant
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.codegen import SoftmaxKernel
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host, row_check
 from cupylosses.testing.check import EDGES
 
@@ -183,8 +184,8 @@ def test_arrays_of_losses_of_rows_are_compared(compare: Compare, monkeypatch: py
     """Only the NumPy rows notice errors that affect NumPy arrays alone."""
     from cupylosses.backends import numpy as numpy_backend
 
-    right = numpy_backend.evaluate_rows
-    monkeypatch.setattr(numpy_backend, "evaluate_rows", lambda call: right(call) * (1 + 1e-4))
+    right = numpy_backend.evaluate
+    monkeypatch.setattr(numpy_backend, "evaluate", lambda call: right(call) * (1 + 1e-4))
     done = compare("--loss", "nll_loss", *ON_CPU)
     assert done.status == 1 and "(numpy arrays): value:" in done.output
     assert "1 checks failed" in done.lines[-1]
@@ -197,18 +198,18 @@ def test_cupy_arrays_are_compared(
 ) -> None:
     """The rows of CuPy arrays, through the host's kernels and a stand-in for CuPy."""
     overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
-    (task,) = [x for x in overview.tasks(row_registry()["nll_loss"], "cpu") if x.measure is bits.arrays]
+    (task,) = [x for x in overview.tasks(registry(SoftmaxLoss)["nll_loss"], "cpu") if x.measure is bits.arrays]
     with stand_in.cupy() as cupy, host.execution():
         from cupylosses.backends import cupy as cupy_backend
 
-        right = cupy_backend.rows_and_gradients
+        right = cupy_backend.evaluate_with_gradients
 
         def spoiled(*given: Any) -> Any:
             value, gradients = right(*given)
             value *= factor
             return value, gradients
 
-        monkeypatch.setattr(cupy_backend, "rows_and_gradients", spoiled)
+        monkeypatch.setattr(cupy_backend, "evaluate_with_gradients", spoiled)
         back: Callable[[Any], torch.Tensor] = lambda x: torch.from_numpy(numpy.asarray(x))  # noqa: E731
         crossing = cupy.from_dlpack, back, lambda x: x.data.ptr
         monkeypatch.setattr(bits, "library", lambda device: bits.Library("cupy", cupy.ndarray, *crossing, exact=True))
@@ -257,7 +258,7 @@ def test_kernels_run_on_the_cpu(compare: Compare) -> None:
 def test_a_wrong_kernel_fails_the_run(
     compare: Compare, loss: str, right: str, wrong: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variant in (Variant, RowVariant):
+    for variant in (PointwiseKernel, SoftmaxKernel):
         spoiled = partial(lambda x, whole: whole(x).replace(right, wrong), whole=variant.source)
         monkeypatch.setattr(variant, "source", partialmethod(spoiled))
     monkeypatch.setattr("comparing.overview.tasks", one_task)
@@ -269,8 +270,8 @@ def test_a_wrong_kernel_fails_the_run(
 def one_task(loss: Any, device: str, seed: int = 0) -> list[Any]:
     """The check of a mean, with class weights if the loss has any."""
     overview = importlib.import_module("comparing.overview")
-    found = overview._of_rows if loss.name in row_registry() else overview._elementwise
-    case = {"weight": True} if loss.name in row_registry() else {}
+    found = overview._of_rows if loss.name in registry(SoftmaxLoss) else overview._elementwise
+    case = {"weight": True} if loss.name in registry(SoftmaxLoss) else {}
     check = next(x for x in found(loss, device, seed).values() if x.case == case and x.reduction == "mean")
     return [overview.Task(check, "x", partial(overview.accuracy_and_time, time=False), overview.rehearse)]
 
@@ -280,7 +281,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
     """Every set of parameters, dtype, reduction and layout that the lines promise, with few kernels."""
     overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
     kernels: dict[Any, None] = {}
-    for loss in registry().values():
+    for loss in registry(Loss).values():
         tasks = overview.tasks(loss, "cpu")
         checks = [x.check for x in tasks]
         assert {repr(x.case) for x in checks if x.layout == EDGES} == {repr(x) for x in loss.cases}
@@ -291,7 +292,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {overview.ELEMENTWISE, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         kernels |= kernels_of(tasks)
     elementwise = len(kernels)
-    for row_loss in row_registry().values():
+    for row_loss in registry(SoftmaxLoss).values():
         tasks = overview.tasks(row_loss, "cpu")
         checks = [x.check for x in tasks]
         assert {x.kind for x in checks} == set(row_loss.targets)
@@ -303,8 +304,8 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
             assert {x.layout for x in checks} == set(row_check.ROW_LAYOUTS) - {"gather"}
         kernels |= kernels_of(tasks)
     # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
-    assert elementwise <= 10 * len(registry())
-    assert len(kernels) - elementwise <= 24 * len(row_registry())
+    assert elementwise <= 10 * len(registry(Loss))
+    assert len(kernels) - elementwise <= 24 * len(registry(SoftmaxLoss))
 
 
 def kernels_of(tasks: list[Any]) -> dict[Any, None]:
@@ -375,7 +376,7 @@ def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.Mon
     """Everything that a GPU adds, with stand-ins for its clock and memory."""
     stand_ins(monkeypatch)
     speed, overview = (importlib.import_module(f"comparing.{x}") for x in ("speed", "overview"))
-    for loss in (registry()["charbonnier_loss"], row_registry()["cross_entropy"]):
+    for loss in (registry(Loss)["charbonnier_loss"], registry(SoftmaxLoss)["cross_entropy"]):
         workload = speed.workload(loss, 1 << 20)
         with host.recording() as kernels:
             speed.calls(workload)
@@ -450,7 +451,7 @@ def test_a_loss_that_cannot_be_timed_fails(script: ModuleType, monkeypatch: pyte
     stand_ins(monkeypatch)
     speed = importlib.import_module("comparing.speed")
     monkeypatch.setattr(F, "mse_loss", lambda **_: 1 / 0)
-    fields, problems = speed.measure(speed.workload(registry()["mse_loss"], 1 << 20))
+    fields, problems = speed.measure(speed.workload(registry(Loss)["mse_loss"], 1 << 20))
     assert problems == ["ours: failed: ZeroDivisionError: division by zero"] and fields["ms"] is None
     assert fields["torch_ms"] > 0
 
@@ -458,8 +459,8 @@ def test_a_loss_that_cannot_be_timed_fails(script: ModuleType, monkeypatch: pyte
 @pytest.mark.parametrize(("free", "exponent", "rows"), [(80 << 30, 26, 8192), (4 << 30, 25, 2048), (1, 1, 1)])
 def test_workloads_fit_into_memory(script: ModuleType, free: int, exponent: int, rows: int) -> None:
     speed = importlib.import_module("comparing.speed")
-    assert speed.workload(registry()["mse_loss"], free).elements == 1 << exponent
-    assert speed.workload(row_registry()["nll_loss"], free).shape == (rows, 32000)
+    assert speed.workload(registry(Loss)["mse_loss"], free).elements == 1 << exponent
+    assert speed.workload(registry(SoftmaxLoss)["nll_loss"], free).shape == (rows, 32000)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -555,7 +556,7 @@ def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.Mon
                 call(check)
         return len(kernels)
 
-    other = next(x for x in registry().values() if x not in representatives())
+    other = next(x for x in registry(Loss).values() if x not in representatives())
     calls = planned("--full")
     for loss, share in ((representatives()[0], 2), (other, 4)):
         few, every = [x for x in calls if x[0].loss is loss], planned("--device", "host", "--loss", loss.name)
@@ -563,7 +564,7 @@ def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.Mon
         assert 0 < share * needed(few) < needed(every)
 
     some = [check for check, _ in calls]
-    for loss in registry().values():
+    for loss in registry(Loss).values():
         of_loss = [x for x in some if x.loss is loss]
         assert {repr(x.case) for x in of_loss} == {repr(x) for x in loss.cases}
         assert {x.reduction for x in of_loss} == set(loss.reductions)
@@ -588,7 +589,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
 
     few, every = planned("--full"), planned("--device", "host", "--full")
     assert {x.id for x in few} < {x.id for x in every} and len(every) == len({x.id for x in every})
-    for loss in row_registry().values():
+    for loss in registry(SoftmaxLoss).values():
         of_loss = [x for x in few if x.loss is loss]
         assert {x.kind for x in of_loss} == set(loss.targets)
         assert {"mean", "none"} <= {x.reduction for x in of_loss} and {("bfloat16",)} <= {x.dtypes for x in of_loss}
@@ -614,7 +615,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
 
 def test_layouts_of_rows_are_what_the_engine_takes() -> None:
     """The launched kernels prove the layout."""
-    loss = row_registry()["cross_entropy"]
+    loss = registry(SoftmaxLoss)["cross_entropy"]
     for layout, (shape, dim) in row_check.layouts(loss, "indices", ("float32",), row_check.chip_of("cpu")).items():
         check = row_check.RowCheck(loss, "indices", layout=layout)
         assert check.laid == (shape, dim)

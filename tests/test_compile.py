@@ -37,24 +37,25 @@ from tools.row_variants import row_variants
 from tools.variants import complaints, flag_settings, variants, wide_accesses
 
 from cupylosses import checks
-from cupylosses.engines.pointwise.codegen import KINDS, Variant
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
-from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import KINDS, PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax import codegen as softmax_codegen
+from cupylosses.engines.softmax.codegen import SoftmaxKernel
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.interop import ITEMSIZE
 
 # On these platforms a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
 
-FIRST = next(iter(registry().values()))
+FIRST = next(iter(registry(Loss).values()))
 
-LOSSES = [*registry().values(), *row_registry().values()]
+LOSSES = list(registry().values())
 
 #: Number of tests that share the fast subset.
 PARTS = 8
 
-OTHERS = [x for x in registry().values() if x not in representatives()]
+OTHERS = [x for x in registry(Loss).values() if x not in representatives()]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_kernels_pass_the_gate(part: int, counts: Counter[str]) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda x: x.name)
 @pytest.mark.parametrize("architecture", FAST)
-def test_broad_subset_passes_the_gate(loss: Loss | RowLoss, architecture: str, counts: Counter[str]) -> None:
+def test_broad_subset_passes_the_gate(loss: Loss | SoftmaxLoss, architecture: str, counts: Counter[str]) -> None:
     compiler = next(iter(fast_compilers()))
     if architecture not in compiler.architectures:
         pytest.skip(f"NVRTC {compiler.version} does not know {architecture}")
@@ -110,8 +111,8 @@ def test_broad_subset_passes_the_gate(loss: Loss | RowLoss, architecture: str, c
 
 @needs_nvrtc
 @pytest.mark.thorough
-@pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
-def test_broad_subset_of_rows_passes_the_gate_of_cuda_11(row_loss: RowLoss, counts: Counter[str]) -> None:
+@pytest.mark.parametrize("row_loss", registry(SoftmaxLoss).values(), ids=list(registry(SoftmaxLoss)))
+def test_broad_subset_of_rows_passes_the_gate_of_cuda_11(row_loss: SoftmaxLoss, counts: Counter[str]) -> None:
     passes(gate.broad_jobs([row_loss], {Nvrtc(find_libraries()[11]): ["sm_90"]}), counts)
 
 
@@ -132,8 +133,8 @@ def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.Mo
     old, new = ([x for x in ahead if (x.compiler.version[0] == 11) == is_old][:1] for is_old in (True, False))
     condition = " && __CUDACC_VER_MAJOR__ >= 12"
     assert condition in old[0].variant.source()
-    whole = RowVariant.source
-    monkeypatch.setattr(RowVariant, "source", lambda x: whole(x).replace(condition, ""))
+    whole = SoftmaxKernel.source
+    monkeypatch.setattr(SoftmaxKernel, "source", lambda x: whole(x).replace(condition, ""))
     (refused,) = gate.run(old, 1)
     assert refused.job.architecture == "sm_90" and "cp.async.bulk" in refused.complaints[0]
     (accepted,) = gate.run(new, 1)
@@ -163,7 +164,7 @@ def test_fast_subset_is_small_and_has_no_kernel_twice(fast: list[gate.Job]) -> N
 
 
 def test_fast_subset_has_every_formula_for_two_architectures(fast: list[gate.Job]) -> None:
-    for loss in registry().values():
+    for loss in registry(Loss).values():
         own = [x for x in fast if x.variant.loss is loss and x.variant.kind == "value_and_gradient"]
         own = [x for x in own if all(x.variant.gradients) or any(y.integer for y in loss.operands)]
         float32 = {x.variant.flags for x in own if x.variant.storage[0] == "float32" and x.architecture == BROADEST}
@@ -179,24 +180,24 @@ def test_fast_subset_has_every_kernel_layout_and_access(fast: list[gate.Job]) ->
         own = [x for x in fast if x.compiler.version[0] == version]
         assert BROADEST in {x.architecture for x in own}
         assert {x.architecture for x in own} == ({"sm_70", BROADEST} if version == 11 else set(FAST))
-        found = {y for x in own if isinstance(x.variant, Variant) for y in traits(x.variant)}
+        found = {y for x in own if isinstance(x.variant, PointwiseKernel) for y in traits(x.variant)}
         assert found >= {y for x in everything for y in traits(x)}
 
 
 def test_fast_subset_has_every_kernel_and_layout_of_rows(fast: list[gate.Job]) -> None:
-    everything = [x for loss in row_registry().values() for x in row_variants(loss)]
-    assert {x.kind for x in everything} == {*ROW_KINDS, *TERM_KINDS}
+    everything = [x for loss in registry(SoftmaxLoss).values() for x in row_variants(loss)]
+    assert {x.kind for x in everything} == set(softmax_codegen.KINDS)
     assert {x.input for x in everything} == set(checks.FLOATING)
-    own = [x for x in fast if not isinstance(x.variant, Variant)]
-    found = {(type(x.variant), x.variant.kind, x.variant.layout) for x in own if x.architecture == BROADEST}
-    assert found == {(type(x), x.kind, x.layout) for x in everything}
+    own = [x for x in fast if not isinstance(x.variant, PointwiseKernel)]
+    found = {(x.variant.indices, x.variant.kind, x.variant.layout) for x in own if x.architecture == BROADEST}
+    assert found == {(x.indices, x.kind, x.layout) for x in everything}
     forward = {y for x in everything if x.kind == "value_and_gradient" for y in row_layout(x)}
     for version, architectures in ((13, {FAST[0], FAST[-1]}), (11, {BROADEST})):
         some = [x for x in own if x.compiler.version[0] == version and x.architecture in architectures]
         assert {x.architecture for x in some} == architectures
         assert {y for x in some if x.variant.kind == "value_and_gradient" for y in row_layout(x.variant)} == forward
     old = [x.variant for x in own if x.compiler.version[0] == 11]
-    assert {(type(x), x.kind) for x in old if x.kind == "second"} == {(RowVariant, "second"), (TermVariant, "second")}
+    assert {x.indices for x in old if x.kind == "hvp"} == {False, True}
     assert any(getattr(x, "ahead", False) for x in old) and any(x.cluster > 1 for x in old)
 
 
@@ -205,8 +206,8 @@ def test_subset_that_covers_traits_has_each_of_them() -> None:
     assert cover(sets, lambda x: iter(sets[x])) == [3, 4]
 
 
-@pytest.mark.parametrize("row_loss", row_registry().values(), ids=list(row_registry()))
-def test_broad_subset_of_rows_has_every_kernel_and_layout(row_loss: RowLoss) -> None:
+@pytest.mark.parametrize("row_loss", registry(SoftmaxLoss).values(), ids=list(registry(SoftmaxLoss)))
+def test_broad_subset_of_rows_has_every_kernel_and_layout(row_loss: SoftmaxLoss) -> None:
     everything = row_variants(row_loss)
     broad = {x: gate_subsets.broad_rows(row_loss, x) for x in FAST}
     assert all(set(x) < set(everything) and len(x) == len(set(x)) for x in broad.values())
@@ -233,7 +234,9 @@ def test_kernels_of_cuda_11_may_spill_a_little() -> None:
 
 
 def test_rows_may_spill_and_nothing_else_is_forgiven() -> None:
-    variant = next(x for x in row_variants(next(iter(row_registry().values()))) if x.kind == "value_and_gradient")
+    variant = next(
+        x for x in row_variants(next(iter(registry(SoftmaxLoss).values()))) if x.kind == "value_and_gradient"
+    )
     loads, stores = wide_accesses(variant)
     assert loads and stores
     good = Resources((variant.entry,), 255, 800, 800, 520, loads, stores, ())
@@ -244,7 +247,7 @@ def test_rows_may_spill_and_nothing_else_is_forgiven() -> None:
 
 def test_table_tells_kernels_of_rows_apart(tmp_path: Path) -> None:
     resources = Resources((), 32, 0, 0, 0, 0, 0, ())
-    for row_loss in row_registry().values():
+    for row_loss in registry(SoftmaxLoss).values():
         work = gate.whole_jobs([row_loss], {OfVersion(13): ["sm_90"]})
         gate.write([gate.Result(x, resources, ()) for x in work], tmp_path / "rows.csv")
         rows = list(csv.DictReader((tmp_path / "rows.csv").open()))

@@ -15,7 +15,8 @@ from grids import in_turn
 
 import cupylosses
 from cupylosses import interop
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.layouts import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
@@ -23,7 +24,7 @@ from cupylosses.testing.tolerance import same_bits
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
 #: The path does not depend on the loss: one is enough.
-LOSS = registry()["mse_loss"]
+LOSS = registry(Loss)["mse_loss"]
 
 #: Arguments that send a call along another path; True stands for an array.
 WAYS: Mapping[str, Mapping[str, Any]] = {

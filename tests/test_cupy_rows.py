@@ -20,16 +20,16 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import value_and_grad
-from cupylosses.engines.softmax import arguments as softmax_arguments
+from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.call import RowResult
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.row_properties import LAYOUTS, PLACES, SOFTMAX_LAYOUTS, draw, of_layout
 from cupylosses.testing.row_truth import NAMES
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels
 
-LOSSES = row_registry()
+LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
 #: Losses by kind of target: each has its own kernels.
 KINDS = {"indices": "cross_entropy", "probabilities": "cross_entropy", "log-probabilities": "nll_loss"}
@@ -129,7 +129,7 @@ def test_reversed_arrays(cupy: Any, kind: str, at: tuple[slice, slice], reductio
 
 @each_loss
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_no_rows(cupy: Any, row_loss: RowLoss, reduction: str) -> None:
+def test_no_rows(cupy: Any, row_loss: SoftmaxLoss, reduction: str) -> None:
     first, second, _ = NAMES[row_loss.name]
     target = cupy.zeros((0,), "int64") if "indices" in row_loss.targets else cupy.zeros((0, 3))
     given = {first: cupy.zeros((0, 3)), second: target, "reduction": reduction}
@@ -313,11 +313,13 @@ def test_several_devices_are_an_error(cupy: Any) -> None:
 def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     """Exactly the allocations made meanwhile."""
     name, given = drawn(kind, reduction)
+    from cupylosses.backends import cupy_device
+
     given, stream = arrays(cupy, given), cupy.cuda.get_current_stream()
     if kind == "indices":
         given["return_accuracy"] = True
     expected = value_and_grad(name, **given)
-    (_, device), *_ = softmax_arguments.plans.values()
+    (device,) = cupy_device.devices.values()
     assert not device._captured
     stream.capturing = True
     with recorded_sizes(cupy) as sizes:
@@ -415,7 +417,7 @@ def test_expectation_of_torch_does_not_reach_cupy(cupy: Any) -> None:
 
 @pytest.mark.gpu
 @each_loss
-def test_without_torch(cupy: Any, python: Callable[..., str], row_loss: RowLoss) -> None:
+def test_without_torch(cupy: Any, python: Callable[..., str], row_loss: SoftmaxLoss) -> None:
     """Value and gradients work in an environment without torch."""
     labels = "indices" in row_loss.targets
     program = f"""

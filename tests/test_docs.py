@@ -22,8 +22,9 @@ from tools.variants import variants
 import cupylosses
 from cupylosses.build import function_of
 from cupylosses.definition import base as definition_base
+from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise import definition as pointwise_definition
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.engines.pointwise.definition import Loss
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDING = (ROOT / "docs" / "adding-a-loss.md").read_text(encoding="utf-8")
@@ -92,9 +93,10 @@ def test_kinks_of_the_new_loss_are_as_declared(checkout: Path) -> None:
     program = f"""
 import torch
 import cupylosses.functional as F
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 
-loss = registry()["{NEW}"]
+loss = registry(Loss)["{NEW}"]
 count = 0
 for case in loss.cases:
     for kink in loss.kinks(**loss.values(case)):
@@ -111,11 +113,12 @@ print(count)
 def test_kernels_of_the_new_loss_are_derived(checkout: Path) -> None:
     program = f"""
 from cupylosses.engines.pointwise.codegen import KINDS
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from tools.nvrtc import Nvrtc, find_library
 from tools.variants import variants
 
-found = {{x.kind: x for x in variants(registry()["{NEW}"])}}
+found = {{x.kind: x for x in variants(registry(Loss)["{NEW}"])}}
 assert set(found) == set(KINDS)
 for variant in found.values():
     text = variant.source()
@@ -176,7 +179,7 @@ def test_includes_of_the_kernels_are_as_their_readme_says() -> None:
 
 def test_every_loss_is_in_the_differences() -> None:
     text = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
-    assert [x.name for x in registry().values() if x.torch and f"`{x.name}`" not in text] == []
+    assert [x.name for x in registry(Loss).values() if x.torch and f"`{x.name}`" not in text] == []
 
 
 def snippets() -> list[str]:

@@ -16,8 +16,9 @@ from torch import Tensor
 import cupylosses
 import cupylosses.functional as F
 from cupylosses import options, set_one_pass, value_and_grad
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 TORCH = torch.nn.functional
 
@@ -70,7 +71,7 @@ def test_variance_of_another_shape_raises(shape: tuple[int, ...], of_variance: t
 )
 def test_operands_that_both_broadcast_warn(name: str, device: str) -> None:
     function = getattr(F, name)
-    count = len(registry()[name].operands) - (name == "binary_cross_entropy_with_logits")
+    count = len(registry(Loss)[name].operands) - (name == "binary_cross_entropy_with_logits")
     first = [draw(5, 1, device=device).clamp(max=1)] * (count - 1)
     with pytest.warns(UserWarning, match=rf"{name}: no operand has the shape \(5, 5\)") as caught:
         function(*first, draw(5, device=device).clamp(max=1))
@@ -114,14 +115,14 @@ def test_reduction_by_a_subclass_of_str(reduction: Any, device: str) -> None:
 
 
 def test_every_function_takes_a_subclass_of_str() -> None:
-    for loss in registry().values():
+    for loss in registry(Loss).values():
         arrays = [numpy.full(2, 0.5)] * sum(x.default is None for x in loss.operands)
         call = getattr(F, loss.name).prepare(*arrays, reduction=numpy.str_("mean"))
-        assert type(call.reduction.kind) is str
-    for loss in row_registry().values():
+        assert type(call.static.kind) is str
+    for loss in registry(SoftmaxLoss).values():
         target = numpy.zeros(2, int) if "indices" in loss.targets else numpy.ones((2, 3))
         call = getattr(F, loss.name).prepare(numpy.ones((2, 3)), target, reduction=numpy.str_("mean"))
-        assert type(call.reduction) is str
+        assert type(call.static.reduction) is str
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")

@@ -23,7 +23,7 @@ import cupylosses.nn
 from cupylosses import checks, interop
 from cupylosses.definition.base import Operand
 from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import compiler
 from cupylosses.testing import eager
@@ -329,7 +329,7 @@ def test_no_arguments_no_gradients() -> None:
 # Kernels that do not compile. The compiler is played by a stand-in, so that this runs without a GPU.
 
 
-def some_variant(loss: Loss = F.mse_loss.loss) -> Variant:
+def some_variant(loss: Loss = F.mse_loss.loss) -> PointwiseKernel:
     return next(v for v in variants(loss, fast=True) if v.kind == "value_and_gradient")
 
 

@@ -18,12 +18,12 @@ from checkout import ROOT, load_script
 
 import cupylosses.functional
 import cupylosses.nn
+from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.codegen import KINDS
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
-from cupylosses.engines.softmax.definition import row_registry
-from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax import codegen as softmax_codegen
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,15 @@ def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> 
     assert len({x.title for x in examples}) == len(examples)
     assert {x.layout for x in examples} == {"flat", "matrix"}
     assert {x.result for x in examples} == {"float32", "bfloat16"}
-    rich, plain = registry()[generate.RICH], registry()[generate.PLAIN]
+    rich, plain = registry(Loss)[generate.RICH], registry(Loss)[generate.PLAIN]
     assert rich.flags and rich.let and not (plain.flags or plain.parameters)
 
 
 def test_examples_show_every_entry_point_and_layout_of_rows(generate: ModuleType) -> None:
-    for kind, entry_points in ((RowVariant, ROW_KINDS), (TermVariant, TERM_KINDS)):
-        examples = [x for x in generate.row_examples() if isinstance(x, kind)]
-        assert {x.kind for x in examples} == set(entry_points)
+    entry_points = set(softmax_codegen.KINDS)
+    for indices, other in ((True, "gradient"), (False, "from_residual")):
+        examples = [x for x in generate.row_examples() if x.indices is indices]
+        assert {x.kind for x in examples} == entry_points - {other}
         assert {"lanes", "block", "long", "columns"} <= {x.layout for x in examples}
 
 
@@ -116,9 +117,9 @@ def test_stub_has_the_signature_of_the_function(loss: Loss, stub: dict[str, ast.
     assert inspect.cleandoc(ast.get_docstring(stub[loss.name], clean=False)) == inspect.cleandoc(function.__doc__)
 
 
-@pytest.mark.parametrize("name", row_registry())
+@pytest.mark.parametrize("name", registry(SoftmaxLoss))
 def test_stub_has_losses_of_rows(name: str, stub: dict[str, ast.FunctionDef], nn_stub: dict[str, ast.ClassDef]) -> None:
-    function, row_loss = getattr(cupylosses.functional, name), row_registry()[name]
+    function, row_loss = getattr(cupylosses.functional, name), registry(SoftmaxLoss)[name]
     assert stub_signature(stub[name].args) == signature(function)
     assert inspect.cleandoc(ast.get_docstring(stub[name], clean=False)) == inspect.cleandoc(function.__doc__)
     module, cls = getattr(cupylosses.nn, row_loss.class_name), nn_stub[row_loss.class_name]
@@ -211,9 +212,9 @@ def test_a_type_checker_understands_the_stub(tmp_path: Path) -> None:
 
 def test_readme_lists_every_loss(generate: ModuleType) -> None:
     rows = generate.losses().splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == list(registry())
+    assert [row.split("`")[1] for row in rows] == list(registry(Loss))
     of_rows = generate.row_losses().splitlines()[2:]
-    assert [row.split("`")[1] for row in of_rows] == list(row_registry())
+    assert [row.split("`")[1] for row in of_rows] == list(registry(SoftmaxLoss))
 
 
 def test_every_primitive_of_the_definitions_is_listed(loss: Loss, generate: ModuleType) -> None:

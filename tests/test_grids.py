@@ -10,7 +10,8 @@ import conftest
 import grids
 import pytest
 
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 
 
 @pytest.fixture(params=[False, True], ids=["short", "thorough"])
@@ -77,7 +78,7 @@ def test_thorough_tests_run_with_the_option_only() -> None:
 
 
 def test_parameters_have_names() -> None:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     values = [loss, {"beta": 0.5, "full": True}, {}, ("float32", "int8"), (1, 2), object(), "x", {"x": object()}]
     assert [grids.identity(x) for x in values] == [
         "mse_loss", "beta=0.5,full=True", "defaults", "float32-int8", None, None, None, None,

@@ -22,7 +22,7 @@ from tools import host_properties as host_properties
 
 import cupylosses
 import cupylosses.functional as F
-from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host, properties, samples
 from cupylosses.testing.check import by_position, run
@@ -599,7 +599,7 @@ def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_kernel_that_does_not_compile_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Variant, "source", lambda self: "no CUDA")
+    monkeypatch.setattr(PointwiseKernel, "source", lambda self: "no CUDA")
     with host.recording() as kernels:
         F.mse_loss(torch.rand(3), torch.rand(3))
     seen: list[None] = []

@@ -26,15 +26,17 @@ import cupylosses
 from cupylosses import patch, patch_torch, unpatch_torch
 from cupylosses.backends.torch import patch as torch_patch
 from cupylosses.definition.base import Definition
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines import base as engine_base
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import samples
 from cupylosses.testing.tolerance import same_bits
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 #: Losses that torch has. (A parameter named `loss` would run for the representatives alone.)
-TWINS = [x for x in registry().values() if x.torch]
-ROW_TWINS = [x for x in row_registry().values() if x.torch]
+TWINS = [x for x in registry(Loss).values() if x.torch]
+ROW_TWINS = [x for x in registry(SoftmaxLoss).values() if x.torch]
 ORIGINALS = {x.torch: getattr(F, x.torch) for x in (*TWINS, *ROW_TWINS)}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(broadcast|batchmean|size_average|target size)")
@@ -182,7 +184,7 @@ def test_served_calls_are_this_librarys(twin: Loss, reduction: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["indices", "dense"])
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
-def test_served_calls_of_rows_are_this_librarys(twin: RowLoss, kind: str) -> None:
+def test_served_calls_of_rows_are_this_librarys(twin: SoftmaxLoss, kind: str) -> None:
     if kind == "dense" and not twin.dense:
         pytest.skip("takes class indices alone")
     x = draw(6, 5).log_softmax(1).requires_grad_()
@@ -226,7 +228,7 @@ def test_torchs_own_samples(twin: Definition) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
-def test_torchs_own_modules(twin: RowLoss) -> None:
+def test_torchs_own_modules(twin: SoftmaxLoss) -> None:
     """Every Module of torch's test data, made before the patch, has torch's value."""
     info = databases()[1][twin.class_name]
     options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": False, "training": True}
@@ -242,7 +244,7 @@ def test_torchs_own_modules(twin: RowLoss) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
-def test_errors_of_torchs_own_modules(twin: RowLoss) -> None:
+def test_errors_of_torchs_own_modules(twin: SoftmaxLoss) -> None:
     info = databases()[1][twin.class_name]
     if info.module_error_inputs_func is None:
         pytest.skip("torch has no error inputs")
@@ -306,13 +308,7 @@ def within(context: Any, call: Callable[[], Any]) -> Any:
 def test_served(name: str) -> None:
     expected = SERVED[name]()
     # Asks torch again which calls it takes; that must not count.
-    for asked in (
-        torch_patch._torch_reduces,
-        torch_patch._torch_broadcasts_weights,
-        torch_patch._torch_takes,
-        torch_patch._torch_takes_rows,
-    ):
-        asked.cache_clear()
+    torch_patch._taken.cache_clear()
     with patch_torch() as report:
         value = SERVED[name]()
     assert report.served.total() == 1 and not report.passed_on, f"\n{report}"
@@ -351,7 +347,7 @@ def test_autocast_widens_no_doubles() -> None:
         with patch_torch() as report:
             assert same_bits(F.cross_entropy(draw(), draw(seed=1), wide), expected)
             errors_are_torchs(lambda: F.cross_entropy(draw(), labels(), wide))
-    assert {x for *_, x in report.passed_on} == {torch_patch.DTYPE} and not report.served
+    assert {x for *_, x in report.passed_on} == {engine_base.DTYPE} and not report.served
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -399,7 +395,7 @@ PASSED_ON: dict[str, list[Callable[[], Any]]] = {
             draw(), draw(seed=1)
         ),
     ],
-    torch_patch.SHAPES: [
+    engine_base.SHAPES: [
         lambda: F.mse_loss(draw(), draw(5)),
         lambda: F.kl_div(draw().log(), draw(5), reduction="batchmean"),
         lambda: F.gaussian_nll_loss(draw(5, 5), draw(5, 5, seed=1), draw(5)),
@@ -408,12 +404,12 @@ PASSED_ON: dict[str, list[Callable[[], Any]]] = {
         lambda: F.cross_entropy(draw(2, 5, 0), labels(2, 0), reduction="none"),
         lambda: F.cross_entropy(draw(5), labels(1)),
     ],
-    torch_patch.DTYPE: [
+    engine_base.DTYPE: [
         lambda: F.l1_loss(draw() + 1j, draw() * 1j),
         lambda: F.l1_loss(draw() + 0j, draw()),
         lambda: F.cross_entropy(draw(), draw(seed=1), draw(5).double()),
     ],
-    torch_patch.ARGUMENTS: [
+    engine_base.ARGUMENTS: [
         lambda: F.kl_div(draw()[0, 0].log(), draw()[0, 0], reduction="batchmean"),
         lambda: F.cross_entropy(draw(), labels(), label_smoothing=-1.0),
         lambda: F.cross_entropy(draw(), labels(), label_smoothing=float("nan")),

@@ -25,7 +25,7 @@ from tools.representatives import representatives
 
 import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
-from cupylosses.engines.pointwise.definition import Loss, form
+from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.jit.sources import expand
 from cupylosses.testing import host, properties, row_properties
 
@@ -76,7 +76,7 @@ def masked(**setting: Any) -> Callable[[], None]:
     """Value and gradients against the truth with a mask."""
 
     def check(function: Any, loss: Loss) -> None:
-        properties.agrees_with_truth(function, form(loss, mask=True), **setting)
+        properties.agrees_with_truth(function, modified(loss, mask=True), **setting)
 
     return executed(check)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses import Operand, define_loss, nn
 from cupylosses.definition.base import PER_CALL, PER_MODULE
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.nn import module_of
 from cupylosses.testing import eager, samples
 from cupylosses.testing.tolerance import same_bits
@@ -48,8 +48,8 @@ def each(losses: Iterable[Loss]) -> pytest.MarkDecorator:
 
 
 #: Losses with a Module in torch, and losses without one.
-twins = each(x for x in registry().values() if twin(x))
-alone = each(x for x in registry().values() if not twin(x))
+twins = each(x for x in registry(Loss).values() if twin(x))
+alone = each(x for x in registry(Loss).values() if not twin(x))
 
 
 def operands(loss: Loss, values: Mapping[str, Any] | None = None, device: str = "cpu") -> list[Tensor]:
@@ -84,7 +84,7 @@ def kept_tensors(loss: Loss) -> dict[str, Tensor]:
 
 
 def test_there_is_a_module_for_each_loss_and_nothing_else() -> None:
-    every = [*registry().values(), *row_registry().values()]
+    every = list(registry().values())
     assert sorted(nn.__all__) == sorted([*(x.class_name for x in every), "module_of"])
     assert len({own(x) for x in every}) == len(every)
 
@@ -241,7 +241,7 @@ def test_results_are_torchs(loss: Loss, device: str) -> None:
         torch.testing.assert_close(*(torch.autograd.grad(x.sum(), first) for x in (value, expected)))
 
 
-@each(x for x in registry().values() if twin(x) and x.legacy)
+@each(x for x in registry(Loss).values() if twin(x) and x.legacy)
 @pytest.mark.representatives
 @pytest.mark.parametrize(("size_average", "reduce"), [(False, None), (None, False), (False, True)])
 def test_legacy_arguments(loss: Loss, size_average: bool, reduce: bool) -> None:

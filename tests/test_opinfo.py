@@ -22,7 +22,8 @@ import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.build import function_of
 from cupylosses.checks import FLOATING
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing.tolerance import dtype_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size")
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_ave
 #: The page for users, in one line.
 DIFFERENCES = " ".join((ROOT / "docs" / "differences.md").read_text(encoding="utf-8").split())
 
-TWINS = {x.name: x for x in registry().values() if x.torch}
+TWINS = {x.name: x for x in registry(Loss).values() if x.torch}
 
 #: Every definition with a counterpart in torch.
 each_twin = pytest.mark.parametrize("loss", TWINS.values(), ids=TWINS)

@@ -28,7 +28,7 @@ import cupylosses.functional as F
 from cupylosses import ExpressionError, Flag, Kink, Operand, Parameter, checks, define_loss
 from cupylosses.definition.base import MAX_OWN_OPERANDS, RESERVED
 from cupylosses.definition.expressions import cuda
-from cupylosses.engines.pointwise.definition import Loss, form
+from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.nn import module_of
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES, function_for
@@ -156,7 +156,7 @@ def test_integer_targets(own: Function, dtype: str, device: str) -> None:
 @each_loss_in_turn("weighted", [("array", True), ("array", False), ("number", True)])
 def test_weights_and_masks(own: Function, weighted: tuple[str, bool], device: str) -> None:
     weight, mask = weighted
-    loss = form(own.loss, weight=weight, mask=mask)
+    loss = modified(own.loss, weight=weight, mask=mask)
     case = {"weight": 1.5} if weight == "number" else {}
     for reduction in short_or_full(("none", "weighted_mean"), ("none", "mean", "weighted_mean")):
         properties.agrees_with_truth(own, loss, case=case, reduction=reduction, device=device, shape=(33, 20))
@@ -190,8 +190,8 @@ def test_second_derivatives(own: Function, device: str) -> None:
 def test_a_check_finds_the_function_of_a_loss() -> None:
     assert all(function_for(x.loss).loss is x.loss for x in OWN.values())
     assert function_for(F.mse_loss.loss) is F.mse_loss
-    assert function_for(form(F.mse_loss.loss, weight="array")) is F.mse_loss
-    assert function_for(form(tukey.loss, mask=True)).loss is tukey.loss
+    assert function_for(modified(F.mse_loss.loss, weight="array")) is F.mse_loss
+    assert function_for(modified(tukey.loss, mask=True)).loss is tukey.loss
     other = dataclasses.replace(F.mse_loss.loss, value="abs(input - target)")
     assert function_for(other).loss is other
 
@@ -295,7 +295,7 @@ def test_without_a_reference_kernels_do_everything() -> None:
 @pytest.mark.kernels
 def test_the_gradient_is_there_after_one_pass() -> None:
     value = bare(drawn(100).requires_grad_(), drawn(100, seed=1))
-    ((_, gradients),) = value.grad_fn.promises
+    ((_, gradients),) = value.grad_fn.speculations
     assert gradients[0] is not None
 
 

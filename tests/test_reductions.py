@@ -20,7 +20,8 @@ import cupylosses
 import cupylosses.functional as F
 from cupylosses.build import function_of
 from cupylosses.definition.base import REDUCTIONS
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import Check, perform
 from cupylosses.testing.properties import composed
@@ -68,7 +69,7 @@ def test_dimensions_are_torchs(dim: Any, reduction: str) -> None:
     [("contiguous", 0), ("contiguous", 1), ("transposed", 0), ("sliced", 1), ("row", 0), ("row", 1), ("column", 0)],
 )
 def test_dimensions_in_any_layout(layout: str, dim: int) -> None:
-    outcome = perform(Check(registry()["mse_loss"], dim=(dim,), layout=layout, device=KERNELS))
+    outcome = perform(Check(registry(Loss)["mse_loss"], dim=(dim,), layout=layout, device=KERNELS))
     assert outcome.ok, "\n".join(outcome.problems)
 
 
@@ -126,7 +127,7 @@ def test_upstream_gradients_of_any_storage(device: str) -> None:
 @reference_and_kernels("weight, mask, reduction", [None, 0.5, "array"], [False, True], REDUCTIONS)
 def test_elements_that_are_means_of_rows(weight: Any, mask: bool, reduction: str, device: str) -> None:
     """Without `dim`, the last dimension belongs to the element; with it, that dimension is like the others."""
-    loss = replace(registry()["mse_loss"], name="rows", torch=None, mean_of_rows=True, mean_of_weights=False)
+    loss = replace(registry(Loss)["mse_loss"], name="rows", torch=None, mean_of_rows=True, mean_of_weights=False)
     function = function_of(loss)
     x, y = draw(6, 8, device=device)
     options: dict[str, Any] = {"weight": weight} if weight else {}
@@ -194,7 +195,7 @@ def test_a_normalizer_takes_the_place_of_the_weights(device: str) -> None:
     for normalizer in (3.0, torch.tensor(3.0, device=device)):
         for dim in (None, (0,)):
             found = F.mse_loss(x, y, weight=weight, normalizer=normalizer, dim=dim)
-            expected = composed((x - y) ** 2, registry()["mse_loss"], "mean", weight, normalizer=3.0, dim=dim)
+            expected = composed((x - y) ** 2, registry(Loss)["mse_loss"], "mean", weight, normalizer=3.0, dim=dim)
             require_same(found, expected, [x, y, weight])
 
 
@@ -263,7 +264,7 @@ def test_dtype_of_the_result(dtypes: tuple[str, str], options: dict[str, Any], d
     if "mask" in options:
         options = {**options, "mask": torch.ones(6, 1, dtype=torch.bool, device=device)}
     value = F.mse_loss(x, y, out_dtype=result, **options)
-    exact = composed((x.double() - y.double()) ** 2, registry()["mse_loss"], **{"reduction": "mean"} | options)
+    exact = composed((x.double() - y.double()) ** 2, registry(Loss)["mse_loss"], **{"reduction": "mean"} | options)
     assert value.dtype == result
     eps = max(torch.finfo(result).eps, 4 * torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps)
     torch.testing.assert_close(value.double(), exact.double(), rtol=eps, atol=0)

@@ -10,9 +10,10 @@ import pytest
 from tools.representatives import FORMULA, MEANING, representatives, traits
 
 from cupylosses.definition.base import Flag, Operand, Parameter
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 
-EVERY = tuple(registry().values())
+EVERY = tuple(registry(Loss).values())
 
 
 def every_trait(losses: tuple[Loss, ...]) -> set[Any]:

@@ -19,7 +19,7 @@ from grids import in_turn, short_or_full, thorough
 from torch import Tensor
 
 import cupylosses.functional
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import device as torch_device
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import SMALL, HostDevice
 from cupylosses.testing.row_properties import (
@@ -62,7 +62,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
     """Plans for the chip that LAYOUTS and SIZES assume, even on a GPU that has more."""
     if GPU:
         F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
-        device = autograd.devices[torch.cuda.current_device()]
+        device = torch_device.devices[torch.cuda.current_device()]
         monkeypatch.setattr(device, "chip", dataclasses.replace(SMALL, clusters=device.chip.clusters))
         fresh_plans()
 
@@ -165,8 +165,8 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
 )
 def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
     """With all the shared memory of a GPU."""
-    device = autograd.devices[torch.cuda.current_device()]
-    device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
+    device = torch_device.devices[torch.cuda.current_device()]
+    device.chip = dataclasses.replace(device.chip, shared=torch_device.TorchDevice(device.index).chip.shared)
     fresh_plans()
     agrees_with_truth(draw(shape, 1, dtype, KERNELS))
     agrees_with_truth(draw(shape, 1, dtype, KERNELS, seed=1), label_smoothing=0.1)
@@ -447,7 +447,7 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradient(
     layout: str, chosen: dict[str, Any], full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    kind = autograd.TorchDevice if GPU else HostDevice
+    kind = torch_device.TorchDevice if GPU else HostDevice
     empty = kind.empty
 
     def counted(self: Any, shape: Any, strides: Any, dtype: str) -> Tensor:

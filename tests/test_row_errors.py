@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +12,15 @@ import pytest
 import torch
 
 import cupylosses.functional as F
-from cupylosses import dispatch
+from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import checks as softmax_checks
-from cupylosses.engines.softmax.definition import RowLoss, define_row, row_registry
+from cupylosses.engines.softmax import engine as softmax_engine
+from cupylosses.engines.softmax.definition import SoftmaxLoss, define_softmax
 
 X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
 P = X.softmax(-1)
 
-LOSSES = row_registry()
+LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
 
 
@@ -241,7 +243,7 @@ def test_refused(kind: type[Exception], message: str, made: Callable[[], Any]) -
 
 
 @each_loss
-def test_unknown_arguments(row_loss: RowLoss) -> None:
+def test_unknown_arguments(row_loss: SoftmaxLoss) -> None:
     second = P if row_loss.dense else Y
     with pytest.raises(TypeError, match="unexpected keyword argument 'dim'"):
         getattr(F, row_loss.name)(X, second, dim=1)
@@ -295,13 +297,13 @@ def test_labels_out_of_range_are_let_pass() -> None:
 # Definitions
 
 
-def made(**changes: Any) -> RowLoss:
+def made(**changes: Any) -> SoftmaxLoss:
     loss = LOSSES["nll_loss"]
     fields = {
         "name": "example", "summary": "S.", "formula": "-x_y", "operands": loss.operands, "targets": ("indices",),
         "row": "nll", "references": {"row": lambda xp, nll, weight: nll}, "softmax": True,
     }  # fmt: skip
-    return RowLoss(**{**fields, **changes})
+    return SoftmaxLoss(**{**fields, **changes})
 
 
 def test_the_example_is_valid() -> None:
@@ -333,9 +335,9 @@ def test_invalid_definitions_are_refused(changes: dict[str, Any], message: str) 
 
 
 def test_a_name_is_defined_once() -> None:
-    fields = {name: getattr(LOSSES["nll_loss"], name) for name in RowLoss.__dataclass_fields__}
+    fields = {name: getattr(LOSSES["nll_loss"], name) for name in [x.name for x in dataclasses.fields(SoftmaxLoss)]}
     with pytest.raises(ValueError, match="'nll_loss' is defined already"):
-        define_row(**fields)
+        define_softmax(**fields)
 
 
 def test_the_message_of_a_label_is_also_that_of_kernels() -> None:
@@ -386,12 +388,12 @@ def test_settings_that_change_are_looked_at_each_time() -> None:
 
 
 def test_settings_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_MAX_SETTINGS", 5)
-    monkeypatch.setattr(dispatch, "_ROW_SETTINGS", {})
+    monkeypatch.setattr(softmax_engine, "_MAX_SETTINGS", 5)
+    monkeypatch.setattr(softmax_engine, "_SETTINGS", {})
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     for n in range(12):
         value = F.cross_entropy(x, y, z_loss=0.1 * n)
         torch.testing.assert_close(
             value, torch.nn.functional.cross_entropy(x, y) + 0.1 * n * x.logsumexp(-1).square().mean()
         )
-        assert 1 <= len(dispatch._ROW_SETTINGS) <= 5
+        assert 1 <= len(softmax_engine._SETTINGS) <= 5

@@ -12,12 +12,13 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import define_loss
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.row_truth import NAMES, exact_row
 
 pytestmark = pytest.mark.formulas
 
-LOSSES = row_registry()
+LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
 of_labels = pytest.mark.parametrize(
     "row_loss", [x for x in LOSSES.values() if x.row], ids=[x for x in LOSSES if LOSSES[x].row]
@@ -38,7 +39,7 @@ def positive_zero(x: Tensor) -> bool:
     return bool((x == 0).all()) and not bool(torch.signbit(x).any())
 
 
-def targets(row_loss: RowLoss, device: str, rows: int = 3, classes: int = 4) -> Tensor:
+def targets(row_loss: SoftmaxLoss, device: str, rows: int = 3, classes: int = 4) -> Tensor:
     """Random targets of any kind that the loss takes."""
     if row_loss.row:
         return (torch.arange(rows) % classes).to(device)
@@ -56,7 +57,7 @@ def logits(device: str, rows: int = 3, classes: int = 4) -> Tensor:
 @each_loss
 @pytest.mark.parametrize("what", BAD)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_masked_rows_count_for_nothing(row_loss: RowLoss, what: str, reduction: str, device: str) -> None:
+def test_masked_rows_count_for_nothing(row_loss: SoftmaxLoss, what: str, reduction: str, device: str) -> None:
     """Whatever the row holds, in its logits and its target; even in second derivatives."""
     function, x, y = getattr(F, row_loss.name), logits(device), targets(row_loss, device)
     mask = torch.tensor([True, False, True], device=device)
@@ -80,7 +81,7 @@ def test_masked_rows_count_for_nothing(row_loss: RowLoss, what: str, reduction: 
 
 @of_labels
 @pytest.mark.parametrize("what", BAD)
-def test_ignored_rows_count_for_nothing(row_loss: RowLoss, what: str, device: str) -> None:
+def test_ignored_rows_count_for_nothing(row_loss: SoftmaxLoss, what: str, device: str) -> None:
     function, x = getattr(F, row_loss.name), logits(device)
     y = torch.tensor([0, -100, 2], device=device)
     expected = graded(function, x[[0, 2]], y[[0, 2]])
@@ -101,7 +102,7 @@ def test_masked_targets_have_no_gradient(name: str, device: str) -> None:
 
 
 @of_labels
-def test_all_rows_ignored(row_loss: RowLoss, device: str) -> None:
+def test_all_rows_ignored(row_loss: SoftmaxLoss, device: str) -> None:
     """A mean of nothing is NaN, as in torch, with zero gradients."""
     function, x, y = getattr(F, row_loss.name), logits(device), torch.full((3,), -100, device=device)
     for options, expected in (
@@ -118,7 +119,7 @@ def test_all_rows_ignored(row_loss: RowLoss, device: str) -> None:
 
 
 @each_loss
-def test_no_rows(row_loss: RowLoss, device: str) -> None:
+def test_no_rows(row_loss: SoftmaxLoss, device: str) -> None:
     function, x, y = getattr(F, row_loss.name), logits(device, rows=0), targets(row_loss, device, rows=0)
     for reduction, expected in {"mean": nan, "sum": 0.0, "batchmean": nan}.items():
         value, gradient = graded(function, x, y, reduction=reduction)
@@ -128,7 +129,7 @@ def test_no_rows(row_loss: RowLoss, device: str) -> None:
 
 
 @of_labels
-def test_labels_of_weight_zero(row_loss: RowLoss, device: str) -> None:
+def test_labels_of_weight_zero(row_loss: SoftmaxLoss, device: str) -> None:
     """Not 0 * inf, which is NaN in torch."""
     function, x, y = getattr(F, row_loss.name), logits(device), torch.tensor([0, 1, 2], device=device)
     x[0, 0] = -inf
@@ -310,7 +311,7 @@ def test_classes_that_student_and_teacher_exclude(beta: float, device: str) -> N
 
 @each_loss
 @pytest.mark.parametrize("row", [[nan, 1.0, 2.0], [inf, 1.0, 2.0], [-inf] * 3], ids=["nan", "inf", "-inf"])
-def test_rows_without_a_value(row_loss: RowLoss, row: list[float], device: str) -> None:
+def test_rows_without_a_value(row_loss: SoftmaxLoss, row: list[float], device: str) -> None:
     """NaN stays in its row, whose gradients are all NaN."""
     if not row_loss.softmax:
         pytest.skip("only the label is read")
@@ -353,7 +354,7 @@ def test_softcap_holds_infinities(device: str) -> None:
 @of_labels
 @pytest.mark.parametrize("label", [5, -1, -101, 2**40])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_labels_out_of_range(row_loss: RowLoss, label: int, reduction: str, device: str) -> None:
+def test_labels_out_of_range(row_loss: SoftmaxLoss, label: int, reduction: str, device: str) -> None:
     """The row is NaN and has no gradient; the others are as if it were absent."""
     function, x = getattr(F, row_loss.name), logits(device, classes=5)
     y = torch.tensor([0, label, 2], device=device)
@@ -391,7 +392,7 @@ def test_half_precision_does_not_overflow(dtype: torch.dtype, device: str) -> No
 
 
 @each_loss
-def test_autocast_computes_in_float32(row_loss: RowLoss, device: str) -> None:
+def test_autocast_computes_in_float32(row_loss: SoftmaxLoss, device: str) -> None:
     x, y = logits(device).bfloat16(), targets(row_loss, device)
     y = y.bfloat16() if y.is_floating_point() else y
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -401,7 +402,7 @@ def test_autocast_computes_in_float32(row_loss: RowLoss, device: str) -> None:
 
 
 @each_loss
-def test_rows_do_not_depend_on_each_other(row_loss: RowLoss, device: str) -> None:
+def test_rows_do_not_depend_on_each_other(row_loss: SoftmaxLoss, device: str) -> None:
     # Kernels add the ends of a misaligned row separately, so rows of whole vectors are a case of their own here.
     function, x, y = getattr(F, row_loss.name), logits(device, 7, 8), targets(row_loss, device, 7, 8)
     together = graded(function, x, y, reduction="none", class_dim=-1)
@@ -463,7 +464,7 @@ def test_normalizer_replaces_the_count(device: str) -> None:
 
 
 @each_loss
-def test_function_transforms(row_loss: RowLoss) -> None:
+def test_function_transforms(row_loss: SoftmaxLoss) -> None:
     """``grad``, ``jvp`` and ``vmap`` of torch.func; labels are not read there."""
     x, y = logits("cpu", 4, 5).double(), targets(row_loss, "cpu", 4, 5)
     y = y.double() if y.is_floating_point() else y

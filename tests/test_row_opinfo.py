@@ -15,22 +15,23 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.checks import FLOATING
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*size_average")
 
-TWINS = {x.name: x for x in row_registry().values() if x.torch}
+TWINS = {x.name: x for x in registry(SoftmaxLoss).values() if x.torch}
 each_twin = pytest.mark.parametrize("row_loss", TWINS.values(), ids=list(TWINS))
 
 Arguments = dict[str, Any]
 
 
-def twin(row_loss: RowLoss) -> Callable[..., Tensor]:
+def twin(row_loss: SoftmaxLoss) -> Callable[..., Tensor]:
     return getattr(torch.nn.functional, str(row_loss.torch))
 
 
-def samples(row_loss: RowLoss, device: str, dtype: torch.dtype) -> Iterator[Arguments]:
+def samples(row_loss: SoftmaxLoss, device: str, dtype: torch.dtype) -> Iterator[Arguments]:
     """The arguments of torch's samples, by name."""
     info = opinfo.databases()[0][str(row_loss.torch)]
     for given in info.reference_inputs(device, dtype, requires_grad=False):
@@ -65,14 +66,14 @@ def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arg
 
 @each_twin
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_functions(row_loss: RowLoss, dtype: str, device: str) -> None:
+def test_functions(row_loss: SoftmaxLoss, dtype: str, device: str) -> None:
     found = list(samples(row_loss, device, getattr(torch, dtype)))
     assert found
     for given in found:
         holds(getattr(F, row_loss.name), twin(row_loss), given)
 
 
-def modules(row_loss: RowLoss, device: str) -> Iterator[tuple[torch.nn.Module, torch.nn.Module, Any, Any]]:
+def modules(row_loss: SoftmaxLoss, device: str) -> Iterator[tuple[torch.nn.Module, torch.nn.Module, Any, Any]]:
     """Our Module and torch's, made alike, the operands of a call, and torch's reference for it."""
     info = opinfo.databases()[1][row_loss.class_name]
     torch.manual_seed(0)
@@ -85,7 +86,7 @@ def modules(row_loss: RowLoss, device: str) -> Iterator[tuple[torch.nn.Module, t
 
 
 @each_twin
-def test_modules(row_loss: RowLoss, device: str) -> None:
+def test_modules(row_loss: SoftmaxLoss, device: str) -> None:
     """Results, text, state and pickles match torch's Module."""
     for ours, theirs, operands, reference in modules(row_loss, device):
         value, expected = ours(*operands), theirs(*operands)
@@ -100,7 +101,7 @@ def test_modules(row_loss: RowLoss, device: str) -> None:
 
 
 @each_twin
-def test_errors_of_modules(row_loss: RowLoss) -> None:
+def test_errors_of_modules(row_loss: SoftmaxLoss) -> None:
     info = opinfo.databases()[1][row_loss.class_name]
     if info.module_error_inputs_func is None:
         pytest.skip("torch has no error inputs")
@@ -129,7 +130,7 @@ MISTAKES: dict[str, Callable[[Arguments], Arguments]] = {
 
 @each_twin
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_torch_refuses_is_refused(row_loss: RowLoss, mistake: str) -> None:
+def test_what_torch_refuses_is_refused(row_loss: SoftmaxLoss, mistake: str) -> None:
     found = (x for x in samples(row_loss, "cpu", torch.float32) if x["input"].dim() == 2 and not _floating(x["target"]))
     given = next(found)
     wrong = given | MISTAKES[mistake](given)
@@ -149,7 +150,7 @@ def test_what_torch_refuses_is_refused(row_loss: RowLoss, mistake: str) -> None:
     ],
     ids=["value", "dtype", "gradient"],
 )
-def test_wrong_functions_are_caught(row_loss: RowLoss, spoil: Callable[[Tensor], Tensor]) -> None:
+def test_wrong_functions_are_caught(row_loss: SoftmaxLoss, spoil: Callable[[Tensor], Tensor]) -> None:
     def wrong(**arguments: Any) -> Tensor:
         return spoil(getattr(F, row_loss.name)(**arguments))
 

@@ -22,9 +22,10 @@ from tools.row_term_properties import (
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import formulas
+from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import row_properties
 from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
 from cupylosses.testing.row_truth import NAMES, exact_second, truth
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.kernels
 WAYS = ("lanes", "block", "columns", "gather", "gather, apart")
 
 #: Losses of class indices.
-LOSSES = [name for name, x in row_registry().items() if x.row]
+LOSSES = [name for name, x in registry(SoftmaxLoss).items() if x.row]
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> Tensor:
         raise AssertionError("the formula was taken")
 
-    monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
+    monkeypatch.setattr(formulas, "evaluate", never)
 
 
 #: The storage of logits, that of directions beside them, and their dtype.
@@ -136,7 +137,7 @@ def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> No
 def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: None) -> None:
     """Any of the largest logits, which serve as reference, may be the label's."""
     given = row_properties.of_layout(layout, device=KERNELS)
-    row_properties.second_of_equal_logits(given, **options if row_registry()[given.loss].softmax else {})
+    row_properties.second_of_equal_logits(given, **options if registry(SoftmaxLoss)[given.loss].softmax else {})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -202,7 +203,7 @@ def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
 @pytest.mark.parametrize("along", [[1.0, 1.0, 1.0], [0.5, -1.0, 2.0]], ids=str)
 def test_rows_without_a_value(name: str, row: list[float], along: list[float], no_formula: None) -> None:
     """They have no derivatives along any direction, and leave others alone."""
-    if not row_registry()[name].softmax:
+    if not registry(SoftmaxLoss)[name].softmax:
         pytest.skip("only the label is read")
     x = torch.tensor([row, [0.5, -0.5, 1.0]], device=KERNELS)
     given = row_properties.Drawn(x, torch.tensor([0, 1], device=KERNELS), 1, name)
@@ -233,7 +234,7 @@ def test_nothing_to_divide_by(name: str, divided: str, no_formula: None) -> None
         "by weights": {"weight": torch.zeros(4, device=KERNELS)},
         "by a normalizer": {"normalizer": torch.tensor(0.0, device=KERNELS)},
     }[divided]
-    if divided == "by weights" and not row_registry()[name].mean_of_weights:
+    if divided == "by weights" and not registry(SoftmaxLoss)[name].mean_of_weights:
         pytest.skip("a mean is of rows")
     value = getattr(F, name)(x, torch.zeros(3, dtype=torch.int64, device=KERNELS), **options)
     for upstream in (1.0, inf):
@@ -265,7 +266,7 @@ def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) ->
     gradient = torch.autograd.grad(loss(x), x, create_graph=True)[0]
     ran.clear()
     expected = torch.autograd.grad(gradient, x, v)[0]
-    assert ran == ["second"]
+    assert ran == ["hvp"]
     found = torch.func.jvp(torch.func.grad(loss), (x.detach(),), (v,))[1]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
     found = torch.autograd.functional.hvp(loss, x.detach(), v)[1]
@@ -282,7 +283,7 @@ def test_layouts_are_what_they_are_called() -> None:
         strides = tuple(s for d, s in enumerate(x.stride()) if d != dim)
         rows = softmax_layout.Rows(strides, x.stride(dim), 4, 0)
         others = [torch.empty(of_rows).stride()] * 3
-        softmax = row_registry()[name].softmax
+        softmax = registry(SoftmaxLoss)[name].softmax
         found = softmax_layout.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
         assert (found.kind == "gather") == layout.startswith("gather")
         kinds.add(found.kind)

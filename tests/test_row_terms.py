@@ -32,7 +32,7 @@ from tools.row_term_properties import (
 from torch import Tensor
 
 import cupylosses.functional
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import device as torch_device
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.row_properties import PLACES, blocks, upstream
@@ -60,7 +60,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
     if GPU:
         x = torch.zeros(1, 2, device=KERNELS)
         cupylosses.functional.cross_entropy(x, x)
-    device = autograd.devices[torch.cuda.current_device() if GPU else -1]
+    device = torch_device.devices[torch.cuda.current_device() if GPU else -1]
     monkeypatch.setattr(device, "chip", dataclasses.replace(TERM_CHIP, clusters=device.chip.clusters))
     fresh_plans()
     with term_chip():
@@ -237,7 +237,7 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradients(
     layout: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    kind = autograd.TorchDevice if GPU else HostDevice
+    kind = torch_device.TorchDevice if GPU else HostDevice
     empty = kind.empty
 
     def counted(self: Any, shape: Any, strides: Any, dtype: str) -> Tensor:
@@ -262,8 +262,8 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradients(
 )  # fmt: skip
 def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
     """With all the shared memory of a GPU."""
-    device = autograd.devices[torch.cuda.current_device()]
-    device.chip = dataclasses.replace(device.chip, shared=autograd.TorchDevice(device.index).chip.shared)
+    device = torch_device.devices[torch.cuda.current_device()]
+    device.chip = dataclasses.replace(device.chip, shared=torch_device.TorchDevice(device.index).chip.shared)
     fresh_plans()
     for row_loss in FEW:
         terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, (dtype, dtype)))

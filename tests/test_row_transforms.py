@@ -18,9 +18,11 @@ from tools.transforms import TRANSFORMS, Transform, close
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses.backends.torch import autograd, softmax_ops
-from cupylosses.engines.softmax.call import RowCall
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch import evaluation, formulas, ops
+from cupylosses.call import Call
+from cupylosses.definition.registry import registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
@@ -28,7 +30,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.formulas]
 #: Transforms that use the formulas.
 BY_FORMULA = ("third derivatives", "`is_grads_batched=True`")
 
-each_loss = pytest.mark.parametrize("row_loss", row_registry().values(), ids=lambda x: x.name)
+each_loss = pytest.mark.parametrize("row_loss", registry(SoftmaxLoss).values(), ids=lambda x: x.name)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +38,12 @@ each_loss = pytest.mark.parametrize("row_loss", row_registry().values(), ids=lam
     [
         pytest.param(x, t, id=f"{t.name}-{x.name}")
         for t in TRANSFORMS.values()
-        for x in row_registry().values()
+        for x in registry(SoftmaxLoss).values()
         if suits(t, x)
     ],
 )
 @pytest.mark.kernels
-def test_works(row_loss: RowLoss, transform: Transform) -> None:
+def test_works(row_loss: SoftmaxLoss, transform: Transform) -> None:
     error = transform.outcome(RowSubject(row_loss, KERNELS))
     if error is not None:
         raise error
@@ -49,20 +51,20 @@ def test_works(row_loss: RowLoss, transform: Transform) -> None:
 
 @each_loss
 @pytest.mark.kernels
-def test_transforms_run_kernels(row_loss: RowLoss, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transforms_run_kernels(row_loss: SoftmaxLoss, monkeypatch: pytest.MonkeyPatch) -> None:
     """The formula computes third derivatives, and batches of grad_output."""
 
     def never(*_: object, **__: object) -> Tensor:
         raise AssertionError("the formula was taken")
 
-    monkeypatch.setattr(autograd, "evaluate_rows_by_formula", never)
+    monkeypatch.setattr(formulas, "evaluate", never)
     for transform in TRANSFORMS.values():
         if suits(transform, row_loss) and transform.name not in BY_FORMULA:
             assert transform.outcome(RowSubject(row_loss, KERNELS)) is None, transform.name
 
 
 @each_loss
-def test_one_graph(row_loss: RowLoss) -> None:
+def test_one_graph(row_loss: SoftmaxLoss) -> None:
     """``torch.compile`` has one graph for all sizes, even on the CPU, where the operators use the formulas."""
     torch.compiler.reset()
     subject = RowSubject(row_loss, "cpu")
@@ -299,10 +301,10 @@ def test_one_read_for_the_value_and_one_for_the_gradient(ran: list[str]) -> None
     x, y = drawn(4, 5, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 3], device=KERNELS)
     compiled = torch.compile(F.cross_entropy, fullgraph=True, backend="aot_eager")
     gradients(compiled, [x], target=y)
-    assert ran == ["count", "value", "count", "apply"]
+    assert ran == ["denominator", "value", "denominator", "from_residual"]
     ran.clear()
     torch.func.vmap(torch.func.grad(F.cross_entropy))(torch.stack([x] * 8), torch.stack([y] * 8))
-    assert ran == ["values", "apply"]
+    assert ran == ["unreduced", "from_residual"]
 
 
 @pytest.mark.parametrize("check", ["lazy", "sync", "off"])
@@ -347,60 +349,62 @@ def test_operators_keep_their_promises(
     """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
     name, options = call
     if where == "formula":
-        monkeypatch.setattr(autograd, "host", None)
+        monkeypatch.setattr(torch_device, "host", None)
     function, tensors, others = called(name, options, torch.float32)
     if where == "formula":
         tensors, others = [x.cpu() for x in tensors], {k: x.cpu() for k, x in others.items()}
         function, *_ = called(name, {k: x for k, x in options.items() if x is not True or k in others}, torch.float32)
-    arguments = {}
+    calls = []
 
-    def noted(call: RowCall) -> Any:
-        arguments["call"] = call
+    def noted(call: Any, *_: Any) -> Any:
+        calls.append(Call(*call))
         return torch.zeros(())
 
     with monkeypatch.context() as m:
-        m.setattr(autograd, "evaluate_rows", noted)
+        m.setattr(evaluation, "evaluate", noted)
         function(*tensors, **others)
-    asked = arguments["call"]._replace(lse=name != "nll_loss", accuracy="target" in others and name != "nll_loss")
-    array, number = (None, asked.normalizer) if type(asked.normalizer) is float else (asked.normalizer, None)
-    indices = asked.kind == "indices"
-    text = softmax_ops.encode(asked, "float64", slopes=indices)
-    across = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in asked.operands]
-    for operands in (asked.operands, across):
-        given = (text, softmax_ops.numbers(asked), array, number, asked.weight, asked.mask, *operands)
-        torch.library.opcheck(softmax_ops.values, given)
-        value, *more = softmax_ops.values(*given)
+    (asked,) = calls
+    if asked.normalizer is not None and type(asked.normalizer) is not float:
+        asked = asked._replace(normalizer=asked.normalizer.double().to(tensors[0].device))
+    softmax = name != "nll_loss"
+    static = asked.static._replace(
+        out_dtype="float64", lse=softmax, accuracy=softmax and asked.static.kind == "indices", inplace=False
+    )
+    indices = static.kind == "indices"
+    spec = ops.Spec.of(asked._replace(static=static), residual=indices)
+    first, second, *rest = asked.arrays
+    across = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (first, second)]
+    for operands in ((first, second), across):
+        given = [*operands, *rest]
+        torch.library.opcheck(ops.value, (given, *spec))
+        value, *more = ops.value(given, *spec)
         upstream = torch.randn_like(value).T.contiguous().T if value.ndim else torch.randn_like(value)
-        wanted = [True, not indices]
-        torch.library.opcheck(softmax_ops.gradients, (upstream, more[0] if indices else None, wanted, *given))
-        if asked.reduction == "none":
-            along = [torch.randn_like(x) if w else None for x, w in zip(operands, wanted, strict=True)]
-            torch.library.opcheck(softmax_ops.second, (upstream, *along, wanted, *given))
+        wanted = [True, not indices, *[False] * len(rest)]
+        plain = spec.without_residual()
+        torch.library.opcheck(ops.gradients, (upstream, more[0] if indices else None, wanted, given, *plain))
+        if static.reduction == "none":
+            call = plain.call(given)
+            tangents = tuple([torch.randn_like(x) for x, w in zip(given, wanted, strict=True) if w])
+            moved = call.loss.engine.jvp(call, tuple(wanted), tangents)
+            asked_of = [*wanted, *[False] * len(tangents)]
+            torch.library.opcheck(ops.hvp, (upstream, asked_of, list(moved.arrays), *ops.Spec.of(moved)))
 
 
 def test_calls_are_found_by_text() -> None:
     x, y = torch.zeros(2, 3), torch.tensor([0, 1])
-    for row_loss in row_registry().values():
+    for row_loss in registry(SoftmaxLoss).values():
         function: Any = getattr(F, row_loss.name)
         for second in ([y] if row_loss.row else []) + ([x] if row_loss.dense else []):
             call = function.prepare(x, second, reduction="sum", class_dim=-1)
-            given = (
-                softmax_ops.encode(call, "float64", True),
-                softmax_ops.numbers(call),
-                None,
-                None,
-                None,
-                None,
-                x,
-                second,
-            )
-            assert softmax_ops.call_of(*given) == call._replace(out_dtype="float64")
-            assert softmax_ops.decode(given[0])[1]
+            spec = ops.Spec.of(call, residual=True)
+            found = spec.call((x, second))
+            assert found._replace(arrays=()) == call._replace(arrays=()) and spec.residual
+            assert all(a is b for a, b in zip(found.arrays, call.arrays, strict=True))
 
 
 def test_a_loss_of_rows_of_ones_own_is_another() -> None:
     """Calls under a name of the library, or another one."""
-    found = row_registry()["softmax_focal_loss"]
+    found = registry(SoftmaxLoss)["softmax_focal_loss"]
     own, other = replace(found), replace(found, row="weight * nll * nll")
     assert own.key != found.name and own.key.startswith(f"{found.name}-")
     assert own.key != other.key and own.key == replace(found).key

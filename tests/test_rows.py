@@ -19,14 +19,15 @@ from torch import Tensor
 import cupylosses.functional as F
 from cupylosses import nn, value_and_grad
 from cupylosses.definition.docstring import docstring
+from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.call import RowResult
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.row_eager import eager
 from cupylosses.testing.row_truth import NAMES, exact_gradients, exact_row, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
-LOSSES = row_registry()
+LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
 
 #: Shape and class dimension; None is torch's.
@@ -260,7 +261,7 @@ SMOOTH = {
 
 @each_loss
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_second_derivatives(row_loss: RowLoss, reduction: str) -> None:
+def test_second_derivatives(row_loss: SoftmaxLoss, reduction: str) -> None:
     setting = {"shape": "rows", "dtype": "float64", "reduction": reduction, "mask": "full", "normalizer": None}
     setting |= {"labels": "int64", "ignored": "some"} if row_loss.row else {"target_dtype": "float64"}
     _, arguments = build(row_loss.name, setting)
@@ -415,7 +416,7 @@ def test_a_wrong_loss_is_caught(spoil: Callable[[Tensor], Tensor], monkeypatch: 
 
 
 @each_loss
-def test_signature_is_the_definitions(row_loss: RowLoss) -> None:
+def test_signature_is_the_definitions(row_loss: SoftmaxLoss) -> None:
     found = inspect.signature(getattr(F, row_loss.name)).parameters
     assert {n: ... if x.default is x.empty else x.default for n, x in found.items()} == {
         n: x for n, x in row_loss.arguments if n != "*"
@@ -428,7 +429,7 @@ def test_signature_is_the_definitions(row_loss: RowLoss) -> None:
 
 
 @each_loss
-def test_docstring_says_everything(row_loss: RowLoss) -> None:
+def test_docstring_says_everything(row_loss: SoftmaxLoss) -> None:
     text = str(inspect.getdoc(getattr(F, row_loss.name)))
     assert text == inspect.cleandoc(docstring(row_loss))
     words = " ".join(text.split())
@@ -436,7 +437,7 @@ def test_docstring_says_everything(row_loss: RowLoss) -> None:
         assert part and all(" ".join(x.split()) in words for x in part.split("; "))
 
 
-def settings_of_torchs_module(row_loss: RowLoss) -> list[dict[str, Any]]:
+def settings_of_torchs_module(row_loss: SoftmaxLoss) -> list[dict[str, Any]]:
     given: list[dict[str, Any]] = [{}, {"reduction": "sum"}, {"weight": torch.rand(5) + 0.5, "ignore_index": 2}]
     return [*given, {"label_smoothing": 0.25}] if row_loss.name == "cross_entropy" else given
 
@@ -447,7 +448,7 @@ twins = pytest.mark.parametrize(
 
 
 @twins
-def test_modules_are_torchs(row_loss: RowLoss, device: str) -> None:
+def test_modules_are_torchs(row_loss: SoftmaxLoss, device: str) -> None:
     ours, theirs = getattr(nn, row_loss.class_name), getattr(torch.nn, row_loss.class_name)
     assert issubclass(ours, theirs) and ours.__init__ is theirs.__init__
     x, y = torch.randn(6, 5).log_softmax(-1), torch.tensor([0, 1, 2, 3, 4, 0])
@@ -462,7 +463,7 @@ def test_modules_are_torchs(row_loss: RowLoss, device: str) -> None:
 
 
 @each_loss
-def test_modules_hand_on_what_they_keep_and_are_given(row_loss: RowLoss) -> None:
+def test_modules_hand_on_what_they_keep_and_are_given(row_loss: SoftmaxLoss) -> None:
     cls, function = getattr(nn, row_loss.class_name), getattr(F, row_loss.name)
     setting = {"shape": "rows", "dtype": "float32", "reduction": "mean", "mask": "full", "normalizer": None}
     setting |= {"labels": "int64", "ignored": "none"} if row_loss.row else {"target_dtype": "float32"}
@@ -479,7 +480,7 @@ def test_modules_hand_on_what_they_keep_and_are_given(row_loss: RowLoss) -> None
 
 
 @each_loss
-def test_modules_without_a_twin_show_their_options(row_loss: RowLoss) -> None:
+def test_modules_without_a_twin_show_their_options(row_loss: SoftmaxLoss) -> None:
     if row_loss.torch:
         pytest.skip("torch's repr is tested above")
     module = getattr(nn, row_loss.class_name)(reduction="sum", class_dim=2)

@@ -18,14 +18,15 @@ from grids import REPRESENTATIVES, short_or_full
 from tools import smoke
 from tools.variants import variants
 
-from cupylosses.engines.pointwise.codegen import KINDS, Variant
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import KINDS, PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import compiler
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
 from cupylosses.testing.host.launch import Launcher
 
-NAMES = list(registry())
+NAMES = list(registry(Loss))
 
 #: One representative; with ``--thorough``, all of them.
 of_some = pytest.mark.parametrize("loss", short_or_full(REPRESENTATIVES[-1:], REPRESENTATIVES))
@@ -41,17 +42,17 @@ def script() -> ModuleType:
 # The program under the tools
 
 
-def planned(loss: Loss) -> dict[Variant, set[int]]:
+def planned(loss: Loss) -> dict[PointwiseKernel, set[int]]:
     """The kernels that the smoke test launches, with their numbers of blocks."""
-    found: dict[Variant, set[int]] = {}
+    found: dict[PointwiseKernel, set[int]] = {}
 
     class Noted(Launcher):
-        def __init__(self, variant: Variant, grid: int, *rest: Any) -> None:
+        def __init__(self, variant: PointwiseKernel, grid: int, *rest: Any) -> None:
             found.setdefault(variant, set()).add(grid)
             super().__init__(variant, grid, *rest)
 
         @classmethod
-        def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+        def load(cls, variant: PointwiseKernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
             return (lambda *_: None), None
 
     with mock.patch.object(HostDevice, "launcher", Noted), host.execution():
@@ -106,9 +107,9 @@ def test_command_watches_only_our_kernels(script: ModuleType, tool: str) -> None
     assert command[program:] == [sys.executable, "-m", "tools.smoke", "--loss", *NAMES[:2]]
     filters = [y.partition("=")[2] for x, y in pairwise(command) if x == "--kernel-name"]
     assert all(x.endswith(tuple(f"_{kind}_" for kind in KINDS)) for x in filters)
-    for loss in (registry()[x] for x in NAMES[:2]):
+    for loss in (registry(Loss)[x] for x in NAMES[:2]):
         assert all(v.entry.startswith(tuple(filters)) for v in variants(loss))
-    others = [v for x in NAMES[2:] for v in variants(registry()[x], fast=True) if v.loss.name == x]
+    others = [v for x in NAMES[2:] for v in variants(registry(Loss)[x], fast=True) if v.loss.name == x]
     assert not any(v.entry.startswith(tuple(filters)) for v in others)
     assert (script.TRACKS_OTHERS in command) == (tool == "initcheck")
 

@@ -21,21 +21,25 @@ from tools.nvrtc import Nvrtc
 from torch import Tensor
 
 import cupylosses
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import evaluation
+from cupylosses.call import Call
 from cupylosses.definition.base import MASK, WEIGHT, Operand
-from cupylosses.engines.device import Tensor as Described
+from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Machine
+from cupylosses.engines.base import TensorSpec as Described
 from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import Form, Loss, form, registry
-from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.engines.pointwise.plan import Plan
-from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss, modified
+from cupylosses.engines.pointwise.engine import POINTWISE
+from cupylosses.engines.pointwise.jvp import TangentLoss, along_tangents
+from cupylosses.engines.pointwise.plan import PointwisePlan
+from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.jit import sources
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import samples
 
 inf, nan = math.inf, math.nan
 
-LOSSES = registry()
+LOSSES = registry(Loss)
 FORMS = {"plain": {}, "weight and mask": {"weight": "array", "mask": True}}
 
 SHAPE = (6, 20)
@@ -78,7 +82,7 @@ def truths(value: Tensor, parts: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
 
 def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -> Tensor:
     """The elements of a loss or a form of it, multiplied by their weights in torch: right where all is finite."""
-    own = loss.base if isinstance(loss, Form) and loss.base else loss
+    own = loss.base if isinstance(loss, ModifiedLoss) and loss.base else loss
     elements = pointwise_reference.elements(own, operands[: len(own.operands)], values)
     for x, operand in zip(operands, loss.operands, strict=True):
         if operand is WEIGHT:
@@ -92,7 +96,7 @@ def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -
 class Setting:
     """A derivative along every floating operand of a form, its operands, and their counterparts for the formula."""
 
-    loss: Directional
+    loss: TangentLoss
     operands: tuple[Tensor, ...]
     parameters: tuple[float, ...]
     flags: tuple[int, ...]
@@ -102,16 +106,16 @@ class Setting:
     def own(self) -> int:
         return len(self.loss.along)
 
-    def call(self, operands: Sequence[Tensor], reduction: Reduction) -> Call:
-        return Call(self.loss, tuple(operands), reduction, self.parameters, self.flags)
+    def call(self, operands: Sequence[Tensor], reduction: Static) -> Call:
+        return Call(self.loss, tuple(operands), reduction._replace(flags=self.flags), self.parameters)
 
     def leaves(self) -> list[Tensor]:
         return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in self.operands]
 
-    def evaluate(self, how: Reduction) -> tuple[Tensor, list[Tensor]]:
+    def evaluate(self, how: Static) -> tuple[Tensor, list[Tensor]]:
         """The kernels' result, and its gradients."""
         leaves = self.leaves()
-        result = autograd.evaluate(self.call(leaves, how))
+        result = evaluation.evaluate(self.call(leaves, how))
         return result.detach(), list(torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad]))
 
     def by_formula(self) -> tuple[Tensor, list[Tensor]]:
@@ -137,7 +141,7 @@ def setting(
     loss: Loss, dtype: str, case: Mapping[str, Any] = {}, shapes: Sequence[Sequence[int]] = (), **how: Any
 ) -> Setting:
     """Random operands and directions."""
-    base = form(loss, **how)
+    base = modified(loss, **how)
     values = loss.values(case)
     parameters = tuple(float(values[x.name]) for x in loss.parameters)
     masked = how.get("mask", False)
@@ -153,7 +157,7 @@ def setting(
         if m
     ]
     operands = tuple(x.to(KERNELS) for x in (*found, *directions))
-    return Setting(directional(base, moving), operands, parameters, loss.choose(values), values)
+    return Setting(along_tangents(base, moving), operands, parameters, loss.choose(values), values)
 
 
 def worst_errors(chosen: Setting) -> dict[str, float]:
@@ -193,7 +197,7 @@ def test_kernels_agree_with_the_formula(loss: Loss, how: Mapping[str, Any], dtyp
     chosen = setting(loss, dtype, **how)
     expected = flat(chosen.by_formula())
     factor = SHAPE[-1] if loss.mean_of_rows else 1
-    value, *gradients = flat(chosen.evaluate(Reduction("sum" if loss.mean_of_rows else "none")))
+    value, *gradients = flat(chosen.evaluate(Static("sum" if loss.mean_of_rows else "none")))
     for found, wanted in zip(gradients, expected[1:], strict=True):
         torch.testing.assert_close(found * factor, wanted, rtol=1e-6 if loss.mean_of_rows else 0, atol=0)
     if not loss.mean_of_rows:
@@ -214,7 +218,7 @@ def test_broadcast_operands_and_reductions(name: str, how: Mapping[str, Any]) ->
     chosen = setting(LOSSES[name], "float32", shapes=shapes, **how)
     everything = replace(chosen, operands=tuple(x.expand(SHAPE).contiguous() for x in chosen.operands))
     value, slopes = everything.truth()
-    for reduction, divide in ((Reduction("sum"), 1), (Reduction("sum", (0,)), 1), (Reduction("batchmean"), SHAPE[0])):
+    for reduction, divide in ((Static("sum"), 1), (Static("sum", (0,)), 1), (Static("batchmean"), SHAPE[0])):
         result, gradients = chosen.evaluate(reduction)
         axis = reduction.dim or (0, 1)
         torch.testing.assert_close(result.double() * divide, value.exact.sum(axis), rtol=1e-5, atol=1e-4)
@@ -225,10 +229,10 @@ def test_broadcast_operands_and_reductions(name: str, how: Mapping[str, Any]) ->
 
 @pytest.mark.kernels
 def test_value_has_the_same_bits_with_and_without_second_derivatives() -> None:
-    for name, how in (("js_div", Reduction("none")), ("general_robust_loss", Reduction("sum"))):
+    for name, how in (("js_div", Static("none")), ("general_robust_loss", Static("sum"))):
         chosen = setting(LOSSES[name], "float32")
         with_gradients, _ = chosen.evaluate(how)
-        alone = autograd.evaluate(chosen.call(chosen.operands, how))
+        alone = evaluation.evaluate(chosen.call(chosen.operands, how))
         assert torch.equal(with_gradients, alone)
 
 
@@ -236,7 +240,7 @@ def test_value_has_the_same_bits_with_and_without_second_derivatives() -> None:
 @pytest.mark.parametrize(("dtype", "reduction"), in_turn(["float16", "bfloat16"], ["none", "sum"]))
 def test_sixteen_bits_are_rounded_once(dtype: str, reduction: str) -> None:
     """Arithmetic is never narrow here: results are those of float32, rounded."""
-    how = Reduction(reduction)
+    how = Static(reduction)
     chosen = setting(LOSSES["binary_cross_entropy_with_logits"], dtype)
     wide = replace(chosen, operands=tuple(x.float() for x in chosen.operands))
     for found, exact in zip(flat(chosen.evaluate(how)), flat(wide.evaluate(how)), strict=True):
@@ -272,23 +276,23 @@ def test_formula_needs_no_graph_and_leaves_none() -> None:
 
 
 def test_operands_and_identity() -> None:
-    base = form(LOSSES["mse_loss"], weight="array", mask=True)
-    found = directional(base, (True, False, True, False))
+    base = modified(LOSSES["mse_loss"], weight="array", mask=True)
+    found = along_tangents(base, (True, False, True, False))
     assert [x.name for x in found.operands] == [
         "input", "target", "weight", "mask", "input__direction", "weight__direction",
     ]  # fmt: skip
-    assert found is directional(base, (True, False, True, False))
+    assert found is along_tangents(base, (True, False, True, False))
     assert (found.weight, found.mask, found.suffix) == ("array", True, "weight-array_mask_along1010")
     with pytest.raises(TypeError, match="along a direction already"):
-        directional(found, (True,) * 6)
+        along_tangents(found, (True,) * 6)
     for wrong in ((True,), (False,) * 4):
         with pytest.raises(ValueError, match="`along`"):
-            directional(base, wrong)
+            along_tangents(base, wrong)
 
 
 def test_a_loss_without_formula_has_a_derivative_without() -> None:
     own = Loss(name="own", summary="", formula="", operands=(Operand("x", ""),), value="x * x")
-    assert directional(own, (True,)).reference is None
+    assert along_tangents(own, (True,)).reference is None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -320,10 +324,10 @@ def at_by_formula(
 
 def posed(
     loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], device: str, **how: Any
-) -> tuple[Directional, list[Tensor], dict[str, Any]]:
+) -> tuple[TangentLoss, list[Tensor], dict[str, Any]]:
     """The derivative of a form, its operands as leaves, and the values of parameters and flags."""
-    base = form(loss, **how)
-    derivative = directional(base, tuple(i in along for i in range(len(base.operands))))
+    base = modified(loss, **how)
+    derivative = along_tangents(base, tuple(i in along for i in range(len(base.operands))))
     given = [torch.tensor([x], device=device) for x in (*operands, *directions)]
     if how.get("mask"):
         given[len(operands) - 1] = given[len(operands) - 1] != 0
@@ -440,12 +444,12 @@ def test_derivatives_by_hand_constants_and_parts_are_followed() -> None:
 @pytest.mark.parametrize("role", ["input", "target"])
 def test_number_in_place_of_an_operand(role: str) -> None:
     loss = LOSSES["general_robust_loss"]
-    base = form(loss, frozenset({"alpha", "scale"}), weight="number")
+    base = modified(loss, frozenset({"alpha", "scale"}), weight="number")
     operands = tuple(torch.tensor([x], device=KERNELS) for x in (0.5, -0.25, 1.5))
     moves = tuple(x == role for x in ("input", "target"))
     leaves = [x.requires_grad_() for x in operands]
-    call = Call(directional(base, moves), tuple(leaves), Reduction("none"), (1.0, 2.0, 3.0), ())
-    by_input, by_target, _ = torch.autograd.grad(autograd.evaluate(call).sum(), leaves)
+    call = Call(along_tangents(base, moves), tuple(leaves), Static("none"), (1.0, 2.0, 3.0))
+    by_input, by_target, _ = torch.autograd.grad(evaluation.evaluate(call).sum(), leaves)
     # 3 (sqrt(r^2 + 1) - 1) with r = d / 2.
     expected = 1.5 * 3 / 4 * (1 + 0.375**2) ** -1.5 * (1 if role == "input" else -1)
     assert (by_input.item(), by_target.item()) == pytest.approx((expected, -expected), rel=1e-6)
@@ -491,14 +495,15 @@ def nvrtc() -> Nvrtc:
 )
 def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
     """The kernel with every gradient there can be, of the form with the most operands."""
-    base = form(definition, weight="array", mask=True)
+    base = modified(definition, weight="array", mask=True)
     moving = tuple(x.name != "mask" for x in base.operands)
-    loss = directional(base, moving)
+    loss = along_tangents(base, moving)
     operands = tuple(Described("bool" if x.name == "mask" else dtype, SHAPE, (SHAPE[1], 1), 0) for x in loss.operands)
     for case in definition.cases[:1]:
         flags = definition.choose(definition.values(case))
-        plan = Plan(loss, flags, Reduction("sum"), operands, dtype, 100)
+        call = Call(loss, (), Static("sum", flags=flags))
+        plan = PointwisePlan(POINTWISE, call, operands, dtype, Machine(100, Chip()))
         wanted = tuple(x.name != "mask" for x in loss.operands)
-        text = plan.part.variant("value_and_gradient", wanted).source()
+        text = plan.elements_launch.variant("value_and_gradient", wanted).source()
         assert "#define NARROW false" in text
         assert nvrtc.compile(text, "sm_90").resources.warnings == ()

@@ -17,8 +17,9 @@ from tools import cache
 from tools.variants import variants
 
 import cupylosses
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import compiler
 from cupylosses.testing.host import build, objects
 
@@ -30,12 +31,12 @@ needs_compiler = pytest.mark.skipif(not HOST, reason="needs a C++ compiler on Li
 
 
 @pytest.fixture
-def variant() -> Variant:
-    return variants(registry()["mse_loss"], fast=True)[0]
+def variant() -> PointwiseKernel:
+    return variants(registry(Loss)["mse_loss"], fast=True)[0]
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, variant: Variant) -> Callable[[], str]:
+def refused(monkeypatch: pytest.MonkeyPatch, variant: PointwiseKernel) -> Callable[[], str]:
     """Compiles with a CuPy that refuses every kernel; returns the message."""
 
     class Refusal(Exception):
@@ -71,7 +72,7 @@ def test_a_source_that_cannot_be_written_does_not_hide_the_compilers_error(
 
 
 def test_sources_are_written_where_nobody_else_can_read_or_plant_a_link(
-    refused: Callable[[], str], monkeypatch: pytest.MonkeyPatch, variant: Variant
+    refused: Callable[[], str], monkeypatch: pytest.MonkeyPatch, variant: PointwiseKernel
 ) -> None:
     monkeypatch.delenv("CUPYLOSSES_DUMP_DIR", raising=False)
     path = compiler.dump(variant)
@@ -84,7 +85,7 @@ def test_sources_are_written_where_nobody_else_can_read_or_plant_a_link(
 
 
 def test_a_link_in_the_place_of_a_source_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: Variant
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: PointwiseKernel
 ) -> None:
     monkeypatch.setenv("CUPYLOSSES_DUMP_DIR", str(tmp_path / "dump"))
     victim = tmp_path / "victim"

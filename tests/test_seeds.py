@@ -13,6 +13,9 @@ from devices import allocated
 from torch import Tensor
 
 import cupylosses.functional as F
+from cupylosses.call import Call
+from cupylosses.engines.base import Machine, TensorSpec
+from cupylosses.jit.gpu import Chip
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
@@ -330,12 +333,11 @@ def test_any_number_of_dimensions_and_any_batch(function, device: str) -> None:
 @BY_NAME
 def test_element_count_in_32_bits_on_the_host(function) -> None:
     """An expanded tensor of more than 2^31 elements takes no memory: sizes and counts must still be right."""
-    from cupylosses.engines.device import Tensor
-    from cupylosses.engines.pointwise.plan import Plan
-    from cupylosses.engines.pointwise.reduction import Reduction
+    from cupylosses.engines.pointwise.reduction import Static
 
     shape = (1 << 17, 1 << 16)
-    one = Tensor("float32", shape, (0, 0), 0)
-    plan = Plan(function.loss, (), Reduction("mean"), (one, one), "float32", 132)
+    one = TensorSpec("float32", shape, (0, 0), 0)
+    call = Call(function.loss, (), Static("mean"))
+    plan = function.loss.engine.plan(call, (one, one), "float32", Machine(132, Chip()))
     assert plan.elements == 1 << 33 and plan.resolved.divisor == float(1 << 33)
-    assert plan.part.layout.elements == 1 << 33
+    assert plan.elements_launch.layout.elements == 1 << 33

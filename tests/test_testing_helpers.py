@@ -16,10 +16,12 @@ from torch import Tensor
 
 import cupylosses.functional as F
 from cupylosses import checks
-from cupylosses.engines import device as engine_device
-from cupylosses.engines.pointwise import plan as pointwise_plan
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.call import Call
+from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Machine, TensorSpec
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.reduction import Static
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import eager, layouts, memory, samples, tolerance
 from cupylosses.testing import truth as truth_module
 from cupylosses.testing.check import EDGES, Check, perform, run
@@ -281,14 +283,14 @@ def test_truth_is_the_derivative_of_the_formula(loss: Loss, layout: str, limit: 
 
 
 def test_truth_knows_what_it_is_not_asked_for() -> None:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     operands = [torch.ones(3), torch.ones(3, dtype=torch.int64)]
     assert truth(loss, operands, {}, "mean").gradients[1] is None
     assert truth(loss, [torch.ones(3)] * 2, {}, "mean", wanted=(False, True)).gradients[0] is None
 
 
 def test_sizes_are_at_least_the_terms_and_add_up() -> None:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     operands = samples.operands(loss, {}, ("float32",) * 2, [(40, 30)] * 2)
     elements = truth(loss, operands, {}, "none").value
     assert bool((elements.total >= elements.exact.abs()).all()) and torch.equal(elements.rms, elements.total)
@@ -299,7 +301,7 @@ def test_sizes_are_at_least_the_terms_and_add_up() -> None:
 
 
 def test_sizes_see_cancellation() -> None:
-    loss = registry()["kl_div"]
+    loss = registry(Loss)["kl_div"]
     target = double(0.3)
     operands = [target.log() * (1 + 1e-9), target]
     found = truth(loss, operands, loss.values(), "none").value
@@ -307,7 +309,7 @@ def test_sizes_see_cancellation() -> None:
 
 
 def test_flush_makes_subnormal_operands_zero() -> None:
-    loss = registry()["l1_loss"]
+    loss = registry(Loss)["l1_loss"]
     operands = [torch.tensor([1e-40, 1e-30]), torch.zeros(2)]
     kept, flushed = (truth(loss, operands, {}, "none", flush=f) for f in (False, True))
     assert kept.value.exact[0] > 0 and kept.gradients[0].exact.tolist() == [1.0, 1.0]  # type: ignore[union-attr]
@@ -354,7 +356,7 @@ def test_samples_are_of_the_domain_and_repeatable(loss: Loss, dtype: torch.dtype
 
 
 def test_samples_without_a_row_are_no_constants() -> None:
-    loss = registry()["kl_div"]
+    loss = registry(Loss)["kl_div"]
     for shape in ((), (9, 1)):
         for x in samples.operands(loss, loss.values(), ("float32",) * 2, [shape] * 2):
             assert x.shape == shape and bool((x != 1).all()) and bool((x != 0).all())
@@ -397,7 +399,7 @@ def test_edges_hold_what_goes_wrong(loss: Loss, dtype: torch.dtype) -> None:
 
 
 def placed(layout: layouts.Layout, shape: tuple[int, ...] = SHAPE, name: str = "float32") -> list[Tensor]:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     return layout.place(samples.operands(loss, {}, (name,) * 2, layout.shapes(shape, 2)))
 
 
@@ -407,15 +409,16 @@ def test_layouts_reach_the_path_that_they_name(layout: layouts.Layout, name: str
     operands = placed(layout, name=name)
     if not all(x.numel() for x in operands):
         return
-    tensors = tuple(engine_device.Tensor(name, tuple(x.shape), x.stride(), x.data_ptr() % 16) for x in operands)
-    plan = pointwise_plan.Plan(registry()["mse_loss"], (), Reduction("mean"), tensors, name, 100)
-    found = plan.part.layout
+    tensors = tuple(TensorSpec(name, tuple(x.shape), x.stride(), x.data_ptr() % 16) for x in operands)
+    loss = registry(Loss)["mse_loss"]
+    plan = loss.engine.plan(Call(loss, (), Static("mean")), tensors, name, Machine(100, Chip()))
+    found = plan.elements_launch.layout
     assert (found.kind, found.lanes > 1) == (layout.kind, layout.vector), layout.reaches
 
 
 @layout
 def test_layouts_keep_the_values(layout: layouts.Layout) -> None:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     drawn = samples.operands(loss, {}, ("float32",) * 2, layout.shapes(SHAPE, 2))
     for x, y in zip(drawn, layout.place(drawn), strict=True):
         assert torch.equal(x.expand(y.shape), y)
@@ -446,7 +449,7 @@ def test_layouts_mean_something_for_large_matrices(layout: layouts.Layout) -> No
 
 
 def test_a_twin_must_have_the_options() -> None:
-    kl = registry()["kl_div"]
+    kl = registry(Loss)["kl_div"]
     assert eager.twin(kl, {"log_target": True}, "sum") is not None
     assert eager.twin(kl, {"log_input": True}, "sum") is not None  # The default, which torch need not support.
     assert eager.twin(kl, {"log_input": False}, "sum") is None
@@ -510,7 +513,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_results_are_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     every = [Check(loss, reduction="none"), Check(loss), Check(loss, reduction="none", layout=EDGES)]
     assert all(perform(check).ok for check in every)
     monkeypatch.setitem(F.__dict__, "_right_mse_loss", F.mse_loss)
@@ -526,18 +529,18 @@ def test_a_wrong_gradient_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         F, "mse_loss", lambda input, target, **options: right(input, 2 * target.detach() - target, **options)
     )
-    outcome = perform(Check(registry()["mse_loss"]))
+    outcome = perform(Check(registry(Loss)["mse_loss"]))
     assert not outcome.ok and outcome.value is not None and outcome.value.ok
     assert all(problem.startswith("gradient of target") for problem in outcome.problems)
 
 
 def test_gradients_of_a_check() -> None:
-    loss = registry()["mse_loss"]
+    loss = registry(Loss)["mse_loss"]
     assert Check(loss).gradients_of == (True, True)
     assert Check(loss, wanted=(False, False)).gradients_of == (False, False)
     assert Check(loss, dtypes=("float32", "int64")).gradients_of == (True, False)
     assert Check(loss, dtypes=("float32", "int64")).possible
-    assert not Check(registry()["kl_div"], dtypes=("float32", "int64")).possible
+    assert not Check(registry(Loss)["kl_div"], dtypes=("float32", "int64")).possible
     assert not Check(loss, layout="row", shape=(9,)).possible
 
 

@@ -17,9 +17,9 @@ from grids import in_turn
 from torch import Tensor
 
 import cupylosses.functional as F
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import plans as torch_plans
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.reduction import Reduction
+from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.eager import twin
@@ -533,7 +533,7 @@ def test_a_call_unlike_the_one_before(what: str, fresh_plans: Callable[[], None]
 def test_a_call_like_the_one_before_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (torch.linspace(a, 2, 64, device=KERNELS) for a in (0, 1))
     expected = F.mse_loss(x, y)
-    monkeypatch.setattr(autograd, "_find", None)
+    monkeypatch.setattr(torch_plans, "find", None)
     assert same_bits(F.mse_loss(x.clone(), y.clone()), expected)
 
 
@@ -543,7 +543,7 @@ def test_an_address_unlike_the_one_before_is_not_read_in_vectors() -> None:
     x, y = (torch.linspace(a, 2, 64, device=KERNELS) for a in (0, 1))
     F.mse_loss(x, y)
     shifted = torch.cat((x[:1], x))[1:]
-    found = autograd._locate(F.mse_loss.loss, (shifted, y), Reduction("mean"), ())
+    found = torch_plans.locate(F.mse_loss.loss, (shifted, y), Static("mean"))
     assert found is not None and found[0].tensors[0].misalignment == shifted.data_ptr() % 16 == 4
 
 

@@ -14,12 +14,13 @@ from tools.row_subject import suits
 from tools.transforms import TRANSFORMS, Subject, Transform, close
 
 import cupylosses.functional as F
-from cupylosses.backends.torch import autograd, ops
-from cupylosses.definition.base import named
-from cupylosses.engines.pointwise.definition import Loss, form, registry
-from cupylosses.engines.pointwise.jvp import directional
-from cupylosses.engines.pointwise.reduction import Reduction
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch import formulas, ops
+from cupylosses.definition.registry import named, registry
+from cupylosses.engines.pointwise.definition import Loss, modified
+from cupylosses.engines.pointwise.jvp import along_tangents
+from cupylosses.engines.pointwise.reduction import Static
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 RECORD = Path(__file__).parents[1] / "docs" / "transforms.csv"
 
@@ -51,7 +52,7 @@ def test_the_table_is_complete() -> None:
 
     Transforms that need a GPU may be left to a contributor who has one; the table then excepts the loss.
     """
-    found, every = recorded().keys(), {**registry(), **row_registry()}
+    found, every = recorded().keys(), {**registry(Loss), **registry(SoftmaxLoss)}
     possible = [(loss, x) for loss in every for x in TRANSFORMS.values() if suits(x, every[loss])]
     assert found <= {(loss, x.name) for loss, x in possible}
     assert found >= {(loss, x.name) for loss, x in possible if not x.gpu}
@@ -66,7 +67,7 @@ def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest
         raise AssertionError("the formula was taken")
 
     if transform.name not in BY_FORMULA:
-        monkeypatch.setattr(autograd, "evaluate_reference", never)
+        monkeypatch.setattr(formulas, "evaluate", never)
     error = transform.outcome(Subject(loss, KERNELS))
     assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
 
@@ -81,10 +82,11 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
 @pytest.mark.kernels
 def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong directional derivative must make the transforms fail."""
-    from cupylosses.backends.torch import transforms
+    from cupylosses.engines.pointwise import engine
 
-    monkeypatch.setattr(transforms, "directional", lambda _, along: directional(registry()["log_cosh_loss"], along))
-    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry()["mse_loss"], KERNELS))}
+    other = registry(Loss)["log_cosh_loss"]
+    monkeypatch.setattr(engine, "along_tangents", lambda _, along: along_tangents(other, along))
+    wrong = {n for n, t in TRANSFORMS.items() if not t.gpu and t.outcome(Subject(registry(Loss)["mse_loss"], KERNELS))}
     assert wrong == {
         "`torch.autograd.gradgradcheck`",
         "`create_graph=True`",
@@ -193,29 +195,30 @@ def test_transforms_inside_of_a_graph(take: str) -> None:
 def test_operators_keep_their_promises(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own check of an operator: schema, shapes without memory, compiled unchanged."""
     if where == "formula":
-        monkeypatch.setattr(autograd, "host", None)
+        monkeypatch.setattr(torch_device, "host", None)
     device = "cpu" if where == "formula" else KERNELS
-    loss = form(registry()["huber_loss"], frozenset(), "array", True)
-    text = ops.encode(loss, Reduction(kind, None, "float32"), ())
+    loss = modified(registry(Loss)["huber_loss"], frozenset(), "array", True)
+    text = ops.encode(loss, Static(kind, None, "float32"))
     across = torch.randn(7, 5, device=device).T
     operands = [across, torch.randn(5, 7, device=device), torch.rand(7, device=device), across > 0]
     upstream = torch.randn(5, 7, device=device) if kind == "none" else torch.randn((), device=device)
     for inputs in (operands, [operands[0][:, ::2], *(x[..., ::2] for x in operands[1:])]):
         torch.library.opcheck(ops.value, (inputs, text, [0.7], None, None))
         go = upstream[..., ::2] if kind == "none" and inputs is not operands else upstream
-        torch.library.opcheck(ops.gradients, (go, [True, False, True, False], inputs, text, [0.7], None, None))
+        torch.library.opcheck(ops.gradients, (go, None, [True, False, True, False], inputs, text, [0.7], None, None))
 
 
 def test_losses_are_found_by_text() -> None:
-    for loss in registry().values():
+    for loss in registry(Loss).values():
         flags = tuple(0 for _ in loss.flags)
         number = frozenset(x.name for x in loss.operands if x.number)
         for weight in (None, "array", "number"):
-            made = form(loss, number, weight, True)
-            along = directional(made, tuple(i == 0 for i in range(len(made.operands))))
+            made = modified(loss, number, weight, True)
+            along = along_tangents(made, tuple(i == 0 for i in range(len(made.operands))))
             for x in (loss, made, along):
-                how = Reduction("sum", (0, 2), "float64", True)
-                assert ops.decode(ops.encode(x, how, flags)) == (x, how, flags)
+                how = Static("sum", (0, 2), "float64", True)
+                asked = how._replace(flags=flags)
+                assert ops.decode(ops.encode(x, asked)) == (x, asked, False)
 
 
 def test_a_loss_that_nobody_defined() -> None:

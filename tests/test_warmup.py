@@ -27,10 +27,13 @@ from tools.nvrtc import find_library
 import cupylosses
 import cupylosses.functional as F
 from cupylosses import nn, options, warmup
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.base import Machine, contiguous
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.record import placeholder
 from cupylosses.engines.softmax import plan as softmax_plan
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler, gpu
 from cupylosses.jit.gpu import SHARED_BYTES, Chip
 from cupylosses.jit.kernel import Kernel
@@ -157,7 +160,7 @@ def test_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 #: Losses of rows with each kind of target that they take. (A parameter named `loss` would be an element-wise one.)
-KINDS = [(x, kind) for x in row_registry().values() for kind in x.targets]
+KINDS = [(x, kind) for x in registry(SoftmaxLoss).values() for kind in x.targets]
 each_kind = pytest.mark.parametrize(("row_loss", "kind"), KINDS, ids=lambda x: getattr(x, "name", x))
 
 #: Shapes of logits, and their class dimension, with different row layouts on the host's small chip.
@@ -190,7 +193,7 @@ def train_rows(call: Callable[..., torch.Tensor], operands: list[torch.Tensor], 
 @each_kind
 @pytest.mark.parametrize(("layout", "reduction"), in_turn(list(ROW_SHAPES), ["mean", "none"]))
 def test_what_is_warmed_up_is_what_calls_of_rows_load(
-    row_loss: RowLoss, kind: str, layout: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+    row_loss: SoftmaxLoss, kind: str, layout: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape, dim = ROW_SHAPES[layout]
     dtypes = ("bfloat16", "int64" if kind == "indices" else "bfloat16")
@@ -200,7 +203,9 @@ def test_what_is_warmed_up_is_what_calls_of_rows_load(
         expected = set(loaded)
         assert done.kernels == len(expected) == len(loaded) and done.by_loss == {row_loss.name: len(loaded)}
         if kind == "indices" and row_loss.softmax:
-            kinds = {(x.layout, x.cluster > 1) for x in loaded if x.kind.startswith("value")}
+            kinds = {
+                (x.layout, x.cluster > 1) for x in loaded if x.kind in ("value", "value_and_gradient", "unreduced")
+            }
             kernel = {"cluster": "block", "copied": "lanes"}.get(layout, layout)
             assert kinds == {(kernel, layout in ("cluster", "long"))}
         loaded.clear()
@@ -238,7 +243,7 @@ ROW_OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "given"), ROW_OPTIONS, ids=repr)
 def test_options_of_rows(name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    row_loss, given = row_registry()[name], dict(given)
+    row_loss, given = registry(SoftmaxLoss)[name], dict(given)
     dtypes, one_pass = given.pop("dtypes", "float32"), given.pop("one_pass", True)
     dim = given.get("class_dim", -1)
     first, *others = dtypes if isinstance(dtypes, tuple) else (dtypes,)
@@ -279,14 +284,14 @@ def test_modules_of_rows_bring_their_options(monkeypatch: pytest.MonkeyPatch) ->
     with loading(monkeypatch) as loaded:
         warmup(module, "float32", SHAPE, backward=False)
         (found,) = loaded
-    assert (found.kind, found.weight, found.smoothed) == ("values", "float32", True)
+    assert (found.kind, found.weight, found.smoothed) == ("unreduced", "float32", True)
 
 
 def test_labels_and_probabilities_in_one_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with loading(monkeypatch) as loaded:
         dtypes = ["float32", ("float32", "float32")]
         warmup(["cross_entropy", "mse_loss"], dtypes, SHAPE, backward=False)
-    assert {type(x).__name__ for x in loaded} == {"Variant", "RowVariant", "TermVariant"}
+    assert {type(x).__name__ for x in loaded} == {"PointwiseKernel", "SoftmaxKernel"}
 
 
 def test_nothing_is_planned_for_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,23 +308,25 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
             time.sleep(1e-3)  # Lets other threads run meanwhile.
             return found
 
-    monkeypatch.setattr(softmax_plan.RowPlan, "sites", Slow())
-    monkeypatch.setattr(softmax_plan.RowPlan, "_numbers", {})
-    losses, found = [x for x in row_registry().values() if x.row], []
+    monkeypatch.setattr(softmax_plan.SoftmaxPlan, "sites", Slow())
+    monkeypatch.setattr(softmax_plan.SoftmaxPlan, "_numbers", {})
+    losses, found = [x for x in registry(SoftmaxLoss).values() if x.row], []
 
-    def plan(row_loss: RowLoss) -> None:
+    def plan(row_loss: SoftmaxLoss) -> None:
         for n in range(5):
-            tensors = softmax_plan.RowTensor("float32", (n, 3), (3, 1)), softmax_plan.RowTensor("int64", (n,), (1,))
-            how = None, None, 1, "float32", None, False, False, 1
-            found.append((row_loss, softmax_plan.RowPlan(row_loss, *tensors, *how)))
+            tensors = contiguous("float32", (n, 3)), contiguous("int64", (n,))
+            call = getattr(cupylosses.functional, row_loss.name).prepare(
+                *[placeholder(x.dtype, x.shape) for x in tensors]
+            )
+            found.append((row_loss, row_loss.engine.plan(call, tensors, "float32", Machine(1, Chip()))))
 
     threads = [threading.Thread(target=plan, args=[x]) for x in (*losses, *losses)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    sites = list(softmax_plan.RowPlan.sites)
-    assert all(sites[x.site] == (row_loss, x.shape) for row_loss, x in found)
+    sites = list(softmax_plan.SoftmaxPlan.sites)
+    assert all(sites[x.site] == (row_loss, x.rows_shape) for row_loss, x in found)
     assert len(sites) == len(set(sites)) == 5 * len(losses)
 
 
@@ -329,7 +336,7 @@ def test_losses_are_named_in_many_ways() -> None:
     found = [list(_functions(x)) for x in (*given, given, None)]
     functions = [F.mse_loss, F.l1_loss, own, F.kl_div, F.huber_loss]
     assert [x[0][0] for x in found[:5]] == functions and [f for f, _ in found[5]] == functions
-    assert [f.loss for f, _ in found[6]] == [*registry().values(), *row_registry().values()]
+    assert [f.loss for f, _ in found[6]] == list(registry().values())
     assert [x for _, x in found[5]][:4] == [{}] * 4
     assert found[4][0][1] == {"reduction": "none", "delta": 2.0}
 
@@ -397,7 +404,7 @@ def test_result_is_printed_and_pickled() -> None:
         (("cross_entropy", "float32", SHAPE), {"weight": (3,)}, ValueError, "must have one number per class"),
         (("cross_entropy", "float32", SHAPE), {"dim": 0}, TypeError, "`dim` is an argument of none of cross_entropy"),
         (("cross_entropy", "float32", SHAPE), {"argnums": 1}, TypeError, "`target` of int64 has no gradient"),
-        (("nll_loss", "float32", SHAPE), {"weight": True, "argnums": "weight"}, ValueError, "`weight` has no gradient"),
+        (("nll_loss", "float32", SHAPE), {"weight": True, "argnums": "weight"}, TypeError, "`weight` has no gradient"),
         (("mse_loss", "float32", SHAPE), {"device": "meta"}, ValueError, "`device` must be a GPU, such as 'cuda:0'"),
         (("mse_loss", "float32", SHAPE), {"architecture": "90"}, ValueError, "one such as 'sm_90', got '90'"),
         (("mse_loss", "float32", SHAPE), {"architecture": "sm_90", "device": 0}, ValueError, "either `device` or"),
@@ -447,7 +454,7 @@ def test_calls_after_a_warm_up_load_nothing(loss: Loss) -> None:
 @pytest.mark.parametrize(
     ("row_loss", "kind", "reduction"), [(*x, reduction) for x, reduction in in_turn(KINDS, ["mean", "none"])]
 )
-def test_calls_of_rows_after_a_warm_up_load_nothing(row_loss: RowLoss, kind: str, reduction: str) -> None:
+def test_calls_of_rows_after_a_warm_up_load_nothing(row_loss: SoftmaxLoss, kind: str, reduction: str) -> None:
     dtypes = ("float32", "int64" if kind == "indices" else "float32")
     given: dict[str, Any] = {"class_dim": -1, "reduction": reduction}
     if row_loss.weights:
@@ -586,7 +593,7 @@ def test_the_first_error_ends_it() -> None:
     with host.recording() as kernels:
         F.mse_loss(torch.rand(3), torch.rand(3))
 
-    def fail(variant: Variant) -> None:
+    def fail(variant: PointwiseKernel) -> None:
         raise cupylosses.KernelError("does not compile")
 
     seen: list[None] = []
@@ -720,13 +727,12 @@ def test_neither_torch_nor_cupy_is_imported_by_a_rehearsal(python: Callable[...,
     program = """
 import sys
 from cupylosses.warmup import _call, _functions, _wanted
-from cupylosses.engines.record import Rehearsal
-from cupylosses.engines.softmax.call import RowCall
-calls = Rehearsal()
+from cupylosses.engines.record import KernelRecorder
+calls = KernelRecorder()
 for function, _ in _functions(None):
     call = _call(function, "float32", (33, 64), {"reduction": "mean"})
-    (calls.rows if isinstance(call, RowCall) else calls.call)(call, [_wanted(call, None)])
+    calls.call(call, [_wanted(call, None)])
 assert "torch" not in sys.modules and "cupy" not in sys.modules
 print(len(calls.kernels))
 """
-    assert int(python(program)) >= 3 * (len(registry()) + len(row_registry()))
+    assert int(python(program)) >= 3 * (len(registry()))

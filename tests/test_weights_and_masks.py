@@ -19,8 +19,9 @@ from torch import Tensor
 import cupylosses
 import cupylosses.functional as F
 from cupylosses.definition.base import REDUCTIONS, Operand
+from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.definition import Loss, form, registry
+from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import Check, perform, run
 from cupylosses.testing.properties import composed
@@ -101,7 +102,7 @@ def test_shapes_by_the_formula(name: str, weight: str | None, mask: str | None) 
     elements = getattr(torch.nn.functional, name)(leaves["input"], leaves["target"], reduction="none")
     for reduction, dim in SETTINGS:
         found = getattr(F, name)(leaves["input"], leaves["target"], reduction=reduction, dim=dim, **options)
-        expected = composed(elements, registry()[name], reduction, dim=dim, **options)
+        expected = composed(elements, registry(Loss)[name], reduction, dim=dim, **options)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
         upstream = torch.linspace(0.25, 2.0, expected.numel(), dtype=torch.float64).reshape(expected.shape)
         pairs = [torch.autograd.grad(x, list(leaves.values()), upstream, retain_graph=True) for x in (found, expected)]
@@ -127,7 +128,7 @@ def test_shapes_by_the_formula(name: str, weight: str | None, mask: str | None) 
 def test_shapes_in_kernels(
     added: dict[str, Any], shapes: tuple[str, ...], reduction: str, dim: tuple[int, ...] | None
 ) -> None:
-    weighted = form(registry()["mse_loss"], **added)
+    weighted = modified(registry(Loss)["mse_loss"], **added)
     case = {"weight": 0.75} if added.get("weight") == "number" else {}
     require_right(Check(weighted, case, reduction=reduction, dim=dim, device=KERNELS), *shapes)
 
@@ -143,7 +144,7 @@ def test_shapes_in_kernels(
 )
 def test_dtypes(name: str, dtypes: tuple[str, ...], device: str) -> None:
     """Labels, and weights of another dtype than the operands: each gradient has its operand's."""
-    loss = form(registry()[name], weight="array", mask=True)
+    loss = modified(registry(Loss)[name], weight="array", mask=True)
     require_right(Check(loss, dtypes=dtypes, device=device), "row", "full")
 
 
@@ -190,7 +191,7 @@ def test_a_weight_of_0_has_torchs_second_derivatives(name: str, reduction: str, 
     """The derivative of its gradient with respect to an operand is the operand's derivative; no other gradient depends
     on it.
     """
-    loss = registry()[name]
+    loss = registry(Loss)[name]
     own = samples.operands(loss, loss.values(), ["float64"] * len(loss.operands), [(3, 4)] * len(loss.operands))
     leaves = [x.to(device).requires_grad_() for x in (*own, torch.tensor([0.0, 1.5, 0.0, -0.5], dtype=torch.float64))]
     *operands, weight = leaves
@@ -345,7 +346,7 @@ def test_nothing_counts_in_one_row(device: str) -> None:
     ("added", "reduction"), in_turn([{"mask": True}, {"weight": "array", "mask": True}], ["mean", "weighted_mean"])
 )
 def test_one_pass_or_two(added: dict[str, Any], reduction: str) -> None:
-    loss = form(registry()["huber_loss"], **added)
+    loss = modified(registry(Loss)["huber_loss"], **added)
     setting = {"reduction": reduction, "device": KERNELS}
     properties.writes_one_gradient_in_one_pass_or_two(F.huber_loss, loss, **setting)
     properties.repeats_bit_by_bit(F.huber_loss, loss, **setting)
@@ -430,12 +431,12 @@ def test_a_number_is_a_weight_for_all(weight: float, device: str) -> None:
 
 def test_numbers_compile_nothing_anew() -> None:
     """Forms are the same objects for the same arguments, and a number is an argument of the kernel."""
-    loss = registry()["mse_loss"]
-    assert form(loss) is loss
-    assert form(loss, weight="number", mask=True) is form(loss, weight="number", mask=True)
+    loss = registry(Loss)["mse_loss"]
+    assert modified(loss) is loss
+    assert modified(loss, weight="number", mask=True) is modified(loss, weight="number", mask=True)
     prepared = [F.mse_loss.prepare(1, 2, weight=w) for w in (0.5, 7)]
     assert prepared[0].loss is prepared[1].loss
-    assert [x.parameters for x in prepared] == [(0.5,), (7.0,)]
+    assert [x.scalars for x in prepared] == [(0.5,), (7.0,)]
 
 
 def differentiable(function: Callable[..., Tensor], device: str) -> tuple[Callable[..., Tensor], list[Tensor], Tensor]:

@@ -1,134 +1,173 @@
-"""CuPy arrays through the engine: values, and values with gradients. Imported with the first CuPy array."""
+"""CuPy arrays through the engines: values, and values with gradients. Imported with the first CuPy array."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cupylosses import checks
-from cupylosses.backends import cupy_softmax
-from cupylosses.backends.cupy_device import CupyDevice, cupy, current_device, dtype_of
-from cupylosses.definition.base import WEIGHT
-from cupylosses.engines import device as engine_device
-from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise import plan as pointwise_plan
-from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.call import Call, split
-from cupylosses.engines.softmax.call import RowCall
-from cupylosses.engines.softmax.dense_plan import Pair
-from cupylosses.reference_math import divide
-
-_MAX_PLANS = 4096
-
-_plans: dict[Any, pointwise_plan.Plan] = {}
+from cupylosses import checks, interop
+from cupylosses.backends.cupy_device import CupyDevice, cupy, current_device
+from cupylosses.call import Call
+from cupylosses.engines import execute
+from cupylosses.engines.base import Machine, Plan, TensorSpec, Wanted
+from cupylosses.engines.cache import plans
+from cupylosses.engines.device import Divisor
+from cupylosses.engines.strides import dense_strides
 
 
 def evaluate(call: Call) -> Any:
     """The loss of CuPy arrays."""
-    return value_and_gradients(call, None)[0]
+    return evaluate_with_gradients(call, None)[0]
 
 
-def value_and_gradients(call: Call, wanted: tuple[bool, ...] | None, warn: bool = True) -> tuple[Any, list[Any]]:
-    """The loss of CuPy arrays and, in the same pass, the gradients that are wanted (of its sum, if not one number)."""
-    loss, operands = call.loss, call.operands
-    with current_device(loss, dict(zip([x.name for x in loss.operands], operands, strict=True))) as device:
-        plan = _plan(call, device)
+def evaluate_with_gradients(call: Call, wanted: Wanted | None, warn: bool = True) -> tuple[Any, list[Any]]:
+    """The loss of CuPy arrays and, in the same pass, the gradients of its sum that are wanted."""
+    engine = call.loss.engine
+    with current_device(call.loss, engine.names(call), call.arrays) as device:
+        plan = _plan(call, device, wanted is not None and True in wanted)
+        if isinstance(plan, dict):
+            return _of_copies(call, plan, wanted, device, warn)
         if plan.warning and warn:
             checks.warn(plan.warning)
         if call.normalizer is not None and type(call.normalizer) is not float:
             call = call._replace(normalizer=device.double(call.normalizer))
-        if plan.elements == 0:
-            gradients = [
-                cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(operands, wanted or (), strict=False)
-            ]
-            return pointwise_reference.evaluate(call, plan.promoted), gradients
-        pointers = [x.data.ptr for x in operands]
-        normalizer = call.normalizer
-        if normalizer is not None or plan.resolved.found:
-            on_device = plan.resolved.counted if normalizer is None else type(normalizer) is not float
-            weights = wanted is not None and plan.resolved.weights and call.wants_weight(wanted)
-            if on_device and (not plan.scalar or weights):
-                return _divided(call, plan, device, wanted)
-            if on_device and normalizer is not None:
-                normalizer = normalizer, normalizer.data.ptr
-        divisor = pointwise_plan.count(plan, device, pointers, call.parameters, normalizer)
-        launch = plan, device, pointers, call.parameters, divisor
+        if plan.empty:
+            return _of_nothing(call, plan, wanted)
+        if plan.reports:
+            engine.raise_reported(device)
+        pointers = [x.data.ptr for x in call.arrays]
+        scalars = call.scalars
+        if plan.takes_status:
+            scalars = (*scalars, device.status() if plan.reports else 0)
+        on_device = plan.counted if call.normalizer is None else type(call.normalizer) is not float
+        differentiated = wanted is not None and any([wanted[i] for i in plan.divides_by])
+        if on_device and (not plan.scalar or differentiated):
+            return _apart(call, plan, device, wanted)
+        divisor = execute.denominator(plan, device, pointers, call.scalars, call.normalizer)
+        launch: execute.Bound = plan, device, pointers, scalars, divisor
+        gradients: list[Any]
+        stored = [
+            device.empty(x.shape, x.strides, x.dtype) if x and x is not plan.residual else None for x in plan.auxiliary
+        ]
+        auxiliary = [0 if x is None else device.address(x) for x in stored]
         if wanted is None:
-            return (pointwise_plan.reduce if plan.scalar else pointwise_plan.elements)(*launch), []
-        promise, strides = None, None
-        if not plan.scalar:
-            value = pointwise_plan.elements(*launch)
-            strides = (0,) * len(plan.resolved.shape)
+            value, gradients = execute.reduced_or_not(*launch, auxiliary), []
         else:
-            value, promise = pointwise_plan.reduce_with_gradient(*launch, wanted)
-            if promise is not None and promise[0].complete:
-                check, gradients = promise  # written for the grad_output that it is
-                check.release(device.stream())
-                return value, gradients
-        one = device.one(plan.result)
-        return value, pointwise_plan.gradients(*launch, wanted, one.data.ptr, strides, promise)
+            value, gradients = _value_and_gradients(call, device, launch, wanted, auxiliary)
+        if engine.waits(call):
+            device.synchronize()
+            engine.raise_reported(device)
+        more = engine.auxiliary_results(
+            interop.namespace(call.arrays[0]), call, stored[:-1] if plan.residual is not None else stored
+        )
+        return engine.result(call, [value, *more]), gradients
 
 
-def _divided(
-    call: Call, plan: pointwise_plan.Plan, device: CupyDevice, wanted: tuple[bool, ...] | None
+def _value_and_gradients(
+    call: Call, device: CupyDevice, launch: execute.Bound, wanted: Wanted, auxiliary: list[int]
 ) -> tuple[Any, list[Any]]:
-    """A mean whose divisor has dimensions, or a gradient: two sums, and by the quotient rule the gradients."""
-    sum_call, divisor_call, factor = split(call, plan.resolved, plan.shape)
-    total, _ = value_and_gradients(sum_call, None, warn=False)
-    below = call.normalizer if divisor_call is None else value_and_gradients(divisor_call, None)[0]
-    divisor = cupy.broadcast_to(below * factor, plan.resolved.shape)
-    value = divide(cupy, total, divisor).astype(dtype_of(plan.result))
-    if wanted is None:
-        return value, []
-    empty = divisor == 0
-    inverse = cupy.where(empty, 0.0, 1.0 / cupy.where(empty, 1.0, divisor))
-    gradients = _gradients(sum_call, device, wanted, inverse)
-    if divisor_call is not None and plan.resolved.weights and call.wants_weight(wanted):
-        slot = next(i for i, x in enumerate(call.loss.operands) if x is WEIGHT)
-        upstream = -total * inverse * inverse * factor
-        axes = tuple(d for d, n in enumerate(below.shape) if n == 1 != upstream.shape[d])
-        upstream = cupy.sum(upstream, axis=axes, keepdims=True)
-        here = tuple(x is WEIGHT for x in divisor_call.loss.operands)
-        through = _gradients(divisor_call, device, here, upstream)[here.index(True)]
-        gradients[slot] += through.reshape(gradients[slot].shape)
+    plan = launch[0]
+    if plan.residual is not None and True in wanted and (plan.single_use or not plan.scalar):
+        residual = execute.residual(plan, device)
+        value = execute.reduced_or_not(*launch, [*auxiliary[:-1], device.address(residual)])
+        one = device.one(plan.result)
+        over = call.arrays[0] if plan.overwrites else None
+        return value, execute.from_residual(*launch, wanted, device.address(residual), one.data.ptr, False, over)
+    speculation, strides = None, None
+    if not plan.scalar:
+        value = execute.unreduced(*launch, auxiliary)
+        strides = (0,) * len(plan.shape)
+        if plan.upstream_strides() is not None:
+            # One number for all rows: the check without a record reads a single grad_output.
+            one = device.one(plan.result)
+            written = plan.writable(wanted)
+            if True not in written:
+                return value, [None] * len(wanted)
+            return value, execute.verified_gradients(*launch, written, one.data.ptr, None)
+    else:
+        value, speculation = execute.value_and_gradients(*launch, wanted, auxiliary)
+        if speculation is not None and speculation[0].complete:
+            check, gradients = speculation  # written for the grad_output that it is
+            check.release(device.stream())
+            return value, gradients
+    if True not in wanted:
+        return value, [None] * len(wanted)
+    one = device.one(plan.result)
+    return value, execute.gradients(*launch, wanted, one.data.ptr, strides, speculation)
+
+
+def _of_copies(
+    call: Call, copies: dict[int, tuple[int, ...]], wanted: Wanted | None, device: CupyDevice, warn: bool
+) -> tuple[Any, list[Any]]:
+    """From copies of some arrays; their gradients lie as the copies do, unless they are written over the originals."""
+    arrays = [device.copy(x, copies[i]) if i in copies else x for i, x in enumerate(call.arrays)]
+    value, gradients = evaluate_with_gradients(call._replace(arrays=tuple(arrays)), wanted, warn)
+    first = call.arrays[0]
+    strides = device.strides(first)
+    overwrites = wanted and wanted[0] and call.loss.engine.overwrites(call)
+    if 0 in copies and overwrites and strides == dense_strides(first.shape, strides):
+        first[...] = gradients[0]
+        gradients[0] = first
     return value, gradients
 
 
-def _gradients(call: Call, device: CupyDevice, wanted: tuple[bool, ...], grad_output: Any) -> list[Any]:
-    """The gradients for a grad_output of the result's shape, in float64."""
-    plan, pointers = _plan(call, device), [x.data.ptr for x in call.operands]
+def _of_nothing(call: Call, plan: Plan, wanted: Wanted | None) -> tuple[Any, list[Any]]:
+    """Of no elements, by the formula."""
+    gradients = [cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(call.arrays, wanted or (), strict=False)]
+    return plan.engine.reference(call, plan.promoted, False), gradients
+
+
+def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) -> tuple[Any, list[Any]]:
+    """A mean whose divisor has dimensions, or a gradient: two sums, and by the quotient rule the gradients."""
+    apart = plan.engine.apart(call, plan.promoted, wanted or plan.nothing, False)
+    assert apart is not None
+    values = [evaluate_with_gradients(x, None, warn=False)[0] for x in apart.calls]
+    value = cupy.asarray(apart.finish(interop.namespace(call.arrays[0]), values))
+    if wanted is None:
+        return value, []
+    # The value is total / below: its gradients are those of the total over below, and of below by -total / below^2.
+    total, ones = values[0], cupy.ones(plan.shape)
+    below = cupy.broadcast_to(apart.below(values), plan.shape)
+    empty = below == 0
+    inverse = cupy.where(empty, 0.0, ones / cupy.where(empty, 1.0, below))
+    gradients = _gradients(apart.calls[0], device, wanted, inverse)
+    through = [i for i in plan.divides_by if wanted[i]]
+    if through and len(apart.calls) > 1:
+        upstream = -total * inverse * inverse * apart.factor
+        axes = tuple(d for d, n in enumerate(values[1].shape) if n == 1 != upstream.shape[d])
+        upstream = cupy.sum(upstream, axis=axes, keepdims=True)
+        divisor = apart.calls[1]
+        here = tuple([x.name == call.loss.operands[through[0]].name for x in divisor.loss.operands])
+        more = _gradients(divisor, device, here, upstream)[here.index(True)]
+        gradients[through[0]] += more.reshape(gradients[through[0]].shape)
+    return value, gradients
+
+
+def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any) -> list[Any]:
+    """The gradients for a float64 grad_output of the result's shape."""
+    plan, pointers = _plan(call, device, True), [x.data.ptr for x in call.arrays]
     upstream = cupy.ascontiguousarray(grad_output)
     strides = None if plan.scalar else device.strides(upstream)
-    launch = plan, device, pointers, call.parameters, plan.divisor
-    return pointwise_plan.gradients(*launch, wanted, upstream.data.ptr, strides)
+    launch = plan, device, pointers, call.scalars, Divisor(plan.divisor)
+    return execute.gradients(*launch, wanted, upstream.data.ptr, strides)
 
 
-def _plan(call: Call, device: CupyDevice) -> pointwise_plan.Plan:
-    loss, operands = call.loss, call.operands
-    key = (loss, call.reduction, call.flags, device.index) + tuple(
-        (x.dtype.name, x.shape, x.strides, x.data.ptr & 15) for x in operands
+def _plan(call: Call, device: CupyDevice, writes: bool) -> Any:
+    """The plan of a call, or the arrays that are to be copied first, with the strides of the copies."""
+    key = (
+        "cupy",
+        call.loss,
+        call.static,
+        device.index,
+        writes,
+        *[(x.dtype.name, x.shape, x.strides, x.data.ptr & 15) for x in call.arrays],
     )
-    plan = _plans.get(key)
-    if plan is None:
-        names = [x.dtype.name for x in operands]
-        pointwise_checks.dtypes(loss, names)
-        tensors = tuple(
-            engine_device.Tensor(n, x.shape, device.strides(x), x.data.ptr % 16)
-            for n, x in zip(names, operands, strict=True)
-        )
-        more = checks.promote(names), device.processors, device.launcher
-        plan = pointwise_plan.Plan(loss, call.flags, call.reduction, tensors, *more)
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    return plan
-
-
-def evaluate_rows(call: RowCall) -> Any:
-    """A loss of rows of CuPy arrays."""
-    return rows_and_gradients(call, (False, False))[0]
-
-
-def rows_and_gradients(call: RowCall, wanted: tuple[bool, bool]) -> tuple[Any, Pair]:
-    """The same and, in the same pass, the gradients of the operands that are wanted (of its sum, if not one number)."""
-    with current_device(call.loss, call.arrays) as device:
-        return cupy_softmax.value_and_gradients(call, wanted, device)
+    found = plans.get(key)
+    if found is None:
+        engine = call.loss.engine
+        engine.check(call)
+        tensors = tuple([TensorSpec(x.dtype.name, x.shape, device.strides(x), x.data.ptr % 16) for x in call.arrays])
+        machine = Machine.of(device)
+        copies = engine.copies(call, tensors, machine, writes)
+        promoted = engine.promoted(call, zero_d_widens=True)
+        found = plans.keep(key, dict(copies) if copies else engine.plan(call, tensors, promoted, machine))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -103,11 +103,11 @@ devices: dict[int, CupyDevice] = {}
 
 
 @contextmanager
-def current_device(loss: Definition, arrays: Mapping[str, Any]) -> Iterator[CupyDevice]:
+def current_device(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> Iterator[CupyDevice]:
     """The device of all these arrays, made current."""
-    first, *others = [x.device.id for x in arrays.values()]
+    first, *others = [x.device.id for x in arrays]
     if any([x != first for x in others]):
-        checks.devices(loss, [f"cuda:{x}" for x in (first, *others)], list(arrays))
+        checks.devices(loss, [f"cuda:{x}" for x in (first, *others)], names)
     with cupy.cuda.Device(first):
         device = devices.get(first)
         if device is None:

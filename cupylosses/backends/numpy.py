@@ -7,38 +7,49 @@ from typing import Any
 import numpy
 
 from cupylosses import checks
-from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.softmax import checks as softmax_checks
-from cupylosses.engines.softmax import reference as softmax_reference
-from cupylosses.engines.softmax.call import RowCall
+from cupylosses.call import Call
 
 
 def evaluate(call: Call) -> Any:
     """The loss of NumPy arrays."""
-    loss, operands, normalizer = call.loss, call.operands, call.normalizer
-    names = [x.dtype.name for x in operands]
-    pointwise_checks.dtypes(loss, names)
-    warning = pointwise_checks.broadcast_warning(loss, [x.shape for x in operands])
+    loss, engine = call.loss, call.loss.engine
+    engine.check(call)
+    warning = engine.warning(call)
     if warning:
         checks.warn(warning)
-    if normalizer is not None and type(normalizer) is not float:
-        call = call._replace(normalizer=numpy.asarray(normalizer, dtype=numpy.float64).reshape(()))
-    promoted = checks.promote(names)
-    if (call.reduction.out_dtype or promoted) == "bfloat16":
+    if call.normalizer is not None and type(call.normalizer) is not float:
+        call = call._replace(normalizer=numpy.asarray(call.normalizer, dtype=numpy.float64).reshape(()))
+    promoted = engine.promoted(call, zero_d_widens=True)
+    if (call.static.out_dtype or promoted) == "bfloat16":
         raise checks.no_bfloat16(loss)
     # Empty sums and infinities have their results without NumPy's remarks.
     with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
-        return pointwise_reference.evaluate(call, promoted)[()]
+        found = engine.reference(call, promoted)
+    # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
+    return found if isinstance(found, tuple) else found[()]
 
 
-def evaluate_rows(call: RowCall) -> Any:
-    """A loss of rows of NumPy arrays."""
-    softmax_checks.arrays(call)
-    promoted = softmax_checks.promoted(call)
-    if (call.out_dtype or promoted) == "bfloat16":
-        raise checks.no_bfloat16(call.loss)
-    with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return softmax_reference.evaluate(call, promoted)
+def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:
+    """The loss, and the gradients of its sum that are wanted: torch's, zero-copy."""
+    try:
+        from cupylosses.backends.torch import evaluation
+    except ImportError as error:
+        raise ImportError(
+            f'{call.loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
+        ) from error
+    tensors = tuple([_tensor(x) for x in call.arrays])
+    found, gradients = evaluation.evaluate_with_gradients(call._replace(arrays=tensors), wanted)
+    if isinstance(found, tuple):
+        parts: list[Any] = [None if x is None else x.numpy()[()] for x in found]
+        value: Any = type(found)(*parts)
+    else:
+        value = found.numpy()[()]
+    return value, [None if g is None else g.numpy() for g in gradients]
+
+
+def _tensor(x: Any) -> Any:
+    """An array of NumPy's as a tensor of torch's, zero-copy."""
+    import torch
+
+    # torch has neither negative strides nor read-only memory: such arrays are copied, no others.
+    return torch.from_numpy(x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy())

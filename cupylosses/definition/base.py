@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from cupylosses.definition.expressions import Part, check, primitives
 
@@ -262,6 +262,32 @@ class Definition:
         """Names of the intermediate results that are computed before the value."""
         return tuple(self.constants)
 
+    #: The engine that computes it.
+    engine: ClassVar[Any] = None
+
+    @cached_property
+    def array_names(self) -> tuple[str, ...]:
+        """The arguments that are arrays: the operands, then those that every loss of the engine takes."""
+        return (*(x.name for x in self.operands), "weight", "mask", "normalizer")
+
+    @cached_property
+    def setting_names(self) -> tuple[str, ...]:
+        """The other arguments, in the order in which the engine binds them; "None" for an array that it has not."""
+        return ("reduction", *(x.name for x in self.options), "dim", "out_dtype")
+
+    @cached_property
+    def default_settings(self) -> tuple[Any, ...]:
+        """The defaults of the settings."""
+        defaults = dict(self.arguments)
+        return tuple([defaults[x] for x in self.setting_names])
+
+    def resolve(self) -> None:
+        """Computes every cached property that calls read: torch.compile cannot look into the lock of a first access."""
+        for kind in type(self).__mro__:
+            for name, member in vars(kind).items():
+                if isinstance(member, cached_property):
+                    getattr(self, name)
+
     @property
     def common(self) -> Mapping[str, Any]:
         """Arguments shared by the losses of the engine, by name, with their defaults."""
@@ -306,10 +332,8 @@ class Definition:
         rest = [x for x in every if x not in first]
         return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
 
-    @property
-    def shipped(self) -> bool:
-        """True for the library's own losses, which every process can find by name."""
-        return False
+    #: True if every process has the definition under its name alone.
+    shipped: ClassVar[bool] = False
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -427,28 +451,7 @@ MAX_OWN_OPERANDS = 4
 MAX_OPERANDS = 6
 
 
-#: Losses that have a public function, users' losses included, by key.
-_named: dict[str, Any] = {}
-
-
-def remember(loss: Definition) -> None:
-    """Makes a loss available by its key; the newest loss of a key wins."""
-    _named[loss.key] = loss
-
-
 def code_of(reference: Callable[..., Any] | None) -> Any:
     """Parts of a formula's code that are equal in every process."""
     code = getattr(reference, "__code__", None)
     return (code.co_code, code.co_names, code.co_varnames) if code else reference is None
-
-
-def named(key: str) -> Any:
-    """The loss of a key, for a graph that refers to it."""
-    found = _named.get(key)
-    if found is None:
-        name = key.partition("-")[0]
-        raise LookupError(
-            f"cupylosses: a graph needs the loss {name!r} ({key}), which this process has not defined. Import what "
-            "calls `define_loss` for it, with the same expressions, before the graph runs."
-        )
-    return found

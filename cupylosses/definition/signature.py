@@ -20,6 +20,8 @@ def compiled(
     one of the library's, for warnings.
     """
     arguments = list(arguments)
+    if arguments and arguments[-1][0] == "*":
+        arguments.pop()  # Python takes none behind which nothing stands
     signature = [x if default is ... else f"{x}=_defaults[{i}]" for i, (x, default) in enumerate(arguments)]
     scope["_defaults"] = [default for _, default in arguments]
     text = f"def {name}({', '.join(signature)}):\n" + "".join(f"    {line}\n" for line in body)

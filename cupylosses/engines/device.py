@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cupylosses.jit.gpu import Chip
@@ -14,16 +13,6 @@ EXPECTATIONS = 4096
 
 #: Doubles in front of the partial sums: the ticket of the last block.
 TICKET = 2
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """What a plan needs to know of an operand; ``misalignment`` is its address modulo 16."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    misalignment: int
 
 
 class Device(ABC):

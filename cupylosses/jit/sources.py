@@ -43,7 +43,7 @@ def expand(files: tuple[str, ...]) -> str:
                 located = False
             else:
                 if not located:
-                    text.append(f'#line {number} "kernels/{name}"')
+                    text.append(f'#line {number} "{name if name.startswith("/") else f"kernels/{name}"}"')
                 text.append(line)
                 located = True
 

@@ -1,7 +1,7 @@
 """Losses of rows of logits, or of log-probabilities, over classes."""
 
 from cupylosses.definition.base import Flag, Operand, Parameter
-from cupylosses.engines.softmax.definition import define_row
+from cupylosses.engines.softmax.definition import define_softmax
 from cupylosses.losses.divergence import js_reference, kl_reference
 from cupylosses.reference_math import log_relative_entropy, power, weighted
 
@@ -40,13 +40,14 @@ ROW = {
     "row": "weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth)",
     "penalty": "weighted(z_loss, square(lse))",
     "scale": "logit_scale",
+    "specialize": {"smoothed": "label_smoothing"},
 }
 CONVENTION = (
     "A label of log-probability -inf has an infinite loss with a finite gradient. Ignored and masked rows have "
     "gradient 0."
 )
 
-cross_entropy = define_row(
+cross_entropy = define_softmax(
     **ROW,
     name="cross_entropy",
     summary="Softmax cross entropy of logits, for class indices or class probabilities.",
@@ -91,7 +92,7 @@ cross_entropy = define_row(
     "Focal loss for dense object detection, ICCV 2017; poly: Z. Leng et al., PolyLoss, ICLR 2022.",
 )
 
-softmax_focal_loss = define_row(
+softmax_focal_loss = define_softmax(
     **ROW,
     name="softmax_focal_loss",
     summary="Softmax focal loss: cross entropy of logits that down-weights well-classified rows.",
@@ -124,7 +125,7 @@ def _nll_row(xp, nll, weight):
     return weighted(xp, weight, nll)
 
 
-nll_loss = define_row(
+nll_loss = define_softmax(
     name="nll_loss",
     summary="Negative log-likelihood of class indices, given log-probabilities.",
     formula="-w_y input_y",
@@ -153,7 +154,7 @@ def _kl_term(xp, log_p, target, weight, classes, log_target):
     return kl_reference(xp, log_p, target, log_target, True)
 
 
-kl_div_with_logits = define_row(
+kl_div_with_logits = define_softmax(
     name="kl_div_with_logits",
     module="KLDivWithLogitsLoss",
     summary="Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.",
@@ -192,7 +193,7 @@ def _distillation_term(xp, log_p, log_q, classes, beta):
     return js_reference(xp, log_p, log_q, beta, True, True)
 
 
-distillation_loss = define_row(
+distillation_loss = define_softmax(
     name="distillation_loss",
     summary="Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.",
     formula="beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and "

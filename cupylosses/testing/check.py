@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from cupylosses import build, checks, functional
 from cupylosses.definition.base import MASK
+from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.codegen import title
-from cupylosses.engines.pointwise.definition import Form, Loss, registry
-from cupylosses.engines.pointwise.reduction import Reduction, Resolved, resolve
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
+from cupylosses.engines.pointwise.reduction import Resolved, Static, resolve
 from cupylosses.testing import eager, memory, samples
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, TABLE, Comparison, compare, dtype_name
@@ -177,7 +178,7 @@ class Check:
 
     def resolved(self, operands: Sequence[Tensor]) -> Resolved:
         """The reduction, resolved for these operands."""
-        return resolve(self.loss, Reduction(self.reduction, self.dim), common_shape(operands))
+        return resolve(self.loss, Static(self.reduction, self.dim), common_shape(operands))
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         """The expected shape and dtype of the value."""
@@ -216,8 +217,8 @@ def function_for(loss: Loss) -> Callable[..., Any]:
     """The function of a loss, or of the loss that a form was made of: the public one, or a new one for a
     user's loss.
     """
-    own = loss.base or loss if isinstance(loss, Form) else loss
-    public = registry().get(own.name) is own
+    own = loss.base or loss if isinstance(loss, ModifiedLoss) else loss
+    public = registry(Loss).get(own.name) is own
     return getattr(functional, own.name) if public else build.function_of(own)
 
 

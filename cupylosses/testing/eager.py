@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from array_api_compat import array_namespace
 
-from cupylosses.engines.pointwise.definition import Form, Loss
-from cupylosses.engines.pointwise.reduction import Reduction, resolve
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
+from cupylosses.engines.pointwise.reduction import Static, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -29,7 +29,7 @@ def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
         return None
     function = getattr(functional, loss.torch)
     default, known = loss.values(), inspect.signature(function).parameters
-    numbers = loss.numbers if isinstance(loss, Form) else frozenset()
+    numbers = loss.numbers if isinstance(loss, ModifiedLoss) else frozenset()
     needed = {name: value for name, value in options.items() if name in numbers or value != default[name]}
     names = [x.name for x in loss.operands]
     if not {*needed, *names} <= known.keys() or reduction not in ("none", "mean", "sum", "batchmean"):
@@ -46,13 +46,13 @@ def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call | Non
     torch lacks this kind of mean.
     """
     reference = loss.reference
-    if reference is None or resolve(loss, Reduction(reduction), (1,)).found:
+    if reference is None or resolve(loss, Static(reduction), (1,)).found:
         return None
 
     def call(*operands: Tensor) -> Tensor:
         result = promoted([x for x in operands if x.dtype.is_floating_point])
         elements = reference(array_namespace(*operands), *(x.to(result) for x in operands), **values)
-        resolved = resolve(loss, Reduction(reduction), elements.shape)
+        resolved = resolve(loss, Static(reduction), elements.shape)
         if resolved.dims == ():
             return elements
         if reduction in ("mean", "none"):

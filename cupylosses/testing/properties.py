@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cupylosses import options
 from cupylosses.definition.base import REDUCTIONS
 from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.definition import Loss, form
+from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.testing import eager, samples
 from cupylosses.testing.check import Check, Result, biases, bind, perform, run
 from cupylosses.testing.layouts import LAYOUTS
@@ -528,7 +528,7 @@ def shields_what_does_not_count(
 
 def _weighted_and_masked(loss: Loss, values: Mapping[str, Any], dtype: str, device: str) -> tuple[Loss, list[Tensor]]:
     """The form of a loss with a weight per column and a mask, some of both 0, and its operands."""
-    both, count = form(loss, weight="array", mask=True), len(loss.operands)
+    both, count = modified(loss, weight="array", mask=True), len(loss.operands)
     shapes = [*[(ROWS, COLUMNS)] * count, (COLUMNS,), (ROWS, COLUMNS)]
     operands = _draw(both, values, dtype, device, shapes)
     operands[count][::4] = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupylosses import checks, functional
 from cupylosses.engines.softmax import layout as softmax_layout
-from cupylosses.engines.softmax.definition import IGNORED, RowLoss
+from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
 from cupylosses.engines.softmax.plan import rows_of, without
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
@@ -50,7 +50,7 @@ Laid = tuple[tuple[int, ...], int]
 
 
 @cache
-def layouts(loss: RowLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Mapping[str, Laid]:
+def layouts(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Mapping[str, Laid]:
     """Every layout of rows of these dtypes, with the shape that produces it."""
     found: dict[str, Laid] = {}
     for shape, dim in SHAPES:
@@ -58,7 +58,7 @@ def layouts(loss: RowLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Ma
     return found
 
 
-def _layout(loss: RowLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[int, ...], dim: int, chip: Chip) -> str:
+def _layout(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[int, ...], dim: int, chip: Chip) -> str:
     def rows(of: tuple[int, ...], name: str) -> softmax_layout.Rows:
         return rows_of(dense_strides(of, (0,) * len(of)), dim, ITEMSIZE[name], 0)
 
@@ -83,9 +83,9 @@ def chip_of(device: str) -> Chip:
         return SMALL
     import torch
 
-    from cupylosses.backends.torch import autograd
+    from cupylosses.backends.torch import device as torch_device
 
-    return autograd.TorchDevice(torch.cuda.current_device()).chip
+    return torch_device.TorchDevice(torch.cuda.current_device()).chip
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class RowCheck:
     those of the logits and of dense targets. ``shape`` is a requested shape, with the classes in the second dimension.
     """
 
-    loss: RowLoss
+    loss: SoftmaxLoss
     kind: str
     case: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dtypes: tuple[str, ...] = ("float32",)

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Call = Callable[..., "Tensor"]
 
 
-def eager(loss: RowLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
+def eager(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
     """torch's way to compute a loss with these parameters, flags and further arguments; None if there is none."""
     from torch.nn import functional
 

@@ -13,8 +13,9 @@ from unittest import mock
 
 import cupylosses.functional as F
 from cupylosses import options
+from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_truth import truth
 from cupylosses.testing.tolerance import compare, same_bits
@@ -95,7 +96,7 @@ def draw(
 
     generator = torch.Generator().manual_seed(seed)
     numbers = 3 * torch.randn(tuple(shape), generator=generator)
-    if not row_registry()[loss].softmax:
+    if not registry(SoftmaxLoss)[loss].softmax:
         numbers = numbers.log_softmax(class_dim)
     x = placed(numbers.to(getattr(torch, dtype)).to(device), place)
     rows = (*shape[:class_dim], *shape[class_dim + 1 :])

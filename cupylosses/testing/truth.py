@@ -19,7 +19,7 @@ import numpy
 
 from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.reduction import Reduction, Resolved, resolve
+from cupylosses.engines.pointwise.reduction import Resolved, Static, resolve
 from cupylosses.testing.pieces import LIMIT, part, pieces
 from cupylosses.testing.tolerance import Expected, arithmetic, dtype_name
 
@@ -69,7 +69,7 @@ def truth(
     shape = common_shape(operands)
     if wanted is None:
         wanted = [x.is_floating_point() for x in operands]
-    resolved = resolve(loss, Reduction(reduction, dim, None, normalizer is not None), shape)
+    resolved = resolve(loss, Static(reduction, dim, None, normalizer is not None), shape)
     dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
     kept = tuple(1 if d in dims else n for d, n in enumerate(shape))
     given = {o.name: x for o, x in zip(loss.operands, operands, strict=True)}

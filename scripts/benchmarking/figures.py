@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from benchmarking.records import Row
-from cupylosses.engines.pointwise.definition import registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 
 #: Losses, dtypes and sizes (as powers of two) of most figures.
 LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
@@ -167,7 +168,7 @@ def _rival(name: str, provider: str, limit: float, **where: tuple[Any, ...]) -> 
 
 
 def _every(what: str, column: str, limit: float, provider: str) -> Bar:
-    everything = {"loss": tuple(registry()), "elements": _elements(28), "mode": ("forward+backward",)}
+    everything = {"loss": tuple(registry(Loss)), "elements": _elements(28), "mode": ("forward+backward",)}
     return _throughput(what, column, limit, provider=(provider,), **everything)
 
 

@@ -20,8 +20,9 @@ import torch
 from benchmarking import timing
 from benchmarking.timing import Timing
 from benchmarking.workloads import step
-from cupylosses.backends.torch import autograd
-from cupylosses.engines.pointwise import plan as pointwise_plan
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch import evaluation
+from cupylosses.engines import execute
 from cupylosses.jit import compiler
 from cupylosses.testing.eager import Call
 
@@ -40,7 +41,7 @@ class Recording:
 def recorded() -> Iterator[Recording]:
     """Records allocations and launches while they happen."""
     found = Recording()
-    empty, launch = autograd.TorchDevice.empty, compiler.Launcher.launch
+    empty, launch = torch_device.TorchDevice.empty, compiler.Launcher.launch
 
     def record_empty(device: Any, *arguments: Any) -> Any:
         found.device = device
@@ -53,7 +54,7 @@ def recorded() -> Iterator[Recording]:
         launch(launcher, stream, table)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(autograd.TorchDevice, "empty", record_empty))
+        stack.enter_context(patch.object(torch_device.TorchDevice, "empty", record_empty))
         stack.enter_context(patch.object(compiler.Launcher, "launch", record_launch))
         yield found
 
@@ -133,9 +134,9 @@ def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[
         calls["torch's autograd around an empty Function"] = lambda: step(through_torch, operands)
     measured = timing.host(calls, torch.cuda.synchronize)
     detached = [x.detach() for x in operands]
-    with cut(autograd, "evaluate", value):
+    with cut(evaluation, "evaluate", value):
         outer = timing.host({"": lambda: call(*detached)}, torch.cuda.synchronize)[""]
-    with cut(pointwise_plan, "reduce", value):
+    with cut(execute, "value", value):
         inner = timing.host({"": lambda: call(*detached)}, torch.cuda.synchronize)[""]
     measured["argument checks, choice of library"] = outer
     measured["tensor checks, plan lookup"] = difference(inner, outer, measured[pointers])

@@ -18,7 +18,7 @@ from benchmarking import workloads
 from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS, QUACK, QUACK_OP, RIVALS
 from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Workload
-from cupylosses.engines.pointwise.definition import Form
+from cupylosses.engines.pointwise.definition import ModifiedLoss
 from cupylosses.testing.eager import Call, formula
 
 OK = "ok"
@@ -50,7 +50,7 @@ def naive(workload: Workload) -> Call | None:
     its own expression.
     """
     loss = workload.loss
-    if isinstance(workload, RowWorkload) or isinstance(loss, Form) or workload.dim is not None:
+    if isinstance(workload, RowWorkload) or isinstance(loss, ModifiedLoss) or workload.dim is not None:
         return None
     written = replace(loss, reference=FORMULAS.get(loss.name, loss.reference))
     return formula(written, loss.values(workload.case), workload.reduction)

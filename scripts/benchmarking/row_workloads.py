@@ -25,7 +25,8 @@ from benchmarking.figures import (
 from benchmarking.workloads import Workload
 from cupylosses import functional
 from cupylosses.definition.base import Operand
-from cupylosses.engines.softmax.definition import RowLoss, row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.row_eager import eager
 
@@ -41,10 +42,10 @@ class RowWorkload(Workload):
     """A loss of rows. ``shapes`` are those of the logits (classes in the second dimension), of the target and, with a
     ``weight`` in ``case``, of the class weights.
 
-    ``kind`` is the kind of target, as in `RowLoss`; ``beside`` is the workload to compare with.
+    ``kind`` is the kind of target, as in `SoftmaxLoss`; ``beside`` is the workload to compare with.
     """
 
-    loss: RowLoss
+    loss: SoftmaxLoss
     kind: str = "indices"
     beside: RowWorkload | None = None
 
@@ -124,7 +125,12 @@ class RowWorkload(Workload):
 
 
 def rows(
-    loss: RowLoss, shape: Sequence[int], dtype: str, title: str, case: Mapping[str, Any] | None = None, **fields: Any
+    loss: SoftmaxLoss,
+    shape: Sequence[int],
+    dtype: str,
+    title: str,
+    case: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> RowWorkload:
     """A workload with logits of some shape. ``case`` has parameters, flags and other arguments; a ``weight`` of True
     stands for class weights.
@@ -137,22 +143,22 @@ def rows(
     return RowWorkload(loss, tuple(shapes), dtype, title, case, loss.reduction, kind=kind, **fields)
 
 
-def tiny(loss: RowLoss) -> RowWorkload:
+def tiny(loss: SoftmaxLoss) -> RowWorkload:
     """The workload for host time."""
     return rows(loss, *TINY_LOGITS, ROWS)
 
 
-def large(loss: RowLoss) -> RowWorkload:
+def large(loss: SoftmaxLoss) -> RowWorkload:
     """The workload for peak memory."""
     return rows(loss, *LARGE_LOGITS, ROWS)
 
 
 def plain() -> RowWorkload:
     """Cross entropy without options."""
-    return rows(row_registry()["cross_entropy"], *PLAIN_LOGITS, OPTIONS)
+    return rows(registry(SoftmaxLoss)["cross_entropy"], *PLAIN_LOGITS, OPTIONS)
 
 
-def shapes(loss: RowLoss, *titles: str) -> list[RowWorkload]:
+def shapes(loss: SoftmaxLoss, *titles: str) -> list[RowWorkload]:
     """The shapes that the figures list under these titles."""
     found = []
     for title in titles:
@@ -165,7 +171,7 @@ def shapes(loss: RowLoss, *titles: str) -> list[RowWorkload]:
 
 def options() -> list[RowWorkload]:
     """Cross entropy with options, with probabilities, and the other losses, beside plain cross entropy."""
-    losses, beside = row_registry(), plain()
+    losses, beside = registry(SoftmaxLoss), plain()
     found = [rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, case, beside=beside) for case in ROW_OPTIONS]
     found.append(rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, kind="probabilities", beside=beside))
     for loss in losses.values():
@@ -174,9 +180,9 @@ def options() -> list[RowWorkload]:
     return found
 
 
-def selection(losses: Sequence[RowLoss], dtypes: Sequence[str], quick: bool) -> list[RowWorkload]:
+def selection(losses: Sequence[SoftmaxLoss], dtypes: Sequence[str], quick: bool) -> list[RowWorkload]:
     """The workloads of a run. Those that may leave the GPU unusable come last."""
-    first = row_registry()["cross_entropy"]
+    first = registry(SoftmaxLoss)["cross_entropy"]
     every = [*shapes(first, ROWS, IMAGES), *options(), *shapes(first, EXTREMES)]
     chosen = [x for x in every if x.loss in losses and x.dtype in dtypes]
     return [x for x in chosen if x.loss.name == "cross_entropy" and x.kind == "indices"] if quick else chosen

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarking import figures
 from benchmarking.timing import Budget
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Run:
     """
 
     losses: Sequence[Loss]
-    row_losses: Sequence[RowLoss]
+    row_losses: Sequence[SoftmaxLoss]
     dtypes: Sequence[str]
     sizes: Sequence[int]
     compile_sizes: Sequence[int]
@@ -35,7 +35,7 @@ class Run:
         return [x for x in self.losses if not self.quick or x.name in figures.LOSSES]
 
     @property
-    def section_row_losses(self) -> list[RowLoss]:
+    def section_row_losses(self) -> list[SoftmaxLoss]:
         """The losses of rows of these sections."""
         return [x for x in self.row_losses if not self.quick or x.name == "cross_entropy"]
 

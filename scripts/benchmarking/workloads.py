@@ -24,7 +24,8 @@ from benchmarking.figures import (
 )
 from cupylosses import functional
 from cupylosses.checks import FLOATING
-from cupylosses.engines.pointwise.definition import MASK, Loss, form, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import MASK, Loss, modified
 from cupylosses.testing import samples
 from cupylosses.testing.check import bind
 from cupylosses.testing.eager import Call, twin
@@ -145,7 +146,7 @@ def sweep(loss: Loss, dtype: str, exponent: int, compiled: bool = False) -> Work
 
 def special() -> tuple[Workload, ...]:
     """The shapes and options of the project's figures."""
-    losses = registry()
+    losses = registry(Loss)
     return (
         Workload(
             losses["kl_div"],
@@ -168,7 +169,7 @@ def added(losses: Mapping[str, Loss], dtype: str) -> tuple[Workload, ...]:
     mse, huber = losses["mse_loss"], losses["huber_loss"]
     return (
         Workload(
-            form(mse, mask=True),
+            modified(mse, mask=True),
             (full, full, full),
             dtype,
             MASKED,
@@ -176,7 +177,7 @@ def added(losses: Mapping[str, Loss], dtype: str) -> tuple[Workload, ...]:
             compiled=True,
         ),
         Workload(
-            form(huber, weight="array"),
+            modified(huber, weight="array"),
             (full, full, row),
             dtype,
             WEIGHTED,

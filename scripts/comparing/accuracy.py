@@ -20,8 +20,9 @@ from tools.row_accuracy import measure as measure_rows
 from comparing import background, files, report
 from comparing.report import Column, number
 from cupylosses import checks, functional
-from cupylosses.engines.pointwise.definition import registry
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 
 #: A sweep of an element-wise loss, or of a loss of rows.
@@ -80,14 +81,14 @@ def sweeps(arguments: Namespace, place: str) -> list[AnySweep]:
     where: dict[str, Any] = {"device": "cuda" if place == "cuda" else "cpu", "seed": arguments.seed}
     found: list[AnySweep] = [
         Sweep(getattr(functional, name), case, names, **where)
-        for name, loss in registry().items()
-        if name in (arguments.loss or registry())
+        for name, loss in registry(Loss).items()
+        if name in (arguments.loss or registry(Loss))
         for case, names in product(loss.cases, dtypes)
     ]
     of_rows = [
         RowSweep(loss, kind, case, names, **where)
-        for name, loss in row_registry().items()
-        if name in (arguments.loss or row_registry())
+        for name, loss in registry(SoftmaxLoss).items()
+        if name in (arguments.loss or registry(SoftmaxLoss))
         for kind, case, names in product(loss.targets, loss.cases, dtypes)
     ]
     return [*found, *(x for x in of_rows if x.possible)]

@@ -10,7 +10,7 @@ from tools import covering
 from tools.representatives import representatives
 
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.layouts import LAYOUTS, Shape
 
@@ -41,7 +41,7 @@ class Selection:
     losses: Sequence[Loss]
     shape: Shape
     device: str
-    row_losses: Sequence[RowLoss] = ()
+    row_losses: Sequence[SoftmaxLoss] = ()
     shape_given: bool = False
     dtypes: Sequence[Dtypes] | None = None
     reductions: Sequence[str] | None = None
@@ -56,7 +56,7 @@ class Selection:
         """The dtypes to try."""
         return self.dtypes or (DTYPES + MORE_DTYPES if self.full else DTYPES)
 
-    def reductions_of(self, loss: Loss | RowLoss) -> list[str]:
+    def reductions_of(self, loss: Loss | SoftmaxLoss) -> list[str]:
         """The requested reductions that the loss has."""
         return [x for x in loss.reductions if self.reductions is None or x in self.reductions]
 

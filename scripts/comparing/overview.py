@@ -18,7 +18,7 @@ from comparing import bits, row_matrix
 from comparing.report import number
 from comparing.rows import AnyCheck, Row, accuracy_and_time, rehearse
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.check import EDGES, Check
 from cupylosses.testing.row_check import ROW_LAYOUTS, RowCheck
 
@@ -78,9 +78,9 @@ class Line:
 # Which checks
 
 
-def tasks(loss: Loss | RowLoss, device: str, seed: int = 0) -> list[Task]:
+def tasks(loss: Loss | SoftmaxLoss, device: str, seed: int = 0) -> list[Task]:
     """The checks of a loss without repetition: values and gradients, repeated bits, arrays of another library."""
-    row = isinstance(loss, RowLoss)
+    row = isinstance(loss, SoftmaxLoss)
     found = (_of_rows if row else _elementwise)(loss, device, seed)  # type: ignore[operator]
     measure = partial(accuracy_and_time, time=False, section=OF_ROWS if row else ELEMENTWISE)
     planned = [Task(x, OF_ROWS if row else ELEMENTWISE, measure, rehearse) for x in found.values()]
@@ -115,7 +115,7 @@ def _elementwise(loss: Loss, device: str, seed: int) -> dict[str, Check]:
     return {x.id: x for x in planned if x.possible and x.has_truth}
 
 
-def _plain_rows(loss: RowLoss, device: str, seed: int) -> list[RowCheck]:
+def _plain_rows(loss: SoftmaxLoss, device: str, seed: int) -> list[RowCheck]:
     """A float32 mean for each kind of target."""
     found = []
     for kind in loss.targets:
@@ -124,7 +124,7 @@ def _plain_rows(loss: RowLoss, device: str, seed: int) -> list[RowCheck]:
     return found
 
 
-def _of_rows(loss: RowLoss, device: str, seed: int) -> dict[str, RowCheck]:
+def _of_rows(loss: SoftmaxLoss, device: str, seed: int) -> dict[str, RowCheck]:
     planned = []
     for plain in _plain_rows(loss, device, seed):
         first = (loss.name, plain.kind) == EVERY_LAYOUT

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from comparing.matrix import Dtypes, Selection
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.row_check import GIVEN, MASK, ROW_LAYOUTS, RowCheck
 
 #: Dense targets may have another dtype than the logits.
@@ -30,7 +30,7 @@ ARRAY_LAYOUTS = (*USUAL, "columns")
 FIRST = ("cross_entropy", "indices")
 
 
-def cases(loss: RowLoss, kind: str) -> list[dict[str, Any]]:
+def cases(loss: SoftmaxLoss, kind: str) -> list[dict[str, Any]]:
     """The cases of the definition, and each further argument that changes the result, alone and all together."""
     weights = {str(loss.weights): True} if loss.weights else {}
     scaled = {"logit_scale": {"softcap": 2.5, "logit_scale": 0.5}, "temperature": {"temperature": 2.0}}
@@ -79,7 +79,7 @@ def array_checks(selection: Selection, crosses: Callable[[Sequence[str], str], b
                         yield check
 
 
-def _check(selection: Selection, loss: RowLoss, kind: str, **fields: Any) -> RowCheck:
+def _check(selection: Selection, loss: SoftmaxLoss, kind: str, **fields: Any) -> RowCheck:
     return RowCheck(loss, kind, device=selection.device, seed=selection.seed, **fields)
 
 
@@ -87,19 +87,19 @@ def _dtypes(selection: Selection) -> Sequence[Dtypes]:
     return selection.dtypes or DTYPES
 
 
-def _given(selection: Selection, loss: RowLoss, kind: str) -> Iterator[RowCheck]:
+def _given(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowCheck]:
     for case, dtypes, reduction in product(cases(loss, kind), _dtypes(selection), selection.reductions_of(loss)):
         fields = {"case": case, "dtypes": dtypes, "reduction": reduction}
         yield _check(selection, loss, kind, **fields, layout=GIVEN, shape=tuple(selection.shape))
 
 
-def _everything(selection: Selection, loss: RowLoss, kind: str) -> Iterator[RowCheck]:
+def _everything(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowCheck]:
     for check in _laid_out(selection, loss, kind, {x: selection.reductions_of(loss) for x in _dtypes(selection)}):
         for case in cases(loss, kind):
             yield replace(check, case=case)
 
 
-def _once(selection: Selection, loss: RowLoss, kind: str) -> Iterator[RowCheck]:
+def _once(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowCheck]:
     """Every case and dtype with every reduction, and every layout at least once."""
     for case, dtypes, reduction in product(cases(loss, kind), _dtypes(selection), selection.reductions_of(loss)):
         for layout in USUAL:
@@ -108,7 +108,7 @@ def _once(selection: Selection, loss: RowLoss, kind: str) -> Iterator[RowCheck]:
 
 
 def _laid_out(
-    selection: Selection, loss: RowLoss, kind: str, reductions: Mapping[Dtypes, Sequence[str]]
+    selection: Selection, loss: SoftmaxLoss, kind: str, reductions: Mapping[Dtypes, Sequence[str]]
 ) -> Iterator[RowCheck]:
     """The first case in every layout."""
     for dtypes in _dtypes(selection):

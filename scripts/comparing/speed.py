@@ -16,7 +16,7 @@ from benchmarking.selection import Run
 from benchmarking.timing import Budget
 from benchmarking.workloads import Inputs, Workload
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 MODE = "forward+backward"
 
@@ -30,9 +30,9 @@ EXPONENT = 26
 INTERMEDIATES = 24
 
 
-def workload(loss: Loss | RowLoss, free: int) -> Workload:
+def workload(loss: Loss | SoftmaxLoss, free: int) -> Workload:
     """The timed call of a loss, as large as fits into ``free`` bytes of memory."""
-    if isinstance(loss, RowLoss):
+    if isinstance(loss, SoftmaxLoss):
         (count, classes), dtype = figures.PLAIN_LOGITS
         fits = free // (INTERMEDIATES * classes * getattr(torch, dtype).itemsize)
         # A power of two, like full batches.

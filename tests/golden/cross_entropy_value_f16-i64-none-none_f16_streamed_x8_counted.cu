@@ -39,11 +39,13 @@ using Compute = Program::Compute;
 using Reader = StreamedReader<8>;
 
 extern "C" __global__ void __launch_bounds__(128, 5)
-cross_entropy_value_f16(const half_t* input, half_t* gradients, const int64* labels, const unsigned char* weights, const unsigned char* mask, int64 ignored, RowStatus* status, int64 site, half_t* values, float* lse, unsigned char* correct, RowSlopes<float>* slopes, int64 per_row, double* memory, half_t* value, double logit_scale, double softcap, double label_smoothing_, double z_loss_, double gamma_, double poly_, double multiple, const double* count, int64 groups, int width, const __grid_constant__ Space space) {
+cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, RowSlopes<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 groups, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
-  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, gradients, labels, nullptr, nullptr,
-                        {logit_scale, softcap},
-                        ignored, status, site, values, lse, correct, slopes, per_row};
+  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, nullptr, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, nullptr, lse, correct, residual,
+                          lse != nullptr || correct != nullptr || residual != nullptr};
   const StandingUnit unit{{}, width};
   row_value<Reader>(program, unit, groups, memory, divisor, value);
 }

@@ -39,12 +39,14 @@ using Compute = Program::Compute;
 using Reader = ResidentReader<8, false>;
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-cross_entropy_verify_gradient_f16(const half_t* input, half_t* gradients, const int64* labels, const unsigned char* weights, const unsigned char* mask, int64 ignored, RowStatus* status, int64 site, half_t* values, float* lse, unsigned char* correct, RowSlopes<float>* slopes, int64 per_row, const half_t* grad_output, const double* used, double* expected, double logit_scale, double softcap, double label_smoothing_, double z_loss_, double gamma_, double poly_, double multiple, const double* count, int64 groups, int width, const __grid_constant__ Space space) {
+cross_entropy_verify_gradient_f16(const half_t* input, const int64* target, half_t* input_gradients, const half_t* grad_output, const double* used, double* expected, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 groups, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
   const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
-  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, gradients, labels, nullptr, nullptr,
-                        {logit_scale, softcap},
-                        ignored, status, site, values, lse, correct, slopes, per_row};
+  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, nullptr, nullptr, nullptr, nullptr,
+                          0};
   const LanesUnit unit{{width}};
   verify_row_gradient<Reader>(program, unit, groups, scale, grad_output, used, expected);
 }

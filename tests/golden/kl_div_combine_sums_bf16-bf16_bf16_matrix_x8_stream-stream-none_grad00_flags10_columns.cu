@@ -25,7 +25,7 @@ using Sinks = Tuple<Absent, Absent>;
 using Element = Absent;
 
 extern "C" __global__ void __launch_bounds__(256)
-kl_div_combine_sums_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* sums, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+kl_div_combine_sums_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* sums, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
   const SumOver<Loss, Sources, Element, kValue, 1, 8> program{
       Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
       Element{}, kept, reduced};

@@ -16,7 +16,7 @@ import array_api_compat.numpy
 import numpy
 
 from cupylosses import dispatch, interop
-from cupylosses.engines.softmax import arguments as softmax_arguments
+from cupylosses.engines.cache import plans
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.execution import PROCESSORS, SMALL
 from cupylosses.testing.host.launch import Launcher
@@ -156,27 +156,25 @@ def cupy(**chosen: Any) -> Iterator[Any]:
         with mock.patch.object(interop, "cupy", lambda: module):
             dispatch.backend("cupy")
     from cupylosses.backends import cupy as cupy_backend
-    from cupylosses.backends import cupy_device, cupy_softmax
+    from cupylosses.backends import cupy_device
 
     def of_numpy(x: Any) -> Any:
         return array_api_compat.numpy if isinstance(x, Array) else namespace(x)
 
     before = settings.use(Settings(**chosen))
-    softmax_arguments.plans.clear()
+    plans.clear()
     try:
         with (
             mock.patch.object(interop, "cupy", lambda: module),
             mock.patch.object(interop, "namespace", of_numpy),
             mock.patch.dict(interop.known_kinds, {Array: "cupy"}),
             mock.patch.object(cupy_backend, "cupy", module),
-            mock.patch.object(cupy_softmax, "cupy", module),
             mock.patch.object(cupy_device, "cupy", module),
             mock.patch.object(cupy_device.CupyDevice, "launcher", Launcher),
             mock.patch.dict(cupy_device.devices, clear=True),
-            mock.patch.dict(cupy_backend._plans, clear=True),
             numpy.errstate(divide="ignore", invalid="ignore", over="ignore"),
         ):
             yield module
     finally:
-        softmax_arguments.plans.clear()
+        plans.clear()
         settings.use(before)

@@ -23,9 +23,9 @@ from torch.autograd import Function
 
 from cupylosses.definition.base import MASK
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import Loss, form
-from cupylosses.engines.pointwise.jvp import Directional, directional
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss, modified
+from cupylosses.engines.pointwise.jvp import TangentLoss, along_tangents
 from cupylosses.jit import compiler
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
@@ -87,11 +87,11 @@ class Unit(Kernel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return nested(FUNCTOR) if isinstance(self.loss, Directional) else FUNCTOR
+        return nested(FUNCTOR) if isinstance(self.loss, TangentLoss) else FUNCTOR
 
     @property
     def narrow(self) -> bool:
-        return self.dtypes == NARROW and not isinstance(self.loss, Directional)
+        return self.dtypes == NARROW and not isinstance(self.loss, TangentLoss)
 
     @property
     def arguments(self) -> list[str]:
@@ -136,7 +136,7 @@ def _evaluation(unit: Unit, compute: str) -> list[str]:
     """The functor in one arithmetic type, and its evaluation at point ``i``."""
     operands = unit.loss.operands
     access = ("stream",) * len(operands) + ("none",)
-    variant = Variant(
+    variant = PointwiseKernel(
         unit.loss, unit.flags, "elements", unit.storage, compute, "flat", 1, access, unit.differentiated, False, compute
     )
     mask = sum(1 << i for i, wanted in enumerate(unit.differentiated) if wanted)
@@ -232,7 +232,7 @@ class _Gradients(Function):
         loss, along = ctx.formula.loss, tuple(x is not MASK for x in ctx.formula.loss.operands)
         zero = torch.zeros_like(grad_output)
         directions = [zero if c is None else c for c, moves in zip(cotangents, along, strict=True) if moves]
-        moved = replace(ctx.formula, loss=directional(loss, along))
+        moved = replace(ctx.formula, loss=along_tangents(loss, along))
         value, gradients = moved.evaluate([*operands, *directions], grad_output)
         return None, value, *gradients[: len(operands)]
 
@@ -249,7 +249,7 @@ def function(loss: Loss) -> Callable[..., Tensor]:
             raise ValueError(f"{loss.name}: a formula alone is reduced by 'none' or 'sum', got {reduction!r}")
         numbers = frozenset(x.name for x in loss.operands if given.get(x.name) is None)
         weight = "array" if given.get("weight") is not None else None
-        formed = form(loss, numbers, weight, given.get("mask") is not None)
+        formed = modified(loss, numbers, weight, given.get("mask") is not None)
         arrays = [given.pop(x.name) for x in formed.operands]
         values = loss.values({name: x for name, x in given.items() if x is not None})
         own = [float(values[x.name]) for x in loss.parameters]

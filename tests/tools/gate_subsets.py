@@ -11,18 +11,19 @@ from itertools import chain, cycle
 from operator import attrgetter
 from typing import TypeVar
 
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import Loss, registry
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from tools.nvrtc import Nvrtc, find_libraries
 from tools.representatives import representatives
-from tools.row_variants import AnyRowVariant, row_variants
+from tools.row_variants import SoftmaxKernel, row_variants
 from tools.variants import flag_settings, variants
 
-Kernel = TypeVar("Kernel", bound=Variant | AnyRowVariant)
+Kernel = TypeVar("Kernel", bound=PointwiseKernel | SoftmaxKernel)
 
 #: A kernel for an architecture by a compiler.
-Choice = tuple[Variant | AnyRowVariant, str, Nvrtc]
+Choice = tuple[PointwiseKernel | SoftmaxKernel, str, Nvrtc]
 
 #: The supported architectures, by the major version of the CUDA that compiles for them.
 MATRIX: Mapping[int, tuple[str, ...]] = {
@@ -42,7 +43,7 @@ FAST = (MATRIX[13][0], BROADEST, MATRIX[13][-1])
 # The broad subset
 
 
-def broad(loss: Loss, architecture: str, whole: bool = True) -> list[Variant]:
+def broad(loss: Loss, architecture: str, whole: bool = True) -> list[PointwiseKernel]:
     """Kernels of a loss in which each kernel and layout occurs, and each dtype.
 
     For :data:`BROADEST` also each choice of dtypes, setting of the flags and broadcast operand. Without ``whole``, only
@@ -67,7 +68,7 @@ def broad(loss: Loss, architecture: str, whole: bool = True) -> list[Variant]:
     return list(dict.fromkeys(found))
 
 
-def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> list[Variant]:
+def _of_training(loss: Loss, usual: Sequence[PointwiseKernel], architecture: str) -> list[PointwiseKernel]:
     """Forward with gradients in two dtypes; for BROADEST also with each setting of the flags, and the unreduced
     kernels.
     """
@@ -79,7 +80,7 @@ def _of_training(loss: Loss, usual: Sequence[Variant], architecture: str) -> lis
     return _one_of_each(forward, "storage") if architecture in architectures(loss) else []
 
 
-def broad_rows(loss: RowLoss, architecture: str) -> list[AnyRowVariant]:
+def broad_rows(loss: SoftmaxLoss, architecture: str) -> list[SoftmaxKernel]:
     """For a loss of rows, each kernel in each layout for BROADEST, and forward with gradients for the others."""
     usual = row_variants(loss, fast=True)
     forward = [x for x in usual if x.kind == "value_and_gradient"]
@@ -97,7 +98,7 @@ def architectures(loss: Loss) -> tuple[str, ...]:
     if loss in representatives():
         return FAST
     others = [x for x in FAST if x != BROADEST]
-    return BROADEST, others[list(registry()).index(loss.name) % len(others)]
+    return BROADEST, others[list(registry(Loss)).index(loss.name) % len(others)]
 
 
 def _one_of_each(among: Sequence[Kernel], *fields: str) -> list[Kernel]:
@@ -122,9 +123,9 @@ def fast_compilers() -> dict[Nvrtc, Sequence[str]]:
 
 
 def fast(
-    losses: Sequence[Loss | RowLoss],
+    losses: Sequence[Loss | SoftmaxLoss],
     compilers: Mapping[Nvrtc, Sequence[str]],
-    whole: Collection[Loss | RowLoss] | None = None,
+    whole: Collection[Loss | SoftmaxLoss] | None = None,
 ) -> list[Choice]:
     """Kernels in which each formula occurs, and each kernel, layout and access to memory, from any loss.
 
@@ -140,7 +141,7 @@ def fast(
     """
     whole = representatives() if whole is None else whole
     elements = [v for x in losses if isinstance(x, Loss) and x in whole for v in variants(x)]
-    rows = [v for x in losses if isinstance(x, RowLoss) for v in row_variants(x, fast=True)]
+    rows = [v for x in losses if isinstance(x, SoftmaxLoss) for v in row_variants(x, fast=True)]
     forward = [x for x in rows if x.kind == "value_and_gradient"]
     newest = max(compilers, key=lambda x: x.version)
     found: dict[Choice, None] = {}
@@ -158,12 +159,12 @@ def fast(
         else:
             for variant, architecture in zip(cover(elements, kernel_and_layout), cycle((broadest, next(others)))):
                 found[variant, architecture, compiler] = None
-            for variant in [*cover(forward, row_options), *cover([x for x in rows if x.kind == "second"], row_kind)]:
+            for variant in [*cover(forward, row_options), *cover([x for x in rows if x.kind == "hvp"], row_kind)]:
                 found[variant, broadest, compiler] = None
     return list(found)
 
 
-def training(loss: Loss) -> list[Variant]:
+def training(loss: Loss) -> list[PointwiseKernel]:
     """Forward with all gradients of contiguous operands: float32 and bfloat16 in turn, and each setting of the flags in
     turn.
     """
@@ -179,7 +180,7 @@ def training(loss: Loss) -> list[Variant]:
     ]
 
 
-def structure(variant: Variant) -> Iterator[Hashable]:
+def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
     """Properties of a kernel that do not depend on its formula."""
     how = variant.kind, variant.layout, variant.columns
     yield how
@@ -189,36 +190,36 @@ def structure(variant: Variant) -> Iterator[Hashable]:
     yield "counted", variant.kind, variant.counted
 
 
-def kernel_and_layout(variant: Variant) -> Iterator[Hashable]:
+def kernel_and_layout(variant: PointwiseKernel) -> Iterator[Hashable]:
     """The fewest fields that tell kernels and dtypes apart."""
     yield variant.kind, variant.layout
     yield variant.storage[0]
 
 
-def row_layout(variant: AnyRowVariant) -> Iterator[Hashable]:
+def row_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """The part of the row engine in a kernel: class indices or dense targets, and the row layout."""
-    yield type(variant), variant.layout
+    yield variant.indices, variant.layout
 
 
-def row_kind(variant: AnyRowVariant) -> Iterator[Hashable]:
+def row_kind(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """The entry point of a kernel of rows."""
-    yield type(variant), variant.kind
+    yield variant.indices, variant.kind
 
 
-def row_options(variant: AnyRowVariant) -> Iterator[Hashable]:
+def row_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
     for name in ("input", "cluster", "ahead", "capped", "smoothed"):
         if hasattr(variant, name):
-            yield type(variant), name, getattr(variant, name)
+            yield variant.indices, name, getattr(variant, name)
 
 
-def row_structure(variant: AnyRowVariant) -> Iterator[Hashable]:
+def row_structure(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Properties of a kernel of rows that do not depend on its formula, and each formula."""
-    yield type(variant), variant.kind, variant.layout
+    yield variant.indices, variant.kind, variant.layout
     yield from row_options(variant)
-    yield variant.loss.name, type(variant), variant.kind == "second"
-    yield from ((type(variant), x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted"))
+    yield variant.loss.name, variant.indices, variant.kind == "hvp"
+    yield from ((variant.indices, x, bool(getattr(variant, x))) for x in ("weight", "mask", "counted"))
 
 
 def cover(kernels: Iterable[Kernel], traits: Callable[[Kernel], Iterator[Hashable]]) -> list[Kernel]:

@@ -86,17 +86,17 @@ def goes_by_the_note_of_each_warp(
     with execution():
         expected = torch.autograd.grad(function(*operands), operands)
         surprise = torch.autograd.grad(value := function(*operands), operands, torch.full_like(value, -3.0))
-        ((check, written),) = function(*operands).grad_fn.promises
+        ((check, written),) = function(*operands).grad_fn.speculations
         learned = [same_bits(a, b) for a, b in zip(written, surprise, strict=True) if a is not None]
         require(all(learned), "what backward was given is not expected afterwards")
         torch.autograd.grad(function(*operands), operands)
         times = [torch.zeros_like(x, dtype=torch.int64) for x in expected]
-        for warp in range(check.notes.numel()):
+        for warp in range(check.records.numel()):
             value = function(*operands)
-            ((check, written),) = value.grad_fn.promises
-            if check.notes[warp].isnan():  # As allocated: a warp without elements records nothing.
+            ((check, written),) = value.grad_fn.speculations
+            if check.records[warp].isnan():  # As allocated: a warp without elements records nothing.
                 continue
-            check.notes[warp] = 7.0
+            check.records[warp] = 7.0
             for x in written:
                 x.fill_(float("nan"))
             for count, found, exact in zip(times, torch.autograd.grad(value, operands), expected, strict=True):

@@ -140,9 +140,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "second term of the quotient rule lost",
-        "cupylosses/backends/torch/autograd.py",
-        "divided",
-        r"else evaluate\(divisor\)",
+        "cupylosses/engines/pointwise/engine.py",
+        "below",
+        r"else values\[1\]",
         r"\g<0>.detach()",
         ("weights and masks",),
     ),
@@ -159,9 +159,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "promise kept twice",
         "cupylosses/backends/torch/autograd.py",
-        "_promised",
-        r"promises\.pop\(\)",
-        "promises[-1]",
+        "_speculative",
+        r"speculations\.pop\(\)",
+        "speculations[-1]",
         ("one pass or two",),
     ),
     # Rows of logits
@@ -262,7 +262,7 @@ OUTSIDE: tuple[Mutant, ...] = (
     Mutant(
         "room for the notes of all warps but one",
         PLAN,
-        "Part",
+        "ElementLaunch",
         r"self\.warps = .*",
         r"\g<0> - 1",
         ("truth",),

@@ -22,6 +22,7 @@ from unittest import mock
 
 import cupylosses
 from cupylosses.definition import kernel_sources
+from cupylosses.definition.base import Definition
 from cupylosses.jit import sources
 from cupylosses.jit.sources import expand
 
@@ -132,10 +133,16 @@ def _changed_module(path: Path, text: str) -> Iterator[None]:
     module = importlib.import_module(".".join(["cupylosses", *path.relative_to(PACKAGE).with_suffix("").parts]))
     own = [(name, x) for name, x in vars(module).items() if inspect.isfunction(x) or inspect.isclass(x)]
     before = {name: x for name, x in own if x.__module__ == module.__name__}
+    # A module of an engine makes its engine anew, which then is that of the definitions.
+    engines = {x: x.engine for x in Definition.__subclasses__()}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(vars(module)))
         exec(compile(text, str(path), "exec"), vars(module))
         for other in [x for name, x in sys.modules.items() if name.startswith("cupylosses.") and x is not module]:
             changed = {n: vars(module)[n] for n, x in vars(other).items() if x is not None and before.get(n) is x}
             stack.enter_context(mock.patch.dict(vars(other), changed))
-        yield
+        try:
+            yield
+        finally:
+            for kind, engine in engines.items():
+                kind.engine = engine

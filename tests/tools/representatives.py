@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any
 
 from cupylosses.definition.base import Operand
-from cupylosses.engines.pointwise.definition import Loss, registry
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import Loss
 
 #: Fields of a definition that determine the formula, or explain it. All others are structure, including future ones.
 FORMULA = frozenset({
@@ -42,7 +43,7 @@ def traits(loss: Loss) -> list[Trait]:
 
 def representatives(losses: Iterable[Loss] | None = None) -> tuple[Loss, ...]:
     """The fewest of these losses, by default of all, that together have every trait; in their order."""
-    return _among(tuple(registry().values() if losses is None else losses))
+    return _among(tuple(registry(Loss).values() if losses is None else losses))
 
 
 @cache

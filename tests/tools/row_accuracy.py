@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.check import run
 from cupylosses.testing.row_check import RowCheck
 from cupylosses.testing.row_truth import NAMES, exact_gradients, truth
@@ -54,7 +54,7 @@ class RowSweep:
     ``dtypes`` are those of the logits and of dense targets, or one for both.
     """
 
-    loss: RowLoss
+    loss: SoftmaxLoss
     kind: str
     case: Mapping[str, Any]
     dtypes: tuple[str, ...]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cupylosses import functional
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.row_eager import eager
 from tools.transforms import Subject, Transform
 
@@ -20,14 +20,14 @@ OF_POINTWISE = ("copies of a Module",)
 OF_CURVED = ("`create_graph=True`", "third derivatives")
 
 
-def subject(loss: Loss | RowLoss, device: str) -> Subject:
+def subject(loss: Loss | SoftmaxLoss, device: str) -> Subject:
     """The subject of a loss of either kind, for transforms."""
-    return RowSubject(loss, device) if isinstance(loss, RowLoss) else Subject(loss, device)
+    return RowSubject(loss, device) if isinstance(loss, SoftmaxLoss) else Subject(loss, device)
 
 
-def suits(transform: Transform, loss: Loss | RowLoss) -> bool:
+def suits(transform: Transform, loss: Loss | SoftmaxLoss) -> bool:
     """True if a transform can be tried with a loss; those that need a GPU, only with element-wise losses."""
-    if not isinstance(loss, RowLoss):
+    if not isinstance(loss, SoftmaxLoss):
         return True
     return not transform.gpu and transform.name not in (*OF_POINTWISE, *(() if loss.softmax else OF_CURVED))
 
@@ -37,7 +37,7 @@ class RowSubject(Subject):
 
     def __init__(self, loss: Any, device: str) -> None:
         self.loss, self.device, self.seed = _Mean(loss), device, 0
-        self.rows: RowLoss = loss
+        self.rows: SoftmaxLoss = loss
         self.function = self._call
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -75,10 +75,10 @@ class _Mean:
     warn_broadcast = True
     mean_of_rows = True
 
-    def __init__(self, loss: RowLoss) -> None:
+    def __init__(self, loss: SoftmaxLoss) -> None:
         self.operands, self.class_name, self.name = loss.operands[: floating(loss)], loss.class_name, loss.name
 
 
-def floating(loss: RowLoss) -> int:
+def floating(loss: SoftmaxLoss) -> int:
     """The number of operands given to a subject; it holds its labels itself."""
     return 1 if loss.row else 2

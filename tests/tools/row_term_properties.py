@@ -12,8 +12,9 @@ from unittest import mock
 
 import cupylosses.functional as F
 from cupylosses import options
+from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
-from cupylosses.engines.softmax.definition import row_registry
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.properties import require
 from cupylosses.testing.row_properties import placed, upstream
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Losses with dense targets, with options that change the formula.
 TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    **{name: (name, {}) for name, x in row_registry().items() if x.term},
+    **{name: (name, {}) for name, x in registry(SoftmaxLoss).items() if x.term},
     "cross_entropy with everything": ("cross_entropy", {"label_smoothing": 0.2, "z_loss": 0.1, "softcap": 4.0}),
     "kl_div_with_logits of logarithms": ("kl_div_with_logits", {"log_target": True, "temperature": 2.0}),
     "distillation_loss, mixed": ("distillation_loss", {"beta": 0.3, "temperature": 2.0}),
@@ -90,7 +91,7 @@ def draw_terms(
     chosen = {"reduction": "mean", **given, **chosen}
     generator = torch.Generator().manual_seed(seed)
     x, y = 3 * torch.randn(2, *shape, generator=generator)
-    if row_registry()[name].dense == "probabilities":
+    if registry(SoftmaxLoss)[name].dense == "probabilities":
         y = y.log_softmax(class_dim) if chosen.get("log_target") else y.softmax(class_dim)
     operands = {
         operand: placed(value.to(getattr(torch, dtype)).to(device), place)
@@ -161,7 +162,7 @@ def terms_second_agree_with_truth(call: TermCall, moving: tuple[bool, bool] = (T
 def terms_second_of_equal_logits(call: TermCall) -> None:
     """Second derivatives match float64 if several logits are the largest."""
     first, other = NAMES[call.name][:2]
-    chosen = [x for x in (first, other) if x == first or row_registry()[call.name].dense == "logits"]
+    chosen = [x for x in (first, other) if x == first or registry(SoftmaxLoss)[call.name].dense == "logits"]
     equal = {n: call.arguments[n].clamp(-4.0, 1.0).round() for n in chosen if n}
     terms_second_agree_with_truth(call.with_(**equal, reduction="none"))
 

@@ -9,15 +9,12 @@ from itertools import product
 from typing import Any
 
 from cupylosses import checks
-from cupylosses.engines.softmax.codegen import ROW_KINDS, RowVariant
-from cupylosses.engines.softmax.definition import RowLoss
-from cupylosses.engines.softmax.dense_codegen import TERM_KINDS, TermVariant
-from cupylosses.engines.softmax.dense_plan import TermPlan
-from cupylosses.engines.softmax.plan import RowPlan, RowTensor
-from cupylosses.engines.strides import dense_strides
+from cupylosses.call import Call
+from cupylosses.engines.base import Machine, Plan, TensorSpec, contiguous
+from cupylosses.engines.softmax.call import Static
+from cupylosses.engines.softmax.codegen import SoftmaxKernel
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.gpu import Chip
-
-AnyRowVariant = RowVariant | TermVariant
 
 #: Logits for each row layout: shape, strides if not contiguous, class dimension. The first of each kind is contiguous.
 _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
@@ -42,14 +39,14 @@ _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 _FEW = 8
 
 
-def row_variants(loss: RowLoss, fast: bool = False) -> list[AnyRowVariant]:
+def row_variants(loss: SoftmaxLoss, fast: bool = False) -> list[SoftmaxKernel]:
     """The kernels behind a loss of rows: each entry point, layout, dtype and choice of options.
 
     ``fast`` keeps two dtypes of logits and contiguous ones.
     """
-    found: dict[AnyRowVariant, None] = {}
+    found: dict[SoftmaxKernel, None] = {}
 
-    def note(variant: AnyRowVariant, *_: Any) -> Any:
+    def note(variant: SoftmaxKernel, *_: Any) -> Any:
         found[variant] = None
 
     shapes = _SHAPES[:_FEW] if fast else _SHAPES
@@ -64,11 +61,11 @@ def row_variants(loss: RowLoss, fast: bool = False) -> list[AnyRowVariant]:
     return list(found)
 
 
-def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> RowTensor:
-    return RowTensor(dtype, tuple(shape), tuple(strides or dense_strides(shape, (0,) * len(shape))))
+def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> TensorSpec:
+    return TensorSpec(dtype, tuple(shape), tuple(strides)) if strides else contiguous(dtype, shape)
 
 
-def _options(loss: RowLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool, bool, bool]]]:
+def _options(loss: SoftmaxLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool, bool, bool]]]:
     """Dtypes of labels, and the presence of class weights, a mask, smoothing and a softcap."""
     every = (loss.weights is not None, True, any(x.name == "label_smoothing" for x in loss.parameters))
     capped = loss.scale == "logit_scale"
@@ -82,69 +79,105 @@ def _options(loss: RowLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool,
                 yield "int64", (i == 0, i == 1, i == 2, i == 3)
 
 
+def _plan(
+    loss: SoftmaxLoss,
+    operands: Sequence[TensorSpec],
+    dim: int,
+    options: tuple[bool, bool, bool, bool],
+    machine: Machine,
+    flags: tuple[int, ...] = (),
+    moving: tuple[bool, ...] = (),
+) -> Plan:
+    """The plan of a call; of its derivative along tangents if some operands are ``moving``."""
+    weighted, masked, smoothed, capped = options
+    logits, target = operands
+    kind = "indices" if target.dtype in checks.INTEGER else str(loss.dense)
+    static = Static(
+        kind=kind,
+        weighted=weighted,
+        masked=masked,
+        class_dim=dim,
+        ignore_index=-100,
+        reduction="none" if moving else "mean",
+        out_dtype="float64" if moving else None,
+        flags=flags,
+        smoothed=smoothed,
+        capped=capped,
+        lse=False,
+        accuracy=False,
+        inplace=False,
+        check="off",
+        moving=moving,
+    )
+    rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
+    others = [_tensor(logits.dtype, logits.shape[dim : dim + 1])] if weighted else []
+    others += [_tensor("bool", rows)] if masked else []
+    tangents = [x for x, moves in zip(operands, moving, strict=False) if moves]
+    call = Call(loss, (), static)
+    return loss.engine.plan(call, (*operands, *others, *tangents), logits.dtype, machine)
+
+
+def _launch(plan: Plan, stage: str, wanted: Sequence[bool], counted: bool) -> None:
+    plan.launcher(stage, (*wanted, *plan.nothing[len(wanted) :]), counted)
+
+
 def _of_indices(
-    loss: RowLoss,
-    logits: RowTensor,
+    loss: SoftmaxLoss,
+    logits: TensorSpec,
     dim: int,
     label: str,
     options: tuple[bool, bool, bool, bool],
     chip: Chip,
     note: Any,
 ) -> None:
-    weighted, masked, smoothed, capped = options
+    machine = Machine(1, chip, note)
     rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
-    given = (
-        loss, logits, _tensor(label, rows), _tensor(logits.dtype, logits.shape[dim : dim + 1]) if weighted else None,
-        _tensor("bool", rows) if masked else None, dim, logits.dtype,
-    )  # fmt: skip
-    plan = RowPlan(*given, None, smoothed, capped, 1, note, chip)
-    RowPlan(*given, "float64", smoothed, capped, 1, note, chip, logits)._load("second", False)
-    for kind in (x for x in ROW_KINDS if x != "second"):
-        for counted in {"values": (False,), "count": (False,), "apply": (False, True)}.get(kind, (True,)):
-            plan._load(kind, counted)
+    operands = logits, _tensor(label, rows)
+    plan = _plan(loss, operands, dim, options, machine)
+    _launch(_plan(loss, operands, dim, options, machine, moving=(True,)), "hvp", (True,), False)
+    _launch(plan, "value", (False,), True)
+    _launch(plan, "value_and_gradient", (True,), True)
+    _launch(plan, "verify_gradient", (True,), True)
+    _launch(plan, "unreduced", (False,), False)
+    _launch(plan, "denominator", (False,), False)
+    for counted in (False, True):
+        _launch(plan, "from_residual", (True,), counted)
     if options == (False, False, False, False):
-        plan._load("value_and_gradient", False)
+        _launch(plan, "value_and_gradient", (True,), False)
 
 
-def _of_terms(loss: RowLoss, logits: RowTensor, dim: int, fast: bool, chip: Chip, note: Any) -> None:
+def _of_terms(loss: SoftmaxLoss, logits: TensorSpec, dim: int, fast: bool, chip: Chip, note: Any) -> None:
+    machine = Machine(1, chip, note)
     flags = list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
     weighted = loss.weights is not None and "probabilities" in loss.targets
     for setting, every in product(flags, (False, True)):
-        rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
-        given = (
-            loss, setting, (logits, logits), _tensor(logits.dtype, logits.shape[dim : dim + 1])
-            if weighted and every else None, _tensor("bool", rows) if every else None, dim, logits.dtype,
-        )  # fmt: skip
-        capped = every and loss.scale == "logit_scale"
-        plan = TermPlan(*given, None, capped, 1, note, chip)
-        for wanted in [(True, False), (True, True)][: 1 if fast else 2]:
-            TermPlan(*given, "float64", capped, 1, note, chip, True)._load("second", wanted, False)
-        for kind in TERM_KINDS:
-            if kind == "second" or (kind == "count" and not every):
-                continue
-            written = "gradient" in kind
-            for wanted in [(True, False), (True, True)][: 1 if fast else 2] if written else [(False, False)]:
-                plan._load(kind, wanted, every and kind not in ("values", "count", "gradient"))
+        options = (weighted and every, every, False, every and loss.scale == "logit_scale")
+        plan = _plan(loss, (logits, logits), dim, options, machine, setting)
+        choices = [(True, False), (True, True)][: 1 if fast else 2]
+        for wanted in choices:
+            moved = _plan(loss, (logits, logits), dim, options, machine, setting, wanted)
+            _launch(moved, "hvp", wanted, False)
+            _launch(plan, "gradient", wanted, False)
+            _launch(plan, "value_and_gradient", wanted, every)
+            _launch(plan, "verify_gradient", wanted, every)
+        _launch(plan, "value", (False, False), every)
+        _launch(plan, "unreduced", (False, False), False)
+        if every:
+            _launch(plan, "denominator", (False, False), False)
 
 
 def spills_allowed(variant: Any) -> float:
     """The bytes of registers that a kernel may spill. Kernels that hold a row in registers run out of them, or are
     bounded by the threads of a block; the table shows their spills, and benchmarks their cost.
     """
-    return float("inf") if isinstance(variant, (RowVariant, TermVariant)) else 0
+    return float("inf") if isinstance(variant, SoftmaxKernel) else 0
 
 
-def described(variant: AnyRowVariant) -> dict[str, str]:
+def described(variant: SoftmaxKernel) -> dict[str, str]:
     """Traits of a variant for a column of the gate's table beyond its name."""
-    if isinstance(variant, TermVariant):
-        target, wanted = variant.target, variant.gradients
-        flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
-    else:
-        target, wanted = (
-            variant.label,
-            (variant.kind in ("value_and_gradient", "verify_gradient", "apply", "second"), False),
-        )
-        flags = ["smoothed"] * variant.smoothed + ["ahead"] * variant.ahead
+    target, wanted = variant.target, (*variant.gradients, False)[:2]
+    flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
+    flags += ["smoothed"] * variant.smoothed + ["ahead"] * variant.ahead
     flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
     dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
     names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]

@@ -17,8 +17,9 @@ from itertools import product
 from typing import Any
 
 from cupylosses import checks, value_and_grad
+from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.codegen import KINDS
-from cupylosses.engines.pointwise.definition import Form, Loss, form, registry
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss, modified
 from cupylosses.jit import compiler
 from cupylosses.testing import check as checking
 from cupylosses.testing.check import Check
@@ -54,8 +55,8 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
         yield replace(some, shape=(2, WIDEST + 1))
         yield from (replace(some, shape=BLOCKS, layout=x) for x in ("contiguous", "row", "column", "scalar"))
         yield replace(some, shape=BATCHES)
-    yield replace(base, loss=form(loss, mask=True))
-    both = form(loss, weight="array", mask=True)
+    yield replace(base, loss=modified(loss, mask=True))
+    both = modified(loss, weight="array", mask=True)
     for reduction, layout in product(("none", "mean", "weighted_mean"), ("contiguous", "row", "row_aligned", "column")):
         yield replace(base, loss=both, reduction=reduction, layout=layout)
     for dim, layout in product(((0,), (1,)), ("contiguous", "row", "column")):
@@ -113,8 +114,8 @@ def run(losses: Sequence[Loss], device: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loss", nargs="+", choices=list(registry()), required=True, metavar="NAME")
-    losses = [registry()[x] for x in parser.parse_args().loss]
+    parser.add_argument("--loss", nargs="+", choices=list(registry(Loss)), required=True, metavar="NAME")
+    losses = [registry(Loss)[x] for x in parser.parse_args().loss]
 
     import cupy
 
@@ -127,7 +128,7 @@ def main() -> int:
     done = run(losses, "cuda")
     print(f"smoke: {done} checks, {len(compiler._kernels)} kernels, {launches[0]} launches")
     missing = {(x.name, kind) for x, kind in product(losses, KINDS)} - {
-        (x.loss.name, x.kind) for x in compiler._kernels if not isinstance(x.loss, Form)
+        (x.loss.name, x.kind) for x in compiler._kernels if not isinstance(x.loss, ModifiedLoss)
     }
     if missing:
         print(f"smoke: never launched: {', '.join(map(' '.join, sorted(missing)))}")

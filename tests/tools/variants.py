@@ -6,29 +6,29 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from cupylosses import checks, interop
-from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.codegen import Variant
-from cupylosses.engines.pointwise.definition import Loss, form
-from cupylosses.engines.pointwise.reduction import Reduction
-from cupylosses.engines.record import Placeholder, Rehearsal, placeholder
+from cupylosses.call import Call
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss, modified
+from cupylosses.engines.pointwise.reduction import Static
+from cupylosses.engines.record import KernelRecorder, Placeholder, placeholder
 from tools.nvrtc import Resources
-from tools.row_variants import AnyRowVariant, spills_allowed
+from tools.row_variants import SoftmaxKernel, spills_allowed
 
 #: Every kind of layout occurs only with this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
 
 
-def variants(loss: Loss, fast: bool = False) -> list[Variant]:
+def variants(loss: Loss, fast: bool = False) -> list[PointwiseKernel]:
     """The kernels behind a loss: each setting of its flags, dtype, layout, reduction and choice of gradients.
 
     ``fast`` keeps two dtypes, all gradients together, and the common layouts.
     """
-    rehearsal = Rehearsal()
+    recorder = KernelRecorder()
     for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
         for tensors in layout_settings(dtypes, fast):
-            _call(rehearsal, loss, flags, tensors, fast)
-        _call_forms(rehearsal, loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
-    return list(rehearsal.kernels)
+            _call(recorder, loss, flags, tensors, fast)
+        _call_forms(recorder, loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
+    return list(recorder.kernels)
 
 
 def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
@@ -70,54 +70,54 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
 
 
 def _call(
-    rehearsal: Rehearsal, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
+    recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
 ) -> None:
     """Forward and backward of one call, reduced and unreduced, for each choice of gradients."""
     floating = [x.dtype in checks.FLOATING for x in tensors]
     choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
     for kind in ("mean", "none"):
-        _rehearse(rehearsal, loss, flags, tensors, Reduction(kind), choices[-1:] if fast else choices)
+        _rehearse(recorder, loss, flags, tensors, Static(kind), choices[-1:] if fast else choices)
 
 
 def _rehearse(
-    rehearsal: Rehearsal,
+    recorder: KernelRecorder,
     loss: Loss,
     flags: tuple[int, ...],
     tensors: tuple[Placeholder, ...],
-    how: Reduction,
+    how: Static,
     choices: Sequence[tuple[bool, ...]],
 ) -> None:
     parameters = tuple(x.default for x in loss.parameters)
-    rehearsal.call(Call(loss, tensors, how, parameters, flags), choices)
+    recorder.call(Call(loss, tensors, how._replace(flags=flags), parameters), choices)
 
 
 def _call_forms(
-    rehearsal: Rehearsal, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
+    recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
 ) -> None:
     """Kernels for a weight, a mask, numbers and dimensions, for contiguous operands of one dtype."""
     dtype = tensors[0].dtype
     every = tuple(x.dtype in checks.FLOATING for x in tensors)
     row, full = placeholder(dtype, (COLUMNS,)), placeholder("bool", (ROWS, COLUMNS))
-    both = form(loss, weight="array", mask=True)
-    _rehearse(rehearsal, both, flags, (*tensors, row, full), Reduction("mean"), [(*every, False, False)])
+    both = modified(loss, weight="array", mask=True)
+    _rehearse(recorder, both, flags, (*tensors, row, full), Static("mean"), [(*every, False, False)])
     for dim in (0, 1):
-        _rehearse(rehearsal, loss, flags, tensors, Reduction("mean", (dim,)), [every])
+        _rehearse(recorder, loss, flags, tensors, Static("mean", (dim,)), [every])
     numbers = frozenset(x.name for x in loss.operands if x.number or x.default is not None)
     if numbers:
         arrays = [x.name not in numbers for x in loss.operands]
         chosen = [tuple(v for v, a in zip(values, arrays, strict=True) if a) for values in (tensors, every)]
-        _rehearse(rehearsal, form(loss, numbers), flags, chosen[0], Reduction("mean"), [chosen[1]])
+        _rehearse(recorder, modified(loss, numbers), flags, chosen[0], Static("mean"), [chosen[1]])
     if fast:
         return
     apart = [Placeholder(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # No two dimensions merge.
-    _rehearse(rehearsal, loss, flags, tuple(apart), Reduction("mean", (0, 1)), [every])
+    _rehearse(recorder, loss, flags, tuple(apart), Static("mean", (0, 1)), [every])
     for weight, mask, kind in (("array", False, "mean"), ("array", True, "weighted_mean"), ("number", True, "mean")):
         added = [row] * (weight == "array") + [full] * mask
         wanted = (*every, *(x.dtype in checks.FLOATING for x in added))
-        _rehearse(rehearsal, form(loss, weight=weight, mask=mask), flags, (*tensors, *added), Reduction(kind), [wanted])
+        _rehearse(recorder, modified(loss, weight=weight, mask=mask), flags, (*tensors, *added), Static(kind), [wanted])
 
 
-def complaints(variant: Variant | AnyRowVariant, found: Resources, spills: int = 0) -> tuple[str, ...]:
+def complaints(variant: PointwiseKernel | SoftmaxKernel, found: Resources, spills: int = 0) -> tuple[str, ...]:
     """Defects of a compiled kernel: warnings, spills beyond the allowed bytes, and narrow accesses to contiguous
     operands.
     """
@@ -134,13 +134,13 @@ def complaints(variant: Variant | AnyRowVariant, found: Resources, spills: int =
     return tuple(wrong)
 
 
-def wide_accesses(variant: Variant | AnyRowVariant) -> tuple[int, int]:
+def wide_accesses(variant: PointwiseKernel | SoftmaxKernel) -> tuple[int, int]:
     """The minimum of 16-byte loads and stores that one vector of a contiguous variant takes."""
 
     def words(dtype: str) -> int:
         return variant.lanes * interop.ITEMSIZE[dtype] // 16
 
-    if not isinstance(variant, Variant):
+    if not isinstance(variant, PointwiseKernel):
         return _wide_accesses_of_rows(variant)
     if variant.layout != "flat":
         return 0, 0
@@ -150,9 +150,9 @@ def wide_accesses(variant: Variant | AnyRowVariant) -> tuple[int, int]:
     return loads, stores + (words(variant.result) if variant.kind == "elements" else 0)
 
 
-def _wide_accesses_of_rows(variant: AnyRowVariant) -> tuple[int, int]:
+def _wide_accesses_of_rows(variant: SoftmaxKernel) -> tuple[int, int]:
     """The minimum of 16-byte loads and stores of a kernel that moves neighbouring classes, or rows."""
     words = variant.lanes * interop.ITEMSIZE[variant.input] // 16
-    if variant.kind == "count" or variant.layout == "gather":
+    if variant.kind == "denominator" or variant.layout == "gather":
         return 0, 0
-    return words, words * (variant.kind in ("value_and_gradient", "verify_gradient", "apply", "gradient"))
+    return words, words * (variant.kind in ("value_and_gradient", "verify_gradient", "from_residual", "gradient"))

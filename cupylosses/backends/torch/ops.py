@@ -2,140 +2,296 @@
 put into their graphs. Imported with the first torch tensor; a process that only loads an exported program imports it
 itself.
 
-Two operators serve every loss: the value, and the gradients of operands that are wanted. Neither has a gradient of its
-own for autograd (:mod:`.transforms` has); a third one, ``loss``, has, for the graphs of ``torch.jit.trace``. They are
-told by a string which loss it is, since a graph holds no objects, and outlives the process that made it.
+Four operators serve every loss of every engine:
+
+    value      the value; where asked for, the residual of forward and further results (lse per row, accuracy)
+    gradients  the gradients of the arrays that are wanted
+    hvp        the value of a derivative along tangents, which are the last arrays, and its gradients
+    loss       value and further results as autograd differentiates them, for torch.jit.trace
+
+None but the last has a gradient of its own for autograd (:mod:`.transforms` has). They are told by a string which loss
+it is and how it is called, since a graph holds no objects, and outlives the process that made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from cupylosses.backends.torch import autograd
-from cupylosses.backends.torch.operators import EXACT, laid_out, library
-from cupylosses.definition.base import named
-from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise.call import Call
-from cupylosses.engines.pointwise.definition import Form, Loss, form
-from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.engines.pointwise.reduction import Reduction, resolve
-from cupylosses.engines.strides import dense_strides, result_strides
+from cupylosses import torch_compat
+from cupylosses.backends.torch import formulas, launches
+from cupylosses.backends.torch.device import DTYPES
+from cupylosses.call import Call
+from cupylosses.definition.base import Definition
+from cupylosses.definition.registry import named
+from cupylosses.engines.base import TensorSpec
+from cupylosses.engines.strides import dense_strides
 
+library = torch.library.Library("cupylosses", "DEF")
+# Sums are in the order of memory: with other strides than in eager mode a result would have other bits.
+EXACT = [getattr(torch.Tag, x) for x in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, x)]
 
-def encode(loss: Loss, reduction: Reduction, flags: Sequence[int]) -> str:
-    """A form of a loss, a reduction and choices of flags as text."""
-    numbers = weight = mask = along = ""
-    if isinstance(loss, Directional):
-        along = "".join([str(int(x)) for x in loss.along])
-        loss = loss.base or loss
-    if isinstance(loss, Form):
-        numbers = ",".join(sorted(loss.numbers))
-        weight = loss.weight or ""
-        mask = "mask" if loss.mask else ""
-        loss = loss.base or loss
-    dim = "all" if reduction.dim is None else ",".join([str(d) for d in reduction.dim])
-    normalized = "normalized" if reduction.normalized else ""
-    choices = ",".join([str(int(x)) for x in flags])
-    what = [loss.key, numbers, weight, mask, along]
-    return "|".join([*what, reduction.kind, dim, reduction.out_dtype or "", normalized, choices])
-
-
-@cache
-def decode(text: str) -> tuple[Loss, Reduction, tuple[int, ...]]:
-    """What `encode` was given."""
-    key, numbers, weight, mask, along, kind, dim, out_dtype, normalized, choices = text.split("|")
-    loss = form(named(key), frozenset(filter(None, numbers.split(","))), weight or None, bool(mask))
-    if along:
-        loss = directional(loss, tuple([x == "1" for x in along]))
-    dims = None if dim == "all" else tuple([int(d) for d in dim.split(",") if d])
-    reduction = Reduction(kind, dims, out_dtype or None, bool(normalized))
-    return loss, reduction, tuple([int(x) for x in choices.split(",") if x])
-
-
-_ARGUMENTS = "Tensor[] operands, str loss, float[] parameters, Tensor? normalizer, float? divisor"
-library.define(f"value({_ARGUMENTS}) -> Tensor", tags=EXACT)
-library.define(f"gradients(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
+_ARGUMENTS = "Tensor[] arrays, str loss, float[] scalars, Tensor? normalizer, float? divisor"
+library.define(f"value({_ARGUMENTS}) -> Tensor[]", tags=EXACT)
+library.define(f"gradients(Tensor grad_output, Tensor? residual, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
+library.define(f"hvp(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 # Composite, with autograd inside: TorchScript graphs are run like a program, and hold no autograd Functions.
-library.define(f"loss({_ARGUMENTS}) -> Tensor")
+library.define(f"loss({_ARGUMENTS}) -> Tensor[]")
 
 value = torch.ops.cupylosses.value.default
-loss = torch.ops.cupylosses.loss.default
 gradients = torch.ops.cupylosses.gradients.default
-
-
-def _call(
-    operands: Sequence[torch.Tensor],
-    loss: str,
-    parameters: Sequence[float],
-    normalizer: torch.Tensor | None,
-    divisor: float | None,
-) -> Call:
-    """The call that the operators' common arguments stand for."""
-    found, reduction, flags = decode(loss)
-    below = divisor if normalizer is None else normalizer
-    return Call(found, tuple(operands), reduction, tuple(parameters), flags, below)
-
-
-def _value(*arguments: Any) -> torch.Tensor:
-    call = _call(*arguments)
-    with torch.no_grad():
-        found = autograd.evaluate(call, warn=False, plain=True)
-        return laid_out(found, _result_layout(call)[1], _tensors(call))
-
-
-def _loss(*arguments: Any) -> torch.Tensor:
-    return autograd.evaluate(_call(*arguments))
-
-
-def _gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
-    call = _call(*arguments)
-    with torch.no_grad():
-        found = autograd.gradients(call, grad_output, tuple(wanted))
-        return [
-            laid_out(g, dense_strides(x.shape, x.stride()), _tensors(call, grad_output))
-            for x, g in zip(call.operands, found, strict=True)
-            if g is not None
-        ]
-
-
-def _tensors(call: Call, *others: torch.Tensor) -> list[torch.Tensor | None]:
-    normalizer = call.normalizer if isinstance(call.normalizer, torch.Tensor) else None
-    return [*call.operands, normalizer, *others]
-
-
-def _result_layout(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of the value."""
-    shape = pointwise_checks.broadcast(call.loss, [tuple(x.shape) for x in call.operands])
-    resolved = resolve(call.loss, call.reduction, shape)
-    if resolved.dims == ():
-        return shape, result_strides(shape, [(tuple(x.shape), x.stride()) for x in call.operands])
-    return resolved.shape, dense_strides(resolved.shape, (0,) * len(resolved.shape))
-
-
-library.impl("value", _value, "CompositeExplicitAutograd")
-library.impl("loss", _loss, "CompositeImplicitAutograd")
-library.impl("gradients", _gradients, "CompositeExplicitAutograd")
+hvp = torch.ops.cupylosses.hvp.default
+loss = torch.ops.cupylosses.loss.default
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Without memory: shapes, strides and dtypes of what they return
+# Calls as text
+
+
+def encode(loss: Definition, static: Any, residual: bool = False) -> str:
+    """A loss and the static part of a call as text, and whether the residual is asked for."""
+    return "|".join([str(int(residual)), loss.key, *[_field(x) for x in static]])
+
+
+@cache
+def decode(text: str) -> tuple[Any, Any, bool]:
+    """The arguments of `encode`."""
+    residual, key, *fields = text.split("|")
+    found = named(key)
+    return found, found.engine.Static(*[_parsed(x) for x in fields]), residual == "1"
+
+
+def _field(x: Any) -> str:
+    if x is None:
+        return ""
+    if isinstance(x, bool):
+        return f"b{int(x)}"
+    if isinstance(x, tuple):
+        return "t" + ",".join([str(int(y)) for y in x])
+    return f"s{x}" if isinstance(x, str) else f"i{x}"
+
+
+def _parsed(text: str) -> Any:
+    kind, rest = text[:1], text[1:]
+    if kind == "b":
+        return rest == "1"
+    if kind == "t":
+        return tuple([int(x) for x in rest.split(",") if x])
+    return rest if kind == "s" else int(rest) if kind == "i" else None
+
+
+class Spec(NamedTuple):
+    """A call without its arrays, as the operators take it."""
+
+    text: str
+    scalars: tuple[float, ...]
+    normalizer: torch.Tensor | None
+    divisor: float | None
+
+    @classmethod
+    def of(cls, call: Call, residual: bool = False) -> Spec:
+        """The spec of a call."""
+        number = isinstance(call.normalizer, (int, float))
+        array, divisor = (None, float(call.normalizer)) if number else (call.normalizer, None)
+        return cls(encode(call.loss, call.static, residual), call.scalars, array, divisor)
+
+    def call(self, arrays: Sequence[Any]) -> Call:
+        """The call of arrays."""
+        found, static, _ = decode(self.text)
+        normalizer = self.divisor if self.normalizer is None else self.normalizer
+        return Call(found, tuple(arrays), static, tuple(self.scalars), normalizer)
+
+    @property
+    def residual(self) -> bool:
+        """True if the residual is asked for."""
+        return decode(self.text)[2]
+
+    def without_residual(self) -> Spec:
+        """The same call, which does not ask for the residual."""
+        return self._replace(text="0" + self.text[1:])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# With memory
+
+
+def _value(arrays: Sequence[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
+    spec = Spec(*rest)
+    call, residual = spec.call(arrays), spec.residual
+    specs = _specs(call, residual)
+    with torch.no_grad():
+        found = launches.values(call, residual)
+        if found is None:
+            result = formulas.evaluate(call)
+            first, *more = result if isinstance(result, tuple) else (result,)
+            zeros = [torch.zeros(s.shape, dtype=DTYPES[s.dtype], device=first.device) for s in specs[1:2] if residual]
+            found = [first, *zeros, *[x for x in more if x is not None]]
+        return [laid_out(x, s.strides, _tensors(call)) for x, s in zip(found, specs, strict=True)]
+
+
+def _gradients(
+    grad_output: torch.Tensor,
+    residual: torch.Tensor | None,
+    wanted: Sequence[bool],
+    arrays: Sequence[torch.Tensor],
+    *rest: Any,
+) -> list[torch.Tensor]:
+    call = Spec(*rest).call(arrays)
+    with torch.no_grad():
+        found = launches.gradients(call, grad_output, residual, tuple(wanted))
+        if found is None:
+            found = formulas.gradients(call, grad_output, tuple(wanted))
+        return _like(arrays, found, [*_tensors(call), grad_output, residual])
+
+
+def _hvp(
+    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
+) -> list[torch.Tensor]:
+    call = Spec(*rest).call(arrays)
+    with torch.no_grad():
+        found = launches.hvp(call, grad_output, tuple(wanted))
+        if found is None:
+            found = formulas.hvp(call, grad_output, tuple(wanted))
+        along, changed = found
+        given = [*_tensors(call), grad_output]
+        return [laid_out(along, _specs(call, False)[0].strides, given), *_like(arrays, changed, given)]
+
+
+def _tensors(call: Call) -> list[torch.Tensor | None]:
+    normalizer = call.normalizer if isinstance(call.normalizer, torch.Tensor) else None
+    return [*call.arrays, normalizer]
+
+
+def _like(
+    arrays: Sequence[torch.Tensor], found: Sequence[Any], given: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    pairs = zip(arrays, found, strict=False)
+    return [laid_out(g, dense_strides(x.shape, x.stride()), given) for x, g in pairs if g is not None]
+
+
+def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``x`` with these strides and in memory of its own, as the dispatcher is promised; kernels make it so. ``given``
+    are the arguments of the operator.
+    """
+    own = x.numel() == 0 or all(y is None or x.data_ptr() != y.data_ptr() for y in given)
+    if own and x.stride() == tuple(strides):
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+library.impl("value", _value, "CompositeExplicitAutograd")
+library.impl("gradients", _gradients, "CompositeExplicitAutograd")
+library.impl("hvp", _hvp, "CompositeExplicitAutograd")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Without memory: shapes, strides and dtypes of results
+
+
+def _specs(call: Call, residual: bool) -> list[TensorSpec]:
+    engine = call.loss.engine
+    found = engine.outputs(call, [x.stride() for x in call.arrays], str(call.static.out_dtype))
+    if engine.has_residual(call) and not residual:
+        del found[1]
+    return list(found)
+
+
+def _empty(call: Call, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    device = call.arrays[0].device
+    return [torch.empty_strided(x.shape, x.strides, dtype=DTYPES[x.dtype], device=device) for x in specs]
 
 
 @torch.library.register_fake(value, lib=library)
-def _fake_value(*arguments: Any) -> torch.Tensor:
-    call = _call(*arguments)
-    shape, strides = _result_layout(call)
-    return torch.empty_strided(shape, strides, dtype=autograd.result_dtype(call), device=call.operands[0].device)
+def _fake_value(arrays: Sequence[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
+    spec = Spec(*rest)
+    call = spec.call(arrays)
+    return _empty(call, _specs(call, spec.residual))
 
 
 @torch.library.register_fake(gradients, lib=library)
-def _fake_gradients(grad_output: torch.Tensor, wanted: Sequence[bool], *arguments: Any) -> list[torch.Tensor]:
+def _fake_gradients(
+    grad_output: torch.Tensor,
+    residual: torch.Tensor | None,
+    wanted: Sequence[bool],
+    arrays: Sequence[torch.Tensor],
+    *_: Any,
+) -> list[torch.Tensor]:
     return [
         torch.empty_strided(x.shape, dense_strides(x.shape, x.stride()), dtype=x.dtype, device=x.device)
-        for x, w in zip(_call(*arguments).operands, wanted, strict=True)
+        for x, w in zip(arrays, wanted, strict=False)
         if w
     ]
+
+
+@torch.library.register_fake(hvp, lib=library)
+def _fake_hvp(
+    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
+) -> list[torch.Tensor]:
+    call = Spec(*rest).call(arrays)
+    return [*_empty(call, _specs(call, False)[:1]), *_fake_gradients(grad_output, None, wanted, arrays)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The vectorized modes of autograd
+
+#: Levels that torch's older vmap nests at most.
+DEEPEST = 64
+
+
+class _Batch(NamedTuple):
+    """Size and randomness of a batch, as a rule of torch.vmap gets them."""
+
+    batch_size: int
+    randomness: str = "error"
+
+
+def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
+    """Lets the vectorized modes of autograd call an operator: ``is_grads_batched``, ``hessian(vectorize=True)``.
+
+    These use a vmap older than torch.func's, for which an operator needs a kernel of its own where it takes or returns
+    lists. ``rule(info, in_dims, *arguments)`` is the `vmap` of the operator's Function, on the operator's arguments.
+    """
+    is_batched = torch_compat.is_legacy_batched
+    if is_batched is None:
+        return
+
+    def levels(x: Any) -> Iterator[int]:
+        if isinstance(x, (list, tuple)):
+            for y in x:
+                yield from levels(y)
+        elif isinstance(x, torch.Tensor):
+            for level in range(1, DEEPEST + 1):
+                if not is_batched(x):
+                    return
+                # A tensor that has no such level gets a dimension of the given size, 0.
+                plain = torch._remove_batch_dim(x, level, 0, 0)
+                if plain.shape[0] or not is_batched(plain):
+                    yield level
+                    x = plain
+
+    def call(*arguments: Any) -> Any:
+        # The innermost level of the arguments. Not the depth at which torch's vmap counts this thread to be: a backward
+        # pass on a GPU runs in a thread of its own, which counts none.
+        level = max(levels(arguments))
+        sizes: list[int] = []
+
+        def unwrap(x: Any) -> tuple[Any, Any]:
+            if isinstance(x, (list, tuple)):
+                found = [unwrap(y) for y in x]
+                return [y for y, _ in found], [d for _, d in found]
+            if level not in levels(x):
+                return x, None
+            x = torch._remove_batch_dim(x, level, 0, 0)
+            sizes.append(x.shape[0])
+            return x, 0
+
+        plain, dims = unwrap(arguments)
+        result, _ = rule(_Batch(sizes[0]), dims, *plain)
+        if isinstance(result, torch.Tensor):
+            return torch._add_batch_dim(result, 0, level)
+        return [torch._add_batch_dim(x, 0, level) for x in result]
+
+    library.impl(name, call, "Batched")

@@ -1,340 +1,405 @@
 """Losses under torch's transforms: ``torch.func``, forward mode, ``torch.compile``, and second derivatives of any.
 
-Everything rests on one thing: the derivative of a loss along a direction is a loss again
-(``directional.py``), with the directions as operands. With D its value,
+Three Functions serve every loss of every engine:
 
-    forward mode        the tangent of the value is D of the operands and their tangents, reduced like the loss
-    double backward     of the gradients g_i = grad_output dL/dx_i with cotangents v_i: D reduced, for grad_output, and
-                        the gradients of D, for the operands
+    Value      the value of a call
+    Gradients  its gradients g_i for a grad_output
+    Hvp        for tangents v_i, the derivative of the value along them, D = sum of v_i dL/dx_i, and the derivatives of
+               the sum of g_i v_i by the arrays: the product of the second derivatives with the tangents
 
-so the engine computes them with kernels like any other. The third derivative is that of the reference formula.
+Each is differentiated by the others, with H for what Hvp gives beside D:
 
-The eager path has Functions of its own (``autograd.py``): those here have a ``setup_context``, without which
+    Value      reverse  Gradients                    forward  D
+    Gradients  reverse  D, H                         forward  Gradients of the tangent of grad_output, and H
+    Hvp        reverse  through D: Gradients and H, with the cotangent of D for grad_output
+                        through H, by the tangents, in which it is linear: Gradients and H
+                        through H, by the arrays: third derivatives, those of the formula
+
+The eager path has Functions of its own (:mod:`.autograd`): those here have a ``setup_context``, without which
 ``torch.func`` does not take them, and which costs as much as the rest of a small loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd import Function, forward_ad
 
-from cupylosses import torch_compat
-from cupylosses.backends.torch import autograd, operators, ops
-from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise.call import Call, split
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.pointwise.jvp import Directional, directional
-from cupylosses.engines.pointwise.reduction import Reduction, resolve
-from cupylosses.engines.softmax.call import RowCall
+from cupylosses import interop, torch_compat
+from cupylosses.backends.torch import formulas, ops
+from cupylosses.backends.torch.device import PLAIN, double, has_kernels
+from cupylosses.backends.torch.ops import Spec
+from cupylosses.call import Call
+from cupylosses.engines.base import Wanted
 
-#: Where the operands begin among the arguments of `_Value` and `_Traced`, and among those of `_Gradients`.
-_OF_VALUE, _OF_GRADIENTS = 4, 6
-
-
-def is_fake(call: Call | RowCall) -> bool:
-    """Whether the operands are tensors without memory that stand for ones with."""
-    return any(type(x).__name__ == "FakeTensor" for x in call.operands)
+#: Where the arrays begin among the arguments of `Value` and `Traced`, of `Gradients`, and of `Hvp`.
+_OF_VALUE, _OF_GRADIENTS, _OF_HVP = 4, 7, 6
 
 
 def is_traced() -> bool:
-    """Whether a compiler traces a transform, in which it takes the derivatives of torch's own operators only."""
+    """True where a compiler traces a transform, in which it differentiates torch's own operators only."""
     return torch_compat.is_compiling() and (torch_compat.transforms_active() or forward_ad._current_level >= 0)
 
 
-def evaluate(call: Call, warn: bool) -> torch.Tensor:
+def _runs_kernels(x: torch.Tensor) -> bool:
+    """True if kernels run for such a tensor, which a transform may have wrapped."""
+    return has_kernels(x) and (type(x) in PLAIN or type(x).__name__ == "FakeTensor")
+
+
+def evaluate(call: Call, warn: bool) -> Any:
     """The loss of tensors that a transform has wrapped, or a compiler traces."""
-    tracing = torch_compat.is_compiling()
-    if not tracing and torch_compat.is_scripted():
-        array, number = _normalizer(call)
-        array = None if array is None else autograd.on_device(call, array)
-        text = ops.encode(call.loss, call.reduction, call.flags)
-        return ops.loss(call.operands, text, call.parameters, array, number)
-    if is_traced():
-        return autograd.evaluate_reference(call, warn)
-    if not tracing and not all(autograd.runs_kernels(x) for x in call.operands):
-        return autograd.evaluate_reference(call, warn)
-    result = autograd.check(call, warn)
-    loss, operands, reduction, parameters, flags, _ = call
-    shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
-    resolved = resolve(loss, reduction, shape)
-    array, number = _normalizer(call)
-    if array is not None:
-        array = autograd.on_device(call, array)
-    differentiated = torch.is_grad_enabled() and resolved.weights and call.wants_weight(autograd.wanted(operands))
-    if differentiated or (not tracing and (array is not None or resolved.counted)):
-        return autograd.divided(call, resolved, shape, result)
-    text = ops.encode(loss, reduction._replace(out_dtype=result), flags)
+    tracing, engine = torch_compat.is_compiling(), call.loss.engine
+    wanted = tuple([torch.is_grad_enabled() and x.requires_grad for x in call.arrays])
+    by_formula = any([w and not f for w, f in zip(wanted, engine.floating(call), strict=True)])
+    if by_formula or is_traced() or not (tracing or all([_runs_kernels(x) for x in call.arrays])):
+        return formulas.evaluate(call, warn, readable=False)
+    promoted = formulas.check(call, warn)
+    call = _placed(call)
+    apart = engine.apart(call, promoted, wanted, tracing)
+    if apart is None:
+        dtype = call.static.out_dtype or promoted
+        return _operator(call._replace(static=call.static._replace(out_dtype=dtype)), wanted, tracing)
+    values = []
+    for part in apart.calls:
+        if engine.apart(part, "float64", wanted, True) is None:
+            values.append(_operator(part, wanted, tracing))
+        else:
+            values.append(evaluate(part, warn=False))
+    return apart.finish(interop.namespace(call.arrays[0]), values)
+
+
+def _placed(call: Call) -> Call:
+    """The call with a normalizer that is an array as a double on the device."""
+    if call.normalizer is None or type(call.normalizer) is float:
+        return call
+    return call._replace(normalizer=double(call.normalizer, call.arrays[0].device))
+
+
+def _operator(call: Call, wanted: Wanted, tracing: bool) -> Any:
+    """The result by one operator: in a graph, or as a Function that transforms take."""
+    engine = call.loss.engine
+    residual = engine.has_residual(call) and (True in wanted or not tracing)
+    spec = Spec.of(call, residual)
     if not tracing:
-        return _Value.apply(text, parameters, array, number, *operands)
-    if not (torch.is_grad_enabled() and any([x.requires_grad for x in operands])):
+        outputs = Value.apply(*spec, *call.arrays)
+    elif True not in wanted:
         # No Function: Dynamo drops the context of one whose forward gets as many tensors as it has named arguments.
-        return ops.value(operands, text, parameters, array, number)
-    # Dynamo takes no tensor twice.
-    different: list[torch.Tensor] = []
-    for x in operands:
-        different.append(x.view_as(x) if any([x is y for y in different]) else x)
-    return _Traced.apply(text, parameters, array, number, *different)
+        outputs = ops.value(call.arrays, *spec)
+    else:
+        # Dynamo takes no tensor twice.
+        different: list[Any] = []
+        for x in (spec.normalizer, *call.arrays):
+            twice = x is not None and any([x is y for y in different])
+            different.append(x.view_as(x) if twice else x)
+        outputs = Traced.apply(spec.text, spec.scalars, different[0], spec.divisor, *different[1:])
+    return engine.result(call, [outputs[0], *outputs[2 if residual else 1 :]])
 
 
-def gradients(
-    call: Call, result: str, grad_output: torch.Tensor, wanted: tuple[bool, ...]
-) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of an eager loss of dtype ``result`` as a function that autograd can differentiate again."""
-    text = ops.encode(call.loss, call.reduction._replace(out_dtype=result), call.flags)
-    array, number = _normalizer(call)
-    return _all_of(_Gradients.apply(grad_output, wanted, text, call.parameters, array, number, *call.operands), wanted)
+def gradients(call: Call, divisor: Any, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of an eager loss, whose sum was divided by ``divisor``, a float or a double on the device, as
+    functions that autograd can differentiate again.
+    """
+    engine = call.loss.engine
+    plain, upstream = engine.divided_by(call, divisor, grad_output)
+    spec, residual = Spec.of(plain, engine.has_residual(plain)), None
+    if spec.residual:
+        with torch.no_grad():
+            residual = ops.value([x.detach() for x in plain.arrays], *spec)[1]
+    spec = spec.without_residual()
+    return _all_of(Gradients.apply(upstream, residual, wanted, *spec, *plain.arrays), wanted)
 
 
-def _normalizer(call: Call) -> tuple[Any, float | None]:
-    """The normalizer as an array and as a number, of which it is one or neither."""
-    return (None, call.normalizer) if type(call.normalizer) is float else (call.normalizer, None)
-
-
-def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
-    """One entry per operand: None for those that are not wanted."""
-    rest = iter(found)
-    return tuple([next(rest) if w else None for w in wanted])
-
-
-class _Traced(Function):
+class Traced(Function):
     """A loss in a graph of ``torch.compile``, which takes no Function that has more than these two methods."""
 
     @staticmethod
     def forward(
         ctx: Any,
         text: str,
-        parameters: tuple[float, ...],
+        scalars: tuple[float, ...],
         normalizer: torch.Tensor | None,
         divisor: float | None,
-        *operands: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(normalizer, *operands)
-        ctx.rest = text, parameters, divisor
-        return ops.value(operands, text, parameters, normalizer, divisor)
+        *arrays: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        value, *more = ops.value(arrays, text, scalars, normalizer, divisor)
+        residual = more[0] if text[0] == "1" else None
+        ctx.save_for_backward(residual, normalizer, *arrays)
+        ctx.mark_non_differentiable(*more)
+        ctx.rest = text, scalars, divisor
+        return value, *more
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        normalizer, *operands = ctx.saved_tensors
-        text, parameters, divisor = ctx.rest
+    def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:
+        residual, normalizer, *arrays = ctx.saved_tensors
+        text, scalars, divisor = ctx.rest
         wanted = ctx.needs_input_grad[_OF_VALUE:]
-        found = ops.gradients(grad_output, wanted, operands, text, parameters, normalizer, divisor)
+        found = ops.gradients(grad_output, residual, wanted, arrays, text, scalars, normalizer, divisor)
         return *(None,) * _OF_VALUE, *_all_of(found, wanted)
 
 
-class _Spec(NamedTuple):
-    """A call without its operands, whose sum is divided by ``divisor``, or by the double that ``normalizer`` is."""
-
-    text: str
-    parameters: tuple[float, ...]
-    normalizer: torch.Tensor | None
-    divisor: float | None
-
-    def plain(self, operands: Sequence[torch.Tensor]) -> _Plain:
-        """The same call as a sum over dimensions that are named, and what it is divided by."""
-        loss, reduction, flags = ops.decode(self.text)
-        shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
-        resolved = resolve(loss, reduction, shape)
-        divisor = resolved.divisor * (1.0 if self.divisor is None else self.divisor)
-        if resolved.weighted:
-            divisor *= self.parameters[-1]
-        normalizer = self.normalizer
-        if resolved.counted:
-            call = Call(loss, tuple(operands), reduction, self.parameters, flags)
-            _, below, factor = split(call, resolved, shape)
-            assert below is not None  # as there is no normalizer
-            normalizer, divisor = autograd.evaluate(below), factor
-        if normalizer is not None:
-            normalizer = normalizer * divisor
-        each = resolved.dims == ()
-        dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
-        out_dtype, empty = reduction.out_dtype, resolved.divisor == 0
-        return _Plain(loss, flags, len(shape), each, dims, out_dtype, self.parameters, normalizer, divisor, empty)
-
-
-class _Plain(NamedTuple):
-    """A call of operands of ``rank`` as a sum over ``dims``, divided by ``normalizer``, or else by ``divisor``; or, if
-    ``each``, without sums and divisors.
-    """
-
-    loss: Loss
-    flags: tuple[int, ...]
-    rank: int
-    each: bool
-    dims: tuple[int, ...]
-    out_dtype: str | None
-    parameters: tuple[float, ...]
-    normalizer: torch.Tensor | None
-    divisor: float
-    #: A mean of no elements.
-    empty: bool
-
-    def spec(self) -> _Spec:
-        """The arguments of the Functions for it."""
-        if self.each:
-            # A loss that is a mean over rows is none here: that is a sum over dimensions.
-            text = ops.encode(self.loss, Reduction("none", (), self.out_dtype), self.flags)
-            return _Spec(text, self.parameters, None, None)
-        text = ops.encode(self.loss, Reduction("sum", self.dims or None, self.out_dtype, True), self.flags)
-        return _Spec(text, self.parameters, self.normalizer, self.divisor if self.normalizer is None else None)
-
-    def along(self, directions: Sequence[Any]) -> _Plain:
-        """The derivative along the directions that are not None. That of a mean of nothing is 0, as in torch: a sum of
-        nothing, which 0 / 0 must not replace.
-        """
-        loss = directional(self.loss, tuple([v is not None for v in directions]))
-        return self._replace(loss=loss, divisor=1.0 if self.empty else self.divisor)
-
-    def batched(self) -> _Plain:
-        """The same call of operands that have a further dimension in front, which is kept."""
-        return self._replace(rank=self.rank + 1, dims=tuple([d + 1 for d in self.dims]))
-
-
-class _Value(Function):
-    """A loss under a transform."""
+class Value(Function):
+    """The value of a call under a transform; the residual, and further results, which have no derivative."""
 
     @staticmethod
     def forward(
         text: str,
-        parameters: tuple[float, ...],
+        scalars: tuple[float, ...],
         normalizer: torch.Tensor | None,
         divisor: float | None,
-        *operands: torch.Tensor,
-    ) -> torch.Tensor:
-        return ops.value(operands, text, parameters, normalizer, divisor)
+        *arrays: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(ops.value(arrays, text, scalars, normalizer, divisor))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        text, parameters, normalizer, divisor, *operands = inputs
-        ctx.save_for_backward(normalizer, *operands)
-        ctx.save_for_forward(normalizer, *operands)
-        ctx.rest = text, parameters, divisor
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        text, scalars, normalizer, divisor, *arrays = inputs
+        value, *more = output
+        spec = Spec(text, scalars, None, divisor)
+        residual = more[0] if spec.residual else None
+        ctx.save_for_backward(residual, normalizer, *arrays)
+        ctx.save_for_forward(residual, normalizer, *arrays)
+        ctx.mark_non_differentiable(*more)
+        ctx.set_materialize_grads(False)
+        ctx.spec, ctx.more = spec, len(more)
+        ctx.like = value.shape, value.dtype, value.device
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
-        spec, operands = _saved(ctx)
+    def backward(ctx: Any, grad_output: torch.Tensor | None, *_: Any) -> Any:
         wanted = ctx.needs_input_grad[_OF_VALUE:]
-        found = _Gradients.apply(grad_output, wanted, *spec, *operands)
+        if grad_output is None:
+            return (None,) * (_OF_VALUE + len(wanted))
+        residual, spec, arrays = _saved(ctx)
+        found = Gradients.apply(grad_output, residual, wanted, *spec.without_residual(), *arrays)
         return *(None,) * _OF_VALUE, *_all_of(found, wanted)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        spec, operands = _saved(ctx)
-        directions = tangents[_OF_VALUE:]
-        plain = spec.plain(operands)
-        if isinstance(plain.loss, Directional):
-            return _jvp(_formula(spec), operands, _directed(operands, directions))
-        return _Value.apply(*plain.along(directions).spec(), *operands, *_given(directions))
+    def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
+        residual, spec, arrays = _saved(ctx)
+        given = tangents[_OF_VALUE:]
+        shape, dtype, device = ctx.like
+        ones = torch.ones(shape, dtype=dtype, device=device)
+        call = spec.call(arrays)
+        if not call.loss.engine.contracts:
+            return _hvp(ones, spec, arrays, given, (False,) * len(arrays))[0], *(None,) * ctx.more
+        moving = tuple([v is not None for v in given])
+        # The many small gradients of a row would be nothing in 16 bits.
+        wide = [x.to(torch.promote_types(x.dtype, torch.float32)) if m else x for x, m in zip(arrays, moving)]
+        found = Gradients.apply(ones, residual, moving, *spec.without_residual(), *wide)
+        # Off in here, also for the outer one of two transforms.
+        with forward_ad._set_fwd_grad_enabled(torch_compat.transforms_active()):
+            xp = interop.namespace(arrays[0])
+            along = call.loss.engine.contracted(xp, call, found, [v for v in given if v is not None])
+        return along, *(None,) * ctx.more
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
-        spec, operands = _Spec(*inputs[:_OF_VALUE]), inputs[_OF_VALUE:]
-        plain, aligned = _aligned(spec, operands, in_dims[_OF_VALUE:], info.batch_size)
-        return _Value.apply(*plain.spec(), *aligned), 0
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
+        spec, arrays, dims = Spec(*inputs[:_OF_VALUE]), inputs[_OF_VALUE:], in_dims[_OF_VALUE:]
+        batched = _batched(spec, arrays, dims, info.batch_size)
+        if batched is None:
+            found = torch.vmap(_value_formula(spec), dims)(*arrays)
+        else:
+            found = Value.apply(*batched[0], *batched[1])
+        return found, (0,) * len(found)
 
 
-class _Gradients(Function):
-    """The gradients of operands that are wanted, as a function of grad_output and operands."""
+class Gradients(Function):
+    """The gradients of the arrays that are wanted, as a function of grad_output and arrays. The residual follows from
+    the arrays, and is no variable.
+    """
 
     @staticmethod
     def forward(
         grad_output: torch.Tensor,
-        wanted: tuple[bool, ...],
+        residual: torch.Tensor | None,
+        wanted: Wanted,
         text: str,
-        parameters: tuple[float, ...],
+        scalars: tuple[float, ...],
         normalizer: torch.Tensor | None,
         divisor: float | None,
-        *operands: torch.Tensor,
+        *arrays: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        return tuple(ops.gradients(grad_output, wanted, operands, text, parameters, normalizer, divisor))
+        return tuple(ops.gradients(grad_output, residual, wanted, arrays, text, scalars, normalizer, divisor))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad_output, wanted, text, parameters, normalizer, divisor, *operands = inputs
-        ctx.save_for_backward(normalizer, *operands, grad_output)
-        ctx.save_for_forward(normalizer, *operands, grad_output)
-        ctx.rest = text, parameters, divisor
-        ctx.wanted = wanted
+        grad_output, residual, wanted, text, scalars, normalizer, divisor, *arrays = inputs
+        ctx.save_for_backward(residual, normalizer, grad_output, *arrays)
+        ctx.save_for_forward(residual, normalizer, grad_output, *arrays)
         ctx.set_materialize_grads(False)
+        ctx.spec, ctx.wanted = Spec(text, scalars, None, divisor), wanted
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        spec, (*operands, grad_output) = _saved(ctx)
-        directions = _all_of(cotangents, ctx.wanted)
-        by_grad_output, wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[_OF_GRADIENTS:]
-        nothing = (None,) * (_OF_GRADIENTS - 1)
-        if not any(v is not None for v in directions):
-            return None, *nothing, *(None,) * len(operands)
-        plain = spec.plain(operands)
-        if isinstance(plain.loss, Directional):
-            needed = needed_inputs(ctx, (grad_output, spec.normalizer, *operands))
-            by_operands = needed[2 : 2 + len(plain.loss.along)]
-            if not needed[0] and not any(by_operands):
-                return None, *nothing, *_by_directions(grad_output, plain, operands, directions, wanted)
-            primals, pull = torch.func.vjp(_gradients_of_formula(spec, ctx.wanted), grad_output, *operands)
-            first, *others = pull(_directed(primals, cotangents))
-            return first, *nothing, *others
-        along = plain.along(directions).spec()
-        inputs = (*operands, *_given(directions))
-        first = None
-        if by_grad_output:
-            first = _Value.apply(*along, *inputs).to(grad_output.dtype)
-        found: Sequence[Any] = ()
-        if any(wanted):
-            asked = (*wanted, *(False,) * (len(inputs) - len(operands)))
-            found = _Gradients.apply(grad_output, asked, *along, *inputs)
-        return first, *nothing, *_all_of(found, wanted)
+        _, spec, (grad_output, *arrays) = _saved(ctx)
+        tangents = _all_of(cotangents, ctx.wanted)
+        nothing, wanted = (None,) * (_OF_GRADIENTS - 1), ctx.needs_input_grad[_OF_GRADIENTS:]
+        if all(v is None for v in tangents):
+            return None, *nothing, *(None,) * len(arrays)
+        along, *changed = _hvp(grad_output, spec, arrays, tangents, wanted)
+        first = along.to(grad_output.dtype) if ctx.needs_input_grad[0] else None
+        return first, *nothing, *_all_of(changed, wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
-        spec, (*operands, grad_output) = _saved(ctx)
-        of_grad_output, directions = tangents[0], tangents[_OF_GRADIENTS:]
-        terms = []
-        if of_grad_output is not None:
-            terms.append(_Gradients.apply(of_grad_output, ctx.wanted, *spec, *operands))
-        if any(v is not None for v in directions):
-            plain = spec.plain(operands)
-            if isinstance(plain.loss, Directional):
-                primals = (grad_output, *operands)
-                moved = _directed(primals, (None, *directions))
-                terms.append(_jvp(_gradients_of_formula(spec, ctx.wanted), primals, moved))
-            else:
-                inputs = (*operands, *_given(directions))
-                asked = (*ctx.wanted, *(False,) * (len(inputs) - len(operands)))
-                terms.append(_Gradients.apply(grad_output, asked, *plain.along(directions).spec(), *inputs))
-        return tuple([sum(x[1:], x[0]) for x in zip(*terms, strict=True)])
+        residual, spec, (grad_output, *arrays) = _saved(ctx)
+        given = tangents[_OF_GRADIENTS:]
+        return tuple(_gradients_along(grad_output, residual, tangents[0], given, ctx.wanted, spec, arrays))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        grad_output, wanted, *rest = inputs[:_OF_GRADIENTS]
-        spec, size = _Spec(*rest), info.batch_size
-        # The gradient of an operand that is the same for all is one for each.
-        dims, operands = list(in_dims[_OF_GRADIENTS:]), list(inputs[_OF_GRADIENTS:])
-        for i, w in enumerate(wanted):
-            if w and dims[i] is None:
-                operands[i], dims[i] = operands[i].expand(size, *operands[i].shape), 0
-        shapes = [x.shape[:d] + x.shape[d + 1 :] if d is not None else x.shape for x, d in zip(operands, dims)]
-        plain, aligned = _aligned(spec, operands, dims, size)
-        if in_dims[0] is None:
-            grad_output = grad_output.expand(size, *grad_output.shape)
+        grad_output, residual, wanted, *rest = inputs[:_OF_GRADIENTS]
+        spec, size = Spec(*rest), info.batch_size
+        arrays, dims, shapes = _own_of_each(inputs[_OF_GRADIENTS:], in_dims[_OF_GRADIENTS:], wanted, size)
+        batched = _batched(spec, arrays, dims, size)
+        if batched is None:
+
+            def gradients(grad_output: torch.Tensor, *arrays: Any) -> tuple[torch.Tensor, ...]:
+                function, floating = _gradients_formula(spec, wanted, arrays)
+                return function(grad_output, *floating)
+
+            found = torch.vmap(gradients, (in_dims[0], *dims))(grad_output, *arrays)
         else:
-            grad_output = grad_output.movedim(in_dims[0], 0)
-        found = _Gradients.apply(grad_output, wanted, *plain.spec(), *aligned)
-        kept = [s for s, w in zip(shapes, wanted, strict=True) if w]
-        return tuple([g.reshape(size, *s) for g, s in zip(found, kept, strict=True)]), (0,) * len(kept)
+            grad_output = _in_front(grad_output, in_dims[0], size)
+            residual = residual if residual is None else _in_front(residual, in_dims[1], size)
+            found = Gradients.apply(grad_output, residual, wanted, *batched[0], *batched[1])
+        found = tuple([g.reshape(size, *s) for g, s in zip(found, shapes, strict=True)])
+        return found, (0,) * len(found)
 
 
-def _saved(ctx: Any) -> tuple[_Spec, Any]:
-    normalizer, *tensors = ctx.saved_tensors
-    text, parameters, divisor = ctx.rest
-    return _Spec(text, parameters, normalizer, divisor), tensors
+class Hvp(Function):
+    """The value of a derivative along tangents, and its gradients of the arrays that are wanted, as a function of
+    grad_output, arrays, and tangents, which stand behind the arrays.
+    """
+
+    @staticmethod
+    def forward(
+        grad_output: torch.Tensor,
+        wanted: Wanted,
+        text: str,
+        scalars: tuple[float, ...],
+        normalizer: torch.Tensor | None,
+        divisor: float | None,
+        *arrays: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(ops.hvp(grad_output, wanted, arrays, text, scalars, normalizer, divisor))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad_output, wanted, text, scalars, normalizer, divisor, *arrays = inputs
+        ctx.save_for_backward(None, normalizer, grad_output, *arrays)
+        ctx.save_for_forward(None, normalizer, grad_output, *arrays)
+        ctx.set_materialize_grads(False)
+        ctx.spec, ctx.wanted = Spec(text, scalars, None, divisor), wanted
+
+    @staticmethod
+    def backward(ctx: Any, of_along: torch.Tensor | None, *of_changed: torch.Tensor | None) -> Any:
+        _, spec, (grad_output, *arrays) = _saved(ctx)
+        nothing = (None,) * (_OF_HVP - 1)
+        if of_along is None and all(x is None for x in of_changed):
+            return None, *nothing, *(None,) * len(arrays)
+        base, moving, tangents = spec.call(arrays).loss.engine.primal(spec.call(arrays))
+        of_base, count = Spec.of(base), len(base.arrays)
+        needed = _needed_inputs(ctx, (grad_output, spec.normalizer, *arrays))
+        by_arrays, by_tangents = tuple(needed[2 : 2 + count]), needed[2 + count :]
+        if all(x is None for x in of_changed):
+            found: Sequence[Any] = ()
+            if any(by_tangents):
+                found = _gradients_along(of_along, None, of_along, (None,) * count, moving, of_base, base.arrays)
+            changed: Sequence[Any] = ()
+            if any(by_arrays):
+                _, *changed = _hvp(of_along, of_base, base.arrays, _all_of(tangents, moving), by_arrays)
+            rest = _picked(found, by_tangents) if found else [None] * len(tangents)
+            return None, *nothing, *_all_of(changed, by_arrays if changed else (False,) * count), *rest
+        again = _all_of(of_changed, ctx.wanted)[:count]
+        if not (needed[0] or any(by_arrays)):
+            # All is linear in the tangents: this is how Hessian-vector products are taken backwards twice.
+            found = _gradients_along(grad_output, None, of_along, again, moving, of_base, base.arrays)
+            return None, *nothing, *(None,) * count, *found
+        function, primals, floating = _hvp_formula(spec, ctx.wanted, grad_output, arrays)
+        values, pull = torch.func.vjp(function, *primals)
+        upstream, *others = pull(_directed(values, (of_along, *of_changed)))
+        by_tangent, by_array = others[: len(tangents)], iter(others[len(tangents) :])
+        return upstream, *nothing, *[next(by_array) if f else None for f in floating], *by_tangent
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
+        _, spec, (grad_output, *arrays) = _saved(ctx)
+        function, primals, floating = _hvp_formula(spec, ctx.wanted, grad_output, arrays)
+        count = len(floating)
+        of_arrays, of_tangents = tangents[_OF_HVP:][:count], tangents[_OF_HVP:][count:]
+        given = [tangents[0], *of_tangents, *[t for t, f in zip(of_arrays, floating, strict=True) if f]]
+        # An array to which a batch of tangents has come is expanded.
+        given = [t if t is None else t.expand(x.shape) for t, x in zip(given, primals, strict=True)]
+        return _jvp(function, primals, _directed(primals, given))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
+        grad_output, wanted, *rest = inputs[:_OF_HVP]
+        spec, size = Spec(*rest), info.batch_size
+        arrays, dims, shapes = _own_of_each(inputs[_OF_HVP:], in_dims[_OF_HVP:], wanted, size)
+        batched = _batched(spec, arrays, dims, size)
+        if batched is None:
+
+            def hvp(grad_output: torch.Tensor, *arrays: Any) -> tuple[torch.Tensor, ...]:
+                function, primals, _ = _hvp_formula(spec, wanted, grad_output, arrays)
+                return function(*primals)
+
+            found = torch.vmap(hvp, (in_dims[0], *dims))(grad_output, *arrays)
+        else:
+            found = Hvp.apply(_in_front(grad_output, in_dims[0], size), wanted, *batched[0], *batched[1])
+        along, *changed = found
+        found = along, *[g.reshape(size, *s) for g, s in zip(changed, shapes, strict=True)]
+        return found, (0,) * len(found)
 
 
-def needed_inputs(ctx: Any, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
-    """Of which tensors that a node was made from this backward pass wants a gradient. ``needs_input_grad`` says only of
-    which one could be wanted.
+def _saved(ctx: Any) -> tuple[torch.Tensor | None, Spec, list[Any]]:
+    residual, normalizer, *tensors = ctx.saved_tensors
+    return residual, ctx.spec._replace(normalizer=normalizer), tensors
+
+
+def _hvp(
+    grad_output: torch.Tensor, spec: Spec, arrays: Sequence[torch.Tensor], tangents: Sequence[Any], wanted: Wanted
+) -> tuple[torch.Tensor, ...]:
+    """`Hvp` for the tangents that are not None."""
+    call = spec.call(arrays)
+    moving = tuple([v is not None for v in tangents])
+    given = tuple([v.to(x.dtype) for v, x in zip(tangents, arrays, strict=True) if v is not None])
+    moved = call.loss.engine.jvp(call, moving, given)
+    asked = (*wanted, *(False,) * len(given))
+    found: tuple[torch.Tensor, ...] = Hvp.apply(grad_output, asked, *Spec.of(moved), *moved.arrays)
+    return found
+
+
+def _gradients_along(
+    grad_output: Any,
+    residual: torch.Tensor | None,
+    of_grad_output: torch.Tensor | None,
+    tangents: Sequence[Any],
+    wanted: Wanted,
+    spec: Spec,
+    arrays: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The derivative of the gradients that are wanted along tangents of grad_output and arrays, where there are any;
+    which also is that of `Hvp` by its tangents.
+    """
+    wanted, terms = tuple(wanted), []
+    spec = spec.without_residual()
+    if of_grad_output is not None:
+        call = spec.call(arrays)
+        if residual is None and call.loss.engine.has_residual(call):
+            asked = Spec.of(call, True)
+            residual = Value.apply(*asked, *[x.detach() for x in arrays])[1]
+        terms.append(Gradients.apply(of_grad_output, residual, wanted, *spec, *arrays))
+    if any(v is not None for v in tangents):
+        terms.append(_hvp(grad_output, spec, arrays, tangents, wanted)[1:])
+    return [sum(x[1:], x[0]) for x in zip(*terms, strict=True)]
+
+
+def _needed_inputs(ctx: Any, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
+    """True for the inputs of a node whose gradients this backward pass wants; ``needs_input_grad`` tells whose it
+    could want.
     """
     nodes = iter(ctx.next_functions)
     return [x is not None and _will_run(next(nodes)[0]) for x in inputs]
@@ -349,73 +414,85 @@ def _will_run(node: Any) -> bool:
         return True
 
 
-def _by_directions(
-    grad_output: torch.Tensor,
-    plain: _Plain,
-    inputs: Sequence[torch.Tensor],
-    cotangents: Sequence[Any],
-    wanted: Sequence[bool],
-) -> list[torch.Tensor | None]:
-    """The gradients of a derivative along directions, differentiated by these: second derivatives of the loss itself,
-    along the cotangents. This is how Hessian-vector products are taken backwards twice.
-    """
-    assert isinstance(plain.loss, Directional) and plain.loss.base is not None
-    along = plain.loss.along
-    operands, count = inputs[: len(along)], len(along)
-    rest = iter(wanted[count:])
-    asked = [a and next(rest) for a in along]
-    found: Sequence[Any] = (None,) * count
-    if any(v is not None for v in cotangents[:count]):
-        moved = plain._replace(loss=plain.loss.base).along(cotangents[:count]).spec()
-        given = _given(cotangents[:count])
-        padded = (*asked, *(False,) * len(given))
-        found = _all_of(_Gradients.apply(grad_output, padded, *moved, *operands, *given), padded)
-    by_directions = [g for g, a in zip(found, along, strict=False) if a]
-    return [*(None,) * count, *by_directions]
+def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """One entry per array: None for those that are not wanted."""
+    rest = iter(found)
+    return tuple([next(rest) if w else None for w in wanted])
 
 
-def _formula(spec: _Spec) -> Any:
-    """A derivative along directions as a function of operands and directions that torch can differentiate."""
-    loss, reduction, flags = ops.decode(spec.text)
-    assert isinstance(loss, Directional) and loss.base is not None
-    base, along = loss.base, loss.along
-    normalizer = spec.divisor if spec.normalizer is None else spec.normalizer
+def _picked(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    return [x if w else None for x, w in zip(found, wanted, strict=True)]
 
-    def derivative(*inputs: torch.Tensor) -> torch.Tensor:
-        operands, directions = inputs[: len(along)], inputs[len(along) :]
 
-        def value(*moved: torch.Tensor) -> torch.Tensor:
-            rest = iter(moved)
-            given = tuple([next(rest) if a else x for x, a in zip(operands, along, strict=True)])
-            call = Call(base, given, reduction, spec.parameters, flags, normalizer)
-            return autograd.evaluate_reference(call, warn=False)
+# ----------------------------------------------------------------------------------------------------------------------
+# Formulas, for third derivatives and for batches that kernels cannot take
 
-        moving = [x for x, a in zip(operands, along, strict=True) if a]
-        # A batch of directions may have come to one operand.
-        shapes = [torch.broadcast_shapes(x.shape, v.shape) for x, v in zip(moving, directions, strict=True)]
-        moved = [x.expand(s) for x, s in zip(moving, shapes, strict=True)]
-        return _jvp(value, moved, [v.expand(s) for v, s in zip(directions, shapes, strict=True)])
 
-    return derivative
+def _value_formula(spec: Spec) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The outputs of `Value` by the formula; the residual is zeros."""
+
+    def values(*arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        call = spec.call(arrays)
+        result = formulas.evaluate(call, readable=False)
+        value, *more = result if isinstance(result, tuple) else (result,)
+        zeros = []
+        if spec.residual:
+            like = call.loss.engine.outputs(call, [x.stride() for x in arrays], "float32")[1]
+            zeros = [torch.zeros(like.shape, dtype=getattr(torch, like.dtype), device=value.device)]
+        return value, *zeros, *[x for x in more if x is not None]
+
+    return values
+
+
+def _gradients_formula(
+    spec: Spec, wanted: Wanted, arrays: Sequence[torch.Tensor]
+) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[torch.Tensor]]:
+    """The gradients as a function of grad_output and the floating arrays that torch can differentiate; and these."""
+    call = spec.call(arrays)
+    floating = call.loss.engine.floating(call)
+    formula = _value_formula(spec)
+
+    def found(grad_output: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(given)
+        full = [next(rest) if f else x for x, f in zip(arrays, floating, strict=True)]
+
+        def value(*moving: torch.Tensor) -> torch.Tensor:
+            rest = iter(moving)
+            return formula(*[next(rest) if w else x for x, w in zip(full, wanted, strict=True)])[0]
+
+        values, pull = torch.func.vjp(value, *[x for x, w in zip(full, wanted, strict=True) if w])
+        return pull(grad_output.to(values.dtype))
+
+    return found, [x for x, f in zip(arrays, floating, strict=True) if f]
+
+
+def _hvp_formula(
+    spec: Spec, wanted: Wanted, grad_output: torch.Tensor, arrays: Sequence[torch.Tensor]
+) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...], Wanted]:
+    """`Hvp` as a function of grad_output, tangents and floating arrays; these; and which of the arrays are floating."""
+    base, moving, tangents = spec.call(arrays).loss.engine.primal(spec.call(arrays))
+    floating = base.loss.engine.floating(base)
+    gradients, given = _gradients_formula(Spec.of(base), moving, base.arrays)
+    asked = [w for w, f in zip(wanted, floating, strict=False) if f]
+    dtype = getattr(torch, base.static.out_dtype)
+
+    def found(grad_output: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        along, given = rest[: len(tangents)], rest[len(tangents) :]
+        values, pull = torch.func.vjp(gradients, grad_output, *given)
+        # A batch of tangents may have come to one array.
+        cotangents = tuple([v.expand(g.shape).to(g.dtype) for v, g in zip(along, values, strict=True)])
+        value, *changed = pull(cotangents)
+        return value.to(dtype), *[g for g, a in zip(changed, asked, strict=True) if a]
+
+    return found, (grad_output, *tangents, *given), floating
 
 
 def _jvp(function: Any, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Any:
     """The derivative of a function along tangents. Dual numbers are made of copies: torch refuses tensors that are
-    expanded, which is what a batch makes of an operand that all of its samples share.
+    expanded, which is what a batch makes of an array that all of its samples share.
     """
     copies = [[x.clone(memory_format=torch.contiguous_format) for x in xs] for xs in (primals, tangents)]
     return torch.func.jvp(function, *map(tuple, copies))[1]
-
-
-def _gradients_of_formula(spec: _Spec, wanted: Sequence[bool]) -> Any:
-    """The gradients of that derivative, as a function of grad_output and inputs."""
-    derivative = _formula(spec)
-
-    def found(grad_output: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        value, pull = torch.func.vjp(derivative, *inputs)
-        return tuple([g for g, w in zip(pull(grad_output.to(value.dtype)), wanted, strict=True) if w])
-
-    return found
 
 
 def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -423,52 +500,55 @@ def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple
     return tuple([torch.zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)])
 
 
-def _given(directions: Sequence[Any]) -> list[torch.Tensor]:
-    return [v for v in directions if v is not None]
-
-
-def _aligned(
-    spec: _Spec, operands: Sequence[torch.Tensor], dims: Sequence[int | None], size: int
-) -> tuple[_Plain, list[torch.Tensor]]:
-    """The call for a whole batch, and its operands with the batch in front, where they have it."""
-    samples = [x if d is None else x.select(d, 0) for x, d in zip(operands, dims, strict=True)]
-    plain = spec.plain(samples)
-    if plain.rank == 0 and not plain.each:
-        # So that there is a dimension to sum over.
-        operands = [x.unsqueeze(-1) for x in operands]
-        plain = plain._replace(rank=1, dims=(0,))
-        dims = [d if d is None else d % (x.ndim - 1) for x, d in zip(operands, dims, strict=True)]
-    aligned = []
-    for x, d in zip(operands, dims, strict=True):
-        if d is not None:
-            x = x.movedim(d, 0)
-            x = x.reshape(size, *(1,) * (plain.rank - x.ndim + 1), *x.shape[1:])
-        aligned.append(x)
-    return plain.batched(), aligned
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# The vectorized modes of autograd
+# Batches
 
 
-def _batched_value(info: Any, in_dims: Sequence[Any], operands: Sequence[torch.Tensor], *rest: Any) -> Any:
-    """`_Value.vmap` on the arguments of the operator, which has the operands in front."""
-    return _Value.vmap(info, (*in_dims[1:], *in_dims[0]), *rest, *operands)
+def _batched(
+    spec: Spec, arrays: Sequence[torch.Tensor], dims: Sequence[int | None], size: int
+) -> tuple[Spec, tuple[torch.Tensor, ...]] | None:
+    """The call for a whole batch; None if no kernel can take it."""
+    call = spec.call(arrays)
+    found = call.loss.engine.batched(call, dims, size)
+    return None if found is None else (Spec.of(found, spec.residual), found.arrays)
 
 
-def _batched_gradients(
-    info: Any,
-    in_dims: Sequence[Any],
-    grad_output: torch.Tensor,
-    wanted: Sequence[bool],
-    operands: Sequence[torch.Tensor],
-    *rest: Any,
-) -> Any:
-    """Rule of torch.vmap for the operator of `_Gradients`."""
-    of_grad_output, _, of_operands, *of_rest = in_dims
-    dims = of_grad_output, None, *of_rest, *of_operands
-    return _Gradients.vmap(info, dims, grad_output, tuple(wanted), *rest, *operands)
+def _own_of_each(
+    arrays: Sequence[torch.Tensor], dims: Sequence[int | None], wanted: Wanted, size: int
+) -> tuple[list[torch.Tensor], list[int | None], list[tuple[int, ...]]]:
+    """The arrays of a batch, in which those whose gradients are wanted are not shared, since these are one for each of
+    the batch; and the shapes of these gradients.
+    """
+    found, places = list(arrays), list(dims)
+    for i, w in enumerate(wanted):
+        if w and places[i] is None:
+            found[i], places[i] = _in_front(found[i], None, size), 0
+    shapes = []
+    for x, d, w in zip(found, places, wanted, strict=True):
+        if w:
+            assert d is not None
+            shapes.append((*x.shape[:d], *x.shape[d + 1 :]))
+    return found, places, shapes
 
 
-operators.batching_rule("value", _batched_value)
-operators.batching_rule("gradients", _batched_gradients)
+def _in_front(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _rule(function: type[Function], lists: int) -> Callable[..., Any]:
+    """The `vmap` of a Function on the arguments of its operator, which has the arrays as a list at ``lists``."""
+
+    def rule(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+        def flat(xs: Sequence[Any]) -> tuple[Any, ...]:
+            before, arrays, rest = xs[:lists], xs[lists], xs[lists + 1 :]
+            return *before, *rest, *arrays
+
+        inputs = [tuple(x) if isinstance(x, list) else x for x in flat(arguments)]
+        return function.vmap(info, flat(in_dims), *inputs)
+
+    return rule
+
+
+ops.batching_rule("value", _rule(Value, 0))
+ops.batching_rule("gradients", _rule(Gradients, 3))
+ops.batching_rule("hvp", _rule(Hvp, 2))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition.expressions import cuda, in_double
-from cupylosses.engines.pointwise.definition import Form, Loss
-from cupylosses.engines.pointwise.jvp import Directional
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
+from cupylosses.engines.pointwise.jvp import TangentLoss
 from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import (
@@ -50,7 +50,7 @@ _ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
 
 
 @dataclass(frozen=True)
-class Variant(Kernel):
+class PointwiseKernel(Kernel):
     """What distinguishes one compiled module from another; hashable, and complete: equal variants have equal source.
 
     ``kind`` names the entry point: one of :data:`KINDS`.
@@ -94,13 +94,13 @@ class Variant(Kernel):
     @property
     def files(self) -> tuple[str, ...]:
         files: tuple[str, ...] = SUMMING if self.kind in SUMS else POINTWISE
-        return nested(files) if isinstance(self.loss, Directional) else files
+        return nested(files) if isinstance(self.loss, TangentLoss) else files
 
     @property
     def narrow(self) -> bool:
         floats = [x for x in (*self.storage, self.result) if x in FLOATING]
         narrow = all(ITEMSIZE[x] == 2 for x in floats) and self.compute == "float32"
-        return narrow and not isinstance(self.loss, Directional)  # of which some is differentiated twice
+        return narrow and not isinstance(self.loss, TangentLoss)  # of which some is differentiated twice
 
     @property
     def arguments(self) -> list[str]:
@@ -112,7 +112,7 @@ class Variant(Kernel):
 
 def title(loss: Loss) -> str:
     """The name of a loss, and what distinguishes its form from others of it."""
-    return f"{loss.name}_{loss.suffix}" if isinstance(loss, Form) else loss.name
+    return f"{loss.name}_{loss.suffix}" if isinstance(loss, ModifiedLoss) else loss.name
 
 
 #: The arguments of each entry point that stand between the tensors and the parameters.
@@ -122,10 +122,13 @@ _OWN_ARGUMENTS = {
     "verify_gradient": ["const Result* grad_output", "const double* used", "double* expected"],
     "elements": ["Result* values"],
     "elements_gradient": ["const Result* grad_output"],
-} | {kind: ["const Result* grad_output", "double* partials"] for kind in SUMS}
+} | {
+    kind: ["Result* sums" if kind in SUMS_OF_VALUES else "const Result* grad_output", "double* partials"]
+    for kind in SUMS
+}
 
 
-def _varying_arguments(variant: Variant) -> list[str]:
+def _varying_arguments(variant: PointwiseKernel) -> list[str]:
     """The declarations of the arguments that differ from call to call. They stand first in every entry point; what a
     plan fixes stands last, and is packed once. Names from a definition end in an underscore, as no other name does, or
     in `_gradients`, as none of the kernels' names does.
@@ -134,20 +137,19 @@ def _varying_arguments(variant: Variant) -> list[str]:
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
         *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
-        *(["Result* sums"] if variant.kind in SUMS_OF_VALUES else []),
         *_OWN_ARGUMENTS[variant.kind],
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
     ]
 
 
-def generated(variant: Variant) -> str:
+def generated(variant: PointwiseKernel) -> str:
     """The part of the source that is written for this variant."""
     body = _sum_entry(variant) if variant.kind in SUMS else _pointwise_entry(variant)
     return f"{functor(variant)}\n{body}"
 
 
-def functor(variant: Variant) -> str:
+def functor(variant: PointwiseKernel) -> str:
     """The loss as a functor on dual numbers.
 
     Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
@@ -155,7 +157,7 @@ def functor(variant: Variant) -> str:
     """
     loss, compute = variant.loss, STORAGE[variant.compute][0]
     heavy = f"  static constexpr int kHeavy = {loss.heavy};"
-    if isinstance(loss, Directional):
+    if isinstance(loss, TangentLoss):
         # On numbers of whatever kind: of the arithmetic type, or nested.
         lines = ["struct Base {", f"  using Compute = {compute};"]
         lines += [*_operator(variant, loss.base or loss, "_number"), "};", "", *_direction(variant, loss, heavy)]
@@ -164,7 +166,7 @@ def functor(variant: Variant) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _operator(variant: Variant, loss: Loss, number: str) -> list[str]:
+def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
     """The parameters, and the value from operands that are dual numbers of type ``number``."""
     operands = [x.name for x in loss.operands]
     lines = [f"  double {x.name}_;" for x in loss.parameters]
@@ -178,7 +180,7 @@ def _operator(variant: Variant, loss: Loss, number: str) -> list[str]:
         lines += [f"    const auto {name} = ::constant<{number}>({name}_);"]
     for name, expression in loss.let.items():
         lines += [*written_at(loss, name), f"    const auto {name} = {cuda(expression)};"]
-    form = loss if isinstance(loss, Form) else None
+    form = loss if isinstance(loss, ModifiedLoss) else None
     if form is None and not loss.derivatives:
         lines += [*written_at(loss, "value"), f"    return ::lift<{number}>({cuda(loss.value)});"]
     else:
@@ -196,7 +198,7 @@ def _operator(variant: Variant, loss: Loss, number: str) -> list[str]:
     return [*lines, f'#line 1 "<{variant.title}>.entries"', "  }"]
 
 
-def _direction(variant: Variant, loss: Directional, heavy: str) -> list[str]:
+def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[str]:
     """The derivative of `Base` along the directions that are the last operands."""
     operands = [x.name for x in loss.operands]
     along = sum(1 << i for i, moves in enumerate(loss.along) if moves)
@@ -216,14 +218,14 @@ def _direction(variant: Variant, loss: Directional, heavy: str) -> list[str]:
     ]
 
 
-def _source_types(variant: Variant) -> list[str]:
+def _source_types(variant: PointwiseKernel) -> list[str]:
     return [
         f"Source<{STORAGE[dtype][0]}, Access::{_ACCESS[access]}>"
         for dtype, access in zip(variant.storage, variant.access[:-1], strict=True)
     ]
 
 
-def _types(variant: Variant) -> list[str]:
+def _types(variant: PointwiseKernel) -> list[str]:
     sinks = [
         f"Sink<{STORAGE[dtype][0]}>" if wanted else "Absent"
         for dtype, wanted in zip(variant.storage, variant.gradients, strict=True)
@@ -242,18 +244,18 @@ def _types(variant: Variant) -> list[str]:
     ]
 
 
-def loss_argument(variant: Variant) -> str:
+def loss_argument(variant: PointwiseKernel) -> str:
     """The functor, constructed from the parameters of an entry point."""
     parameters = f"{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
-    return f"Loss{{Base{parameters}}}" if isinstance(variant.loss, Directional) else f"Loss{parameters}"
+    return f"Loss{{Base{parameters}}}" if isinstance(variant.loss, TangentLoss) else f"Loss{parameters}"
 
 
-def _sources_argument(variant: Variant) -> str:
+def _sources_argument(variant: PointwiseKernel) -> str:
     names = [x.name for x in variant.loss.operands]
     return f"make_tuple({', '.join(f'{t}{{{n}_}}' for t, n in zip(_source_types(variant), names, strict=True))})"
 
 
-def _blocks_per_sm(variant: Variant) -> int:
+def _blocks_per_sm(variant: PointwiseKernel) -> int:
     """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
     then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
     most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
@@ -261,7 +263,7 @@ def _blocks_per_sm(variant: Variant) -> int:
     what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
     have an SM to themselves. What is differentiated twice takes more registers than any of these.
     """
-    if isinstance(variant.loss, Directional):
+    if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
@@ -275,12 +277,12 @@ def _blocks_per_sm(variant: Variant) -> int:
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
 
-def _rank(variant: Variant) -> int:
+def _rank(variant: PointwiseKernel) -> int:
     """The outer dimensions that a kernel has room for: with one there is no division to find them."""
     return 1 if variant.layout == "matrix" else max_rank(len(variant.loss.operands))
 
 
-def _pointwise_entry(variant: Variant) -> str:
+def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
     wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
     sinks = ", ".join(f"Sink<{storage}>{{{name}_gradients}}" if w else "Absent{}" for name, storage, w in wanted)
@@ -323,7 +325,7 @@ def _pointwise_entry(variant: Variant) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sum_entry(variant: Variant) -> str:
+def _sum_entry(variant: PointwiseKernel) -> str:
     of_values = variant.kind in SUMS_OF_VALUES
     slot = None if of_values else variant.gradients.index(True)
     storage = "Result" if slot is None else STORAGE[variant.storage[slot]][0]

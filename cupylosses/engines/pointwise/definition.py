@@ -1,7 +1,8 @@
 """Definition of an element-wise loss, the registry, and modified losses.
 
 A call may add a weight and a mask to a loss, and pass numbers in place of operands. The result is a loss of its own
-(:class:`Form`), so the engine knows neither weights nor masks: they are operands like the others, broadcast like them,
+(:class:`ModifiedLoss`), so the engine knows neither weights nor masks: they are operands like the others, broadcast
+like them,
 and read in the same pass.
 """
 
@@ -22,9 +23,10 @@ from cupylosses.definition.base import (
     Operand,
     Parameter,
     code_of,
-    remember,
 )
 from cupylosses.definition.expressions import Part, check
+from cupylosses.definition.registry import define as enter
+from cupylosses.definition.registry import remember
 from cupylosses.reference_math import follows, tangent_plane
 
 
@@ -63,18 +65,19 @@ class Loss(Definition):
             check(expression, names, Part(self.name, part, self.places.get(part)))
 
     @property
-    def shipped(self) -> bool:
-        return _registry.get(self.name) is self
-
-    @property
     def identity(self) -> tuple[Any, ...]:
         own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
         return (*own, code_of(self.reference))
 
     @cached_property
-    def forms(self) -> Mapping[Any, Loss]:
+    def modifications(self) -> Mapping[Any, Loss]:
         """Every modified loss that a call can make of it (:func:`all_forms`)."""
-        return all_forms(self)
+        return all_modified(self)
+
+    def resolve(self) -> None:
+        super().resolve()
+        for x in self.modifications.values():
+            _ = x.key
 
     @cached_property
     def takes_numbers(self) -> bool:
@@ -151,21 +154,9 @@ _COMMON_TEXTS = COMMON_TEXTS | {
 }
 
 
-_registry: dict[str, Loss] = {}
-
-
 def define(**fields: Any) -> Loss:
     """Makes a :class:`Loss` and enters it in the registry, from which the public functions are built."""
-    loss = Loss(**fields)
-    if loss.name in _registry:
-        raise ValueError(f"a loss named {loss.name!r} is defined already")
-    _registry[loss.name] = loss
-    return loss
-
-
-def registry() -> Mapping[str, Loss]:
-    """The library's element-wise losses by name, in the order of definition."""
-    return _registry
+    return enter(Loss(**fields))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -173,7 +164,7 @@ def registry() -> Mapping[str, Loss]:
 
 
 @dataclass(frozen=True, eq=False)
-class Form(Loss):
+class ModifiedLoss(Loss):
     """A loss with ``numbers`` in place of some operands, an optional weight (array or number) and an optional mask.
 
     An element of weight 0 or masked out is 0 whatever it holds, and so are its gradients: it is replaced, not
@@ -189,6 +180,13 @@ class Form(Loss):
     def __post_init__(self) -> None:
         """Skips the validation: the loss and what is added to it were validated before."""
 
+    @cached_property
+    def key(self) -> str:
+        """The key of the loss, and what is modified."""
+        base = self.base or self
+        numbers = ",".join(sorted(self.numbers))
+        return f"{base.key}~{numbers}~{self.weight or ''}~{'mask' * self.mask}~"
+
     @property
     def suffix(self) -> str:
         """Suffix of kernel names that tells the form from others of its loss."""
@@ -197,7 +195,7 @@ class Form(Loss):
 
 
 @cache
-def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None = None, mask: bool = False) -> Loss:
+def modified(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None = None, mask: bool = False) -> Loss:
     """The form of a loss with these additions, cached; the loss itself if there are none.
 
     ``weight`` is ``"array"``, ``"number"`` or None. Numbers become parameters after those of the loss, in the order of
@@ -212,10 +210,10 @@ def form(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None =
     own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
     own |= {"operands": operands, "parameters": parameters, "kinks": Loss.kinks, "cases": ({},)}
     own["reference"] = loss.reference and _reference(loss, [x.name for x in operands], weight, mask)
-    return Form(**own, base=loss, numbers=numbers, weight=weight, mask=mask)
+    return ModifiedLoss(**own, base=loss, numbers=numbers, weight=weight, mask=mask)
 
 
-def all_forms(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss]:
+def all_modified(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss]:
     """Every form of a loss by its additions: names of numbers in the order of the operands, weight, mask.
 
     All are made in advance, because torch.compile can trace a lookup in a constant dictionary but no construction.
@@ -223,7 +221,7 @@ def all_forms(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss
     able = [x.name for x in loss.operands if x.number or x.default is not None]
     chosen = [tuple(compress(able, x)) for x in product((False, True), repeat=len(able))]
     return {
-        (numbers, weight, mask): form(loss, frozenset(numbers), weight, mask)
+        (numbers, weight, mask): modified(loss, frozenset(numbers), weight, mask)
         for numbers, weight, mask in product(chosen, (None, "array", "number"), (False, True))
     }
 

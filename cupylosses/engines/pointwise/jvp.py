@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from cupylosses import interop
 from cupylosses.definition.base import Operand
-from cupylosses.engines.pointwise.definition import Form, Loss
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 from cupylosses.engines.pointwise.reference import elements as formula_elements
 
 
 @dataclass(frozen=True, eq=False)
-class Directional(Form):
+class TangentLoss(ModifiedLoss):
     """``base``, which is a loss or a form of one, differentiated along a direction for each operand that ``along`` has.
 
     The directions are operands behind those of ``base``, in their order. An element that a mask or a weight of 0 leaves
@@ -28,20 +28,27 @@ class Directional(Form):
 
     along: tuple[bool, ...] = ()
 
+    @cached_property
+    def key(self) -> str:
+        """The key of the loss, and what is modified."""
+        base = self.base or self
+        modified = base.key if "~" in base.key else f"{base.key}~~~~"
+        return modified + "".join([str(int(x)) for x in self.along])
+
     @property
     def suffix(self) -> str:
         """What distinguishes it from other forms of its loss, for the names of kernels."""
-        form = [self.base.suffix] if isinstance(self.base, Form) else []
+        form = [self.base.suffix] if isinstance(self.base, ModifiedLoss) else []
         return "_".join([*form, f"along{''.join(str(int(x)) for x in self.along)}"])
 
 
-def direction_name(operand: Operand) -> str:
+def tangent_name(operand: Operand) -> str:
     """The name of an operand's direction: no operand of a user can have two underscores in a row."""
     return f"{operand.name}__direction"
 
 
 @cache
-def directional(loss: Loss, along: tuple[bool, ...]) -> Directional:
+def along_tangents(loss: Loss, along: tuple[bool, ...]) -> TangentLoss:
     """The derivative of a loss, or of a form of it, along directions; the same object for the same arguments.
 
     ``along`` says for each operand whether it has a direction; the caller sees to it that these are floating.
@@ -50,20 +57,24 @@ def directional(loss: Loss, along: tuple[bool, ...]) -> Directional:
         TypeError: ``loss`` is directional itself. Third derivatives are those of the reference formula.
         ValueError: ``along`` has not one entry per operand, or none that is true.
     """
-    if isinstance(loss, Directional):
+    if isinstance(loss, TangentLoss):
         raise TypeError(
             f"{loss.name}: it is the derivative along a direction already; differentiate its reference formula"
         )
     if len(along) != len(loss.operands) or not any(along):
         raise ValueError(f"{loss.name}: `along` must say for each of {len(loss.operands)} operands whether it moves")
     moving = [x for x, moves in zip(loss.operands, along, strict=True) if moves]
-    directions = tuple(Operand(direction_name(x), f"The direction of `{x.name}`.") for x in moving)
+    directions = tuple(Operand(tangent_name(x), f"The direction of `{x.name}`.") for x in moving)
     own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
     own |= {"operands": (*loss.operands, *directions), "kinks": Loss.kinks, "cases": ({},), "warn_broadcast": False}
     # What a vector takes in registers is twice that of the loss, and more.
     own |= {"heavy": min(loss.heavy + 1, 2), "reference": loss.reference and _reference(loss, along)}
-    form = loss if isinstance(loss, Form) else Form(**{x.name: getattr(loss, x.name) for x in fields(Loss)})
-    return Directional(**own, base=loss, numbers=form.numbers, weight=form.weight, mask=form.mask, along=tuple(along))
+    form = (
+        loss
+        if isinstance(loss, ModifiedLoss)
+        else ModifiedLoss(**{x.name: getattr(loss, x.name) for x in fields(Loss)})
+    )
+    return TangentLoss(**own, base=loss, numbers=form.numbers, weight=form.weight, mask=form.mask, along=tuple(along))
 
 
 def _reference(loss: Loss, along: tuple[bool, ...]) -> Callable[..., Any]:
@@ -84,9 +95,9 @@ def _reference(loss: Loss, along: tuple[bool, ...]) -> Callable[..., Any]:
             moving = [x for x, moves in zip(given[:count], along, strict=True) if moves]
             slopes = torch.autograd.grad(elements.sum(), moving, create_graph=True, allow_unused=True)
             named = dict(zip((x.name for x in loss.operands), full, strict=False))
-            weight = named.get("weight", values.get("weight")) if isinstance(loss, Form) and loss.weight else 1
+            weight = named.get("weight", values.get("weight")) if isinstance(loss, ModifiedLoss) and loss.weight else 1
             counts = (torch.ones_like(elements) * weight).detach() != 0
-            if isinstance(loss, Form) and loss.mask:
+            if isinstance(loss, ModifiedLoss) and loss.mask:
                 counts &= named["mask"] != 0
             total = torch.zeros_like(elements)
             for slope, direction in zip(slopes, full[count:], strict=True):

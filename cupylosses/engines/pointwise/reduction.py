@@ -16,19 +16,20 @@ from math import prod
 from typing import NamedTuple
 
 from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise.definition import Form, Loss
+from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 
 
-class Reduction(NamedTuple):
-    """What of a reduction does not depend on the data; hashable, a part of what plans are found by.
+class Static(NamedTuple):
+    """The settings that plans of element-wise losses specialise on.
 
-    ``normalized`` says that a normalizer is given.
+    ``normalized`` is True if a normalizer is given. ``flags`` are the positions of the choices of the loss's flags.
     """
 
     kind: str = "mean"
     dim: tuple[int, ...] | None = None
     out_dtype: str | None = None
     normalized: bool = False
+    flags: tuple[int, ...] = ()
 
 
 class Resolved(NamedTuple):
@@ -59,7 +60,7 @@ class Resolved(NamedTuple):
         return self.counted or self.weighted
 
 
-def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
+def resolve(loss: Loss, how: Static, shape: Sequence[int]) -> Resolved:
     """What a reduction means for a form of a loss and the broadcast shape of its operands."""
     shape, kind = tuple(shape), how.kind
     rows = loss.mean_of_rows and how.dim is None
@@ -81,8 +82,10 @@ def resolve(loss: Loss, how: Reduction, shape: Sequence[int]) -> Resolved:
         return Resolved(dims, kept, divisor)
     if kind == "batchmean":
         return Resolved(dims, kept, divisor * (shape[0] if shape else 1))
-    masked = isinstance(loss, Form) and loss.mask
-    weight = loss.weight if isinstance(loss, Form) and (kind == "weighted_mean" or loss.mean_of_weights) else None
+    masked = isinstance(loss, ModifiedLoss) and loss.mask
+    weight = (
+        loss.weight if isinstance(loss, ModifiedLoss) and (kind == "weighted_mean" or loss.mean_of_weights) else None
+    )
     if weight == "array":
         return Resolved(dims, kept, 1, weights=True, masked=masked)
     return Resolved(dims, kept, 1 if masked else size, weight == "number", counts=masked, masked=masked)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cupylosses import interop
+from cupylosses.call import Call
 from cupylosses.definition.base import MASK, WEIGHT
 from cupylosses.engines.pointwise import checks as pointwise_checks
-from cupylosses.engines.pointwise.call import Call
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.reduction import resolve
 from cupylosses.reference_math import divide, float64_scalar
@@ -21,14 +21,15 @@ from cupylosses.reference_math import divide, float64_scalar
 
 def evaluate(call: Call, promoted: str) -> Any:
     """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
-    loss, operands, parameters = call.loss, call.operands, call.parameters
+    loss: Any = call.loss
+    operands, parameters, static = call.arrays, call.scalars, call.static
     xp = interop.namespace(operands[0])
     shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
-    resolved = resolve(loss, call.reduction, shape)
+    resolved = resolve(loss, static, shape)
     # NumPy's own functions of float32 are off by several units.
     single = promoted != "float64" and interop.kind(operands[0]) != "numpy"
     wide = [xp.astype(x, xp.float32 if single else xp.float64, copy=False) for x in operands]
-    result = elements(loss, wide, loss.bind(parameters, call.flags))
+    result = elements(loss, wide, loss.bind(parameters, static.flags))
     if resolved.dims != ():
         axis = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
         total = xp.sum(result, axis=axis, dtype=xp.float64) if shape else xp.astype(result, xp.float64)
@@ -40,7 +41,7 @@ def evaluate(call: Call, promoted: str) -> Any:
         elif resolved.counted:
             divisor = divisor * _counted(xp, call, wide, shape, axis, resolved.weights)
         result = divide(xp, total, divisor)
-    return xp.astype(result, getattr(xp, call.reduction.out_dtype or promoted), copy=False)
+    return xp.astype(result, getattr(xp, static.out_dtype or promoted), copy=False)
 
 
 def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:

@@ -1,1 +1,5 @@
 """The softmax engine: losses of rows of logits, against class indices or dense targets."""
+
+from cupylosses.engines.softmax.engine import SOFTMAX
+
+__all__ = ["SOFTMAX"]

@@ -1,18 +1,19 @@
-"""A call of a loss of rows whose arguments have been checked, as it goes from the functions to the backends."""
+"""What calls of softmax losses have besides arrays and numbers, and what they return."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Any, NamedTuple
 
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.call import Call
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 
 class RowResult(NamedTuple):
-    """What a loss returns that was asked for more; None for what was not.
+    """The result of a loss that was asked for more than the loss; None for what was not asked for.
 
-    ``lse`` is the log-partition function of each row, 0 for rows that are ignored or masked, outside of the graph.
-    ``accuracy`` is the share of rows that count in which no logit is larger than the label's.
+    ``lse`` is the log-sum-exp of each row's logits, 0 for rows that are ignored or masked, outside of the graph.
+    ``accuracy`` is the share of the rows that count in which no logit is larger than the label's.
     """
 
     loss: Any
@@ -20,74 +21,104 @@ class RowResult(NamedTuple):
     accuracy: Any = None
 
 
-class RowCall(NamedTuple):
-    """The arrays, the loss, and everything else.
+class Static(NamedTuple):
+    """The settings that plans of softmax losses specialise on.
 
-    ``kind`` is what the target is, one of :data:`.definition.TARGETS`. ``operands`` are the first
-    operand and the target; ``weight`` the class weights and ``mask`` an array that broadcasts to the shape of the rows,
-    or None. Logits are multiplied by ``scale``; a ``softcap`` of 0 is none. ``class_dim`` counts from 0. ``normalizer``
-    is None, a float or an array of whatever library. ``parameters`` and ``flags`` are in the order of the loss. ``lse``
-    and ``accuracy`` say that they are returned too, in a :class:`RowResult`; ``inplace`` that the gradient may be
-    written over the first operand.
+    Attributes:
+        kind: What the target holds, one of :data:`.definition.TARGETS`.
+        weighted, masked: True if class weights, a mask are among the arrays.
+        class_dim: The dimension of the classes, counted from 0.
+        ignore_index: The label of rows that do not count.
+        reduction, out_dtype, flags: As the call has them; flags by the positions of their choices.
+        smoothed, capped: True if labels are smoothed, if logits are capped: kernels are compiled for it.
+        lse, accuracy: True if these are returned too.
+        inplace: True if backward may write the gradient over the first operand.
+        check: When a label that is no class raises, one of :data:`.definition.CHECKS`.
+        normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
+        moving: Of the two operands, those that have a tangent: the call is a derivative along these.
     """
 
-    operands: tuple[Any, Any]
-    weight: Any
-    mask: Any
-    normalizer: Any
-    loss: RowLoss
     kind: str
+    weighted: bool
+    masked: bool
     class_dim: int
     ignore_index: int
     reduction: str
     out_dtype: str | None
-    parameters: tuple[float, ...]
     flags: tuple[int, ...]
-    scale: float
-    softcap: float
+    smoothed: bool
+    capped: bool
     lse: bool
     accuracy: bool
     inplace: bool
     check: str
+    normalized: bool = False
+    moving: tuple[bool, ...] = ()
+
+
+class Rows:
+    """A call of a softmax loss with its arrays by name: how checks and formulas see it."""
+
+    def __init__(self, call: Call) -> None:
+        loss, static = call.loss, call.static
+        assert isinstance(loss, SoftmaxLoss) and isinstance(static, Static)
+        self.loss, self.static, self.normalizer = loss, static, call.normalizer
+        first, second, *others = call.arrays
+        rest = iter(others)
+        self.operands: tuple[Any, Any] = first, second
+        self.weight: Any = next(rest) if static.weighted else None
+        self.mask: Any = next(rest) if static.masked else None
+        self.tangents: tuple[Any, ...] = tuple(rest)
+        self.kind, self.class_dim, self.reduction = static.kind, static.class_dim, static.reduction
+        self.ignore_index, self.out_dtype = static.ignore_index, static.out_dtype
+        *parameters, self.scale, self.softcap = call.scalars or (*[x.default for x in loss.parameters], 1.0, 0.0)
+        self.parameters = tuple(parameters)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Parameters and flags by name, as formulas take them."""
+        return self.loss.bind(self.parameters, self.static.flags)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+        found = [x.name for x in self.loss.operands]
+        found += [str(self.loss.weights)] if self.static.weighted else []
+        return found + ["mask"] if self.static.masked else found
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays that are operands, by name."""
-        found = dict(zip([x.name for x in self.loss.operands], self.operands, strict=True))
-        if self.weight is not None:
-            found[str(self.loss.weights)] = self.weight
-        return found if self.mask is None else found | {"mask": self.mask}
-
-    def with_arrays(self, arrays: dict[str, Any]) -> RowCall:
-        """The same call of other arrays."""
-        first, second = (arrays[x.name] for x in self.loss.operands)
-        weight = arrays.get(str(self.loss.weights))
-        return self._replace(operands=(first, second), weight=weight, mask=arrays.get("mask"))
+        """The arrays by name."""
+        return dict(
+            zip(self.names, [x for x in (*self.operands, self.weight, self.mask) if x is not None], strict=True)
+        )
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the rows: that of the first operand without its class dimension."""
         shape = tuple(self.operands[0].shape)
         return shape[: self.class_dim] + shape[self.class_dim + 1 :]
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return int(self.operands[0].shape[self.class_dim])
 
     @property
     def weighs_mean(self) -> bool:
-        """Whether a mean divides by the sum of the weights of the labels."""
+        """True if a mean divides by the sum of the weights of the labels."""
         return self.kind == "indices" and self.loss.mean_of_weights and self.weight is not None
 
     @property
     def divisor(self) -> float | None:
-        """What the sum of the rows is divided by; None if that depends on labels, weights, mask or normalizer."""
-        if self.reduction in ("none", "sum"):
-            return 1.0
-        if self.normalizer is not None:
-            return self.normalizer if isinstance(self.normalizer, float) else None
-        rows = self.row_shape
-        if self.reduction == "batchmean":
-            return float(rows[0]) if rows else 1.0
-        return None if self.kind == "indices" or self.mask is not None else float(prod(rows))
+        """The divisor of the sum of the rows; None if it depends on labels, weights or mask."""
+        return constant_divisor(self.static, self.shape)
+
+
+def constant_divisor(static: Static, rows: tuple[int, ...]) -> float | None:
+    """The divisor of the sum of rows of this shape; None if it depends on labels, weights or mask."""
+    if static.reduction in ("none", "sum") or static.normalized:
+        return 1.0
+    if static.reduction == "batchmean":
+        return float(rows[0]) if rows else 1.0
+    return None if static.kind == "indices" or static.masked else float(prod(rows))

@@ -11,33 +11,20 @@ from math import inf
 from typing import Any
 
 from cupylosses import checks
-from cupylosses.checks import FLOATING, INTEGER
+from cupylosses.checks import FLOATING, INTEGER, dtype_name
 from cupylosses.definition.base import Parameter
-from cupylosses.engines.softmax.call import RowCall
-from cupylosses.engines.softmax.definition import CHECKS, IGNORED, RowLoss
-
-_names: dict[Any, str] = {}
+from cupylosses.engines.softmax.call import Rows
+from cupylosses.engines.softmax.definition import CHECKS, IGNORED, SoftmaxLoss
 
 
-def dtype_name(x: Any) -> str:
-    """The name of an array's dtype."""
-    found = _names.get(x.dtype)
-    if found is None:
-        found = str(x.dtype)
-        # Those of torch alone are kept: torch.compile cannot read a dictionary that has others for keys.
-        if found.startswith("torch."):
-            found = _names[x.dtype] = found.removeprefix("torch.")
-    return found
-
-
-def kind(loss: RowLoss, target: Any) -> str:
+def kind(loss: SoftmaxLoss, target: Any) -> str:
     """What a target is. Where it may be indices or something else its dtype decides, never its shape."""
     if len(loss.targets) == 1:
         return loss.targets[0]
     return str(loss.dense) if dtype_name(target) in FLOATING else "indices"
 
 
-def class_dimension(loss: RowLoss, value: Any, shape: Sequence[int]) -> int:
+def class_dimension(loss: SoftmaxLoss, value: Any, shape: Sequence[int]) -> int:
     """The class dimension counted from 0; by default that of the loss."""
     rank, name = len(shape), loss.operands[0].name
     if rank == 0:
@@ -56,7 +43,7 @@ def class_dimension(loss: RowLoss, value: Any, shape: Sequence[int]) -> int:
     return int(value) % rank
 
 
-def scale(loss: RowLoss, name: str, value: Any) -> float:
+def scale(loss: SoftmaxLoss, name: str, value: Any) -> float:
     """What multiplies or divides logits: finite and above 0."""
     value = checks.parameter(loss, Parameter(name, 1.0, "", minimum=0.0, exclusive=True), value)
     if value == inf:
@@ -64,12 +51,12 @@ def scale(loss: RowLoss, name: str, value: Any) -> float:
     return value
 
 
-def softcap(loss: RowLoss, value: Any) -> float:
+def softcap(loss: SoftmaxLoss, value: Any) -> float:
     """What logits are kept below; 0 for None."""
     return 0.0 if value is None else scale(loss, "softcap", value)
 
 
-def ignore_index(loss: RowLoss, value: Any, given: str) -> int:
+def ignore_index(loss: SoftmaxLoss, value: Any, given: str) -> int:
     """The label that does not count. A target per class has none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{loss.name}: `ignore_index` must be an integer, got {value!r}.")
@@ -83,7 +70,7 @@ def ignore_index(loss: RowLoss, value: Any, given: str) -> int:
     return int(value)
 
 
-def without_probabilities(loss: RowLoss, given: str, parameters: Sequence[float], accuracy: bool) -> None:
+def without_probabilities(loss: SoftmaxLoss, given: str, parameters: Sequence[float], accuracy: bool) -> None:
     """What only class indices have must not be asked for with a target per class."""
     if given == "indices":
         return
@@ -99,14 +86,14 @@ def without_probabilities(loss: RowLoss, given: str, parameters: Sequence[float]
         )
 
 
-def switch(loss: RowLoss, name: str, value: Any) -> bool:
+def switch(loss: SoftmaxLoss, name: str, value: Any) -> bool:
     """A bool."""
     if value is not True and value is not False:
         raise TypeError(f"{loss.name}: `{name}` must be True or False, got {value!r}.")
     return value
 
 
-def check_of_targets(loss: RowLoss, value: Any) -> str:
+def check_of_targets(loss: SoftmaxLoss, value: Any) -> str:
     """When a label that is no class raises."""
     if value not in CHECKS:
         expected = ", ".join(map(repr, CHECKS))
@@ -114,7 +101,7 @@ def check_of_targets(loss: RowLoss, value: Any) -> str:
     return value
 
 
-def dtypes(call: RowCall) -> None:
+def dtypes(call: Rows) -> None:
     """Each array's dtype must be one that is read."""
     loss = call.loss
     for name, x in call.arrays.items():
@@ -141,9 +128,9 @@ def dtypes(call: RowCall) -> None:
             )
 
 
-def shapes(call: RowCall) -> None:
+def shapes(call: Rows) -> None:
     """The target must have the rows of the logits, class weights one number per class, and a mask broadcast."""
-    loss, rows, classes = call.loss, call.row_shape, call.classes
+    loss, rows, classes = call.loss, call.shape, call.classes
     first, second = (x.name for x in loss.operands)
     shape, given = (tuple(x.shape) for x in call.operands)
     if call.kind == "indices" and given != rows:
@@ -168,7 +155,7 @@ def shapes(call: RowCall) -> None:
         )
 
 
-def _hint(call: RowCall, shape: tuple[int, ...], given: tuple[int, ...]) -> str:
+def _hint(call: Rows, shape: tuple[int, ...], given: tuple[int, ...]) -> str:
     if given == shape:
         return (
             f"Class indices have no class dimension; pass `{call.loss.operands[1].name}.argmax({call.class_dim})`"
@@ -178,7 +165,7 @@ def _hint(call: RowCall, shape: tuple[int, ...], given: tuple[int, ...]) -> str:
     if fits:
         d = -1 if len(shape) - 1 in fits else fits[0]
         return f"If the classes are in dimension {d}, pass class_dim={d}."
-    if len(given) == len(shape) and given[: call.class_dim] + given[call.class_dim + 1 :] == call.row_shape:
+    if len(given) == len(shape) and given[: call.class_dim] + given[call.class_dim + 1 :] == call.shape:
         return f"Drop its dimension of size {given[call.class_dim]} with `.squeeze({call.class_dim})`."
     return "There is one label per row."
 
@@ -187,21 +174,21 @@ def _broadcasts(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
     return len(shape) <= len(rows) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(rows), strict=False))
 
 
-def without_gradients(call: RowCall) -> None:
+def without_gradients(call: Rows) -> None:
     """Class weights are constants for class indices, as in torch; for a target per class the formula has a gradient."""
     if call.kind == "indices" and getattr(call.weight, "requires_grad", False):
         name = call.loss.weights
         raise ValueError(f"{call.loss.name}: `{name}` has no gradient, but requires one; pass `{name}.detach()`.")
 
 
-def arrays(call: RowCall) -> None:
+def arrays(call: Rows) -> None:
     """Every check of dtypes and shapes."""
     dtypes(call)
     shapes(call)
     without_gradients(call)
 
 
-def bad_label(loss: RowLoss, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
+def bad_label(loss: SoftmaxLoss, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
     """The error for a label that is no class, nor the ignored one; ``alike`` where all of these are the same."""
     where = f"[{', '.join(map(str, position))}]" if position else ""
     hint = f"; did you mean ignore_index={value}?" if alike else "."
@@ -212,16 +199,3 @@ def bad_label(loss: RowLoss, position: Sequence[int], value: int, classes: int, 
         f"{loss.name}: `{loss.operands[1].name}{where}` must be {allowed}, "
         f"got {value} for {classes} class{'es' * (classes != 1)}{hint}"
     )
-
-
-def used_up(loss: RowLoss) -> RuntimeError:
-    """The error for a second backward through a loss whose gradient was written over its logits."""
-    return RuntimeError(
-        f"{loss.name}: a second backward, but the first one wrote the gradient over `{loss.operands[0].name}`. "
-        "Leave out inplace_backward=True to go backward more than once."
-    )
-
-
-def promoted(call: RowCall) -> str:
-    """The dtype that the operands promote to: what a target per class holds counts, weights and masks do not."""
-    return checks.promote([dtype_name(x) for x in call.operands])

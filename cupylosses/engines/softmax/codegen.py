@@ -1,5 +1,8 @@
-"""From the definition of a loss of rows to CUDA source: the glue of the row engine (``kernels/softmax/rows.cuh``), as
-``codegen.py`` is that of the pointwise one.
+"""From the definition of a softmax loss to CUDA source: the glue of ``kernels/softmax/``.
+
+Class indices and dense targets differ in the functors of the loss, in the program (what a row is, and how its gradient
+follows), in the readers that move rows, and in launch bounds. :class:`_Indices` and :class:`_Dense` say these four
+things; entry points and arguments are common.
 """
 
 from __future__ import annotations
@@ -7,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
-from cupylosses.engines.softmax.definition import RowLoss
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     LANE_BLOCKS,
@@ -19,12 +22,12 @@ from cupylosses.engines.softmax.layout import (
     block_blocks,
 )
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit.glue import STORAGE, call_signature, counted_divisor, written_at
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.gpu import MAX_THREADS
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: The files of ``kernels/`` in the order of their needs.
+#: The files of ``kernels/`` for class indices, in the order of their needs.
 FILES = (
     *FUNCTOR,
     "softmax/resident_rows.cuh",
@@ -34,43 +37,57 @@ FILES = (
     "softmax/short_rows.cuh",
     "softmax/row_gather.cuh",
 )
-#: Those of second derivatives.
-SECOND_FILES = (*nested(FILES), "softmax/row_second.cuh")
+#: Those for dense targets.
+DENSE_FILES = (
+    *FILES,
+    "softmax/resident_terms.cuh",
+    "softmax/long_terms.cuh",
+    "softmax/term_columns.cuh",
+)
 
-#: Entry points: what each computes. The keys are the kinds of :class:`RowVariant`.
-ROW_KINDS = {
+#: Entry points: what each computes. The keys are the kinds of :class:`SoftmaxKernel`.
+KINDS = {
     "value": "the reduced value",
-    "value_and_gradient": "the reduced value, and the gradient for the expected grad_output",
-    "verify_gradient": "the gradient again, if grad_output was not the expected one",
-    "values": "a value per row",
-    "apply": "the gradient from what an earlier kernel left of each row",
-    "count": "what a mean is divided by",
-    "second": "the derivatives along directions of a value per row, and of the gradient",
+    "value_and_gradient": "the reduced value, and the gradients for the expected grad_output",
+    "verify_gradient": "the gradients again, if grad_output was not the expected one",
+    "unreduced": "a value per row",
+    "from_residual": "the gradient from the coefficients that an earlier kernel left of each row (class indices)",
+    "gradient": "the gradients for a grad_output per row (dense targets)",
+    "denominator": "the divisor of a mean",
+    "hvp": "the derivatives along tangents of a value per row, and of the gradients",
 }
+
+#: The kinds that have auxiliary outputs.
+_FORWARD = ("value", "value_and_gradient", "unreduced")
 
 
 @dataclass(frozen=True)
-class RowVariant(Kernel):
-    """What distinguishes one compiled module of the softmax engine from another, as the pointwise `Variant`.
+class SoftmaxKernel(Kernel):
+    """A compiled module of the softmax engine. Equal ones have equal source.
 
-    ``layout`` says how threads take rows: "lanes" of a warp or a "block" with the row in shared memory, one that reads
-    rows twice ("long") or in parts ("streamed"), or a thread per row, with classes in shared memory ("columns" and
-    "short"); of log-probabilities only the label's is read ("gather"). For second derivatives all rows are read twice,
-    in "lanes", by a "block" or by a thread each ("long columns"). A row takes a ``cluster`` of blocks, or has the next
-    one brought to the cache ``ahead`` of its turn.
-    ``weight`` and ``mask`` are dtypes, or "".
+    ``indices`` tells class indices from dense targets. ``layout`` says how threads take rows: "lanes" of a warp or a
+    "block" with the row in shared memory, one that reads rows twice ("long") or in parts ("streamed"), or a thread per
+    row, with classes in shared memory ("columns" and "short"); of log-probabilities only the label's is read
+    ("gather"). For second derivatives all rows are read twice, in "lanes", by a "block" or by a thread each ("long
+    columns"). A row takes a ``cluster`` of blocks, or has the next one prefetched ``ahead`` of its turn.
+    ``weight`` and ``mask`` are dtypes, or "" where the kernel reads none. ``gradients`` are written; operands that are
+    ``moving`` have a tangent.
     """
 
-    loss: RowLoss
+    loss: SoftmaxLoss
     kind: str
+    indices: bool
     layout: str
     lanes: int
     input: str
-    label: str
+    target: str
     weight: str
     mask: str
     result: str
     compute: str
+    flags: tuple[int, ...] = ()
+    gradients: tuple[bool, ...] = ()
+    moving: tuple[bool, ...] = ()
     many: bool = False
     smoothed: bool = False
     capped: bool = False
@@ -81,200 +98,313 @@ class RowVariant(Kernel):
     @property
     def storage(self) -> tuple[str, ...]:
         """The dtypes of the operands, for error messages."""
-        return (self.input, self.label)
+        return (self.input, self.target)
 
     @property
     def title(self) -> str:
-        """The variant in words, for error messages and file names."""
-        dtypes = "-".join(STORAGE[x][1] if x else "none" for x in (self.input, self.label, self.weight, self.mask))
-        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout.replace(" ", "-")]
-        flags = ("many", "smoothed", "capped", "counted", "ahead")
-        parts += [f"x{self.lanes}", *(x for x in flags if getattr(self, x))]
-        parts += [f"cluster{self.cluster}"] if self.cluster > 1 else []
-        return "_".join(parts)
+        """The kernel in words, for error messages and file names."""
+        names = (self.input, self.target, self.weight, self.mask)
+        dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
+        result, layout = STORAGE[self.result][1], self.layout.replace(" ", "-")
+        parts = [self.loss.name, *([] if self.indices else ["dense"]), self.kind, dtypes, result, layout]
+        parts += [f"x{self.lanes}"]
+        for name, choices in (("grad", () if self.indices else self.gradients), ("along", self.moving)):
+            parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
+        parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
+        parts += [x for x in ("many", "smoothed", "capped", "counted", "ahead") if getattr(self, x)]
+        return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
     def number(self) -> str:
-        """What is computed with."""
-        return number_of(self.kind, self.compute)
+        """The type of the arithmetic: for second derivatives, numbers that carry a derivative."""
+        return f"Nest<{STORAGE[self.compute][0]}>" if self.kind == "hvp" else STORAGE[self.compute][0]
 
     @property
     def entry(self) -> str:
         """The name of the kernel."""
-        return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
+        dense = "" if self.indices else "dense_"
+        return f"{self.loss.name}_{dense}{self.kind}_{STORAGE[self.input][1]}"
+
+    @property
+    def _target(self) -> type[_Indices | _Dense]:
+        return _Indices if self.indices else _Dense
 
     @property
     def files(self) -> tuple[str, ...]:
-        return SECOND_FILES if self.kind == "second" else FILES
+        files, second = self._target.files
+        return (*nested(files), second) if self.kind == "hvp" else files
 
     @property
     def narrow(self) -> bool:
-        return all(ITEMSIZE[x] == 2 for x in (self.input, self.result)) and self.compute == "float32"
+        names = (self.input, self.result) if self.indices else (self.input, self.target, self.result)
+        return all(ITEMSIZE[x] == 2 for x in names) and self.compute == "float32"
 
     @property
     def arguments(self) -> list[str]:
-        return varying_arguments(self)
+        input, target, result = (STORAGE[x][0] for x in (self.input, self.target, self.result))
+        arrays = [f"const {input}* input", f"const {target}* target"]
+        if self.kind == "denominator":
+            arrays = arrays[1:] if self.indices else []
+        arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
+        arrays += [f"const {STORAGE[self.mask][0]}* mask"] if self.mask else []
+        tangents = (f"const {input}* input_tangent", f"const {target}* target_tangent")
+        arrays += [x for x, moves in zip(tangents, self.moving, strict=False) if moves]
+        written = zip((f"{input}* input_gradients", f"{target}* target_gradients"), self.gradients, strict=False)
+        gradients = [x for x, w in written if w]
+        auxiliary = []
+        if self.kind in _FORWARD:
+            auxiliary = [f"{self.number}* lse"]
+            if self.indices:
+                auxiliary += ["unsigned char* correct", f"RowSlopes<{self.number}>* residual"]
+        own = {
+            "value": ["double* memory", f"{result}* value"],
+            "value_and_gradient": ["double* memory", f"{result}* value", "const double* expected", "double* used"],
+            "verify_gradient": [f"const {result}* grad_output", "const double* used", "double* expected"],
+            "unreduced": [f"{result}* values"],
+            "from_residual": [
+                f"RowSlopes<{self.number}>* residual",
+                f"const {result}* grad_output",
+                "int64 result_stride",
+            ],
+            "gradient": [f"const {result}* grad_output"],
+            "denominator": ["double* memory", "double* value"],
+            "hvp": [f"{result}* values", f"const {result}* grad_output"],
+        }[self.kind]
+        scalars = []
+        if self.kind != "denominator":
+            scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "double logit_scale", "double softcap"]
+            scalars += ["RowStatus* status"] if self.indices else []
+        divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
+        return [*arrays, *gradients, *auxiliary, *own, *scalars, *divisor]
+
+    def given(self, name: str) -> str:
+        """An argument of the entry point, or a null pointer where it has none of this name."""
+        return name if any(x.endswith(f" {name}") for x in self.arguments) else "nullptr"
 
     def glue(self) -> str:
-        return f"{_functor(self)}\n{_entry(self)}"
+        target = self._target
+        return f"{target.functors(self)}\n{_entry(self, target)}"
 
 
-def varying_arguments(variant: RowVariant) -> list[str]:
-    """The declarations of the arguments that differ from call to call, which stand first."""
-    storage, result = STORAGE[variant.input][0], STORAGE[variant.result][0]
-    arguments = [f"const {storage}* input", f"{storage}* gradients", f"const {STORAGE[variant.label][0]}* labels"]
-    arguments += [
-        f"const {STORAGE[variant.weight][0] if variant.weight else 'unsigned char'}* weights",
-        f"const {STORAGE[variant.mask][0] if variant.mask else 'unsigned char'}* mask",
-        "int64 ignored",
-        "RowStatus* status",
-        "int64 site",
-        f"{result}* values",
-        f"{variant.number}* lse",
-        "unsigned char* correct",
-        f"RowSlopes<{variant.number}>* slopes",
-        "int64 per_row",
-    ]
-    arguments += {
-        "value": ["double* memory", f"{result}* value"],
-        "value_and_gradient": ["double* memory", f"{result}* value", "const double* expected", "double* used"],
-        "verify_gradient": [f"const {result}* grad_output", "const double* used", "double* expected"],
-        "values": [],
-        "apply": [f"const {result}* grad_output", "int64 result_stride"],
-        "count": ["double* memory", "double* value"],
-        "second": [f"const {storage}* directions", f"const {result}* grad_output"],
-    }[variant.kind]
-    arguments += ["double logit_scale", "double softcap", *(f"double {x.name}_" for x in variant.loss.parameters)]
-    return [*arguments, *divisor_arguments(variant.counted)]
+_CALLS = {
+    "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
+    "value_and_gradient": (
+        "row_value_and_gradient<Reader>(program, unit, groups, memory, divisor, scale, value, expected, used)"
+    ),
+    "verify_gradient": "verify_row_gradient<Reader>(program, unit, groups, scale, grad_output, used, expected)",
+    "unreduced": "row_values<Reader>(program, unit, groups)",
+    "gradient": "row_gradient<Reader>(program, unit, groups, grad_output)",
+    "denominator": "count_rows(program, groups, memory, value)",
+    "hvp": "row_gradient<Reader>(program, unit, groups, grad_output)",
+}
 
 
-def number_of(kind: str, compute: str) -> str:
-    """The type that an entry point computes with: of second derivatives, numbers that carry a derivative."""
-    return f"Nest<{STORAGE[compute][0]}>" if kind == "second" else STORAGE[compute][0]
-
-
-def divisor_arguments(counted: bool) -> list[str]:
-    """What the sum is divided by: found on the device, or given."""
-    return ["double multiple", "const double* count"] if counted else ["double divisor", "double scale"]
-
-
-def _functor(variant: RowVariant) -> str:
-    """The loss of a row as a functor on dual numbers."""
-    loss, compute = variant.loss, variant.number
-    names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
-    # Rounded once, not for every row.
-    parameters = [x.name for x in loss.parameters]
-    numbers, scalar = [*parameters, *loss.constants], STORAGE[variant.compute][0]
-    lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  {scalar} {x}_kept;" for x in numbers), ""]
-    lines += [f"  __device__ __forceinline__ explicit Loss({', '.join(f'double {x}_' for x in parameters)}) {{"]
-    for name, expression in loss.constants.items():
-        lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
-    lines += [*(f"    {x}_kept = kept(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
-    lines += call_signature(names)
-    lines += [f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers]
-    row = cuda(loss.expressions["row"])
-    lines += [*written_at(loss, "row"), f"    const auto _row = ::lift<{compute}>({row});"]
-    if loss.penalty is None:
-        lines += ["    return _row;"]
-    else:
-        lines += [*written_at(loss, "penalty"), f"    return _row + ::lift<{compute}>({cuda(loss.penalty)});"]
-    return "\n".join([*lines, f'#line 1 "<{variant.title}>.entries"', "  }", "};"]) + "\n"
-
-
-def _entry(variant: RowVariant) -> str:
-    def dtype(name: str) -> str:
-        return STORAGE[name][0] if name else "Absent"
-
-    second = variant.kind == "second"
-    columns = variant.layout in ("columns", "short")
-    again = second or variant.layout == "long"
-    size = f"{variant.lanes}, {LONG_TERM_VECTORS if second else LONG_VECTORS}"
-    rank = "kMaxRank" if variant.many else "1"
-    flags = f"{str(variant.smoothed).lower()}, {str(variant.capped).lower()}"
-    types = [
-        dtype(variant.input),
-        dtype(variant.label),
-        dtype(variant.weight),
-        dtype(variant.mask),
-        dtype(variant.result),
-    ]
-    parameters = ", ".join(f"{x.name}_" for x in variant.loss.parameters)
-    program = f"RowProgram<Loss, Space, {', '.join(types)}, {flags}>"
+def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
+    fixed = ["int64 groups", "int width", "const __grid_constant__ Space space"]
+    fixed = [*(["int64 ignored", "int64 site"] if kernel.indices else []), *fixed]
+    program, construct = target.program(kernel)
+    unit, reader = target.reader(kernel)
+    call = _CALLS.get(kernel.kind) or target.from_residual(kernel)
+    cluster = f" CLUSTER_OF({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
-        f"using Result = {dtype(variant.result)};",
-        f"using Space = RowSpace<{rank}>;",
-        f"using Program = {f'MovingProgram<{program}>' if second else program};",
+        f"using Result = {STORAGE[kernel.result][0]};",
+        f"using Space = RowSpace<{'kMaxRank' if kernel.many else '1'}>;",
+        f"using Program = {program};",
         "using Compute = Program::Compute;",
-    ]
-    if variant.layout == "gather":
-        unit = "const LaneUnit unit{width};"
-        lines += ["using Reader = GatherReader;"]
-    elif columns:
-        unit = "const LaneUnit unit{width};"
-        reader = "ShortReader" if variant.layout == "short" else f"ColumnReader<{variant.lanes}>"
-        lines += [f"using Reader = {reader};"]
-    else:
-        unit = "const LaneUnit unit{width};"
-        if variant.layout == "lanes" and variant.kind not in ("apply", "second"):
-            unit = "const LanesUnit unit{{width}};"
-        elif variant.layout == "streamed":
-            unit = "const StandingUnit unit{{}, width};"
-        elif variant.layout in ("block", "long"):
-            unit = f"const BlocksUnit<{variant.cluster}> unit;"
-        resident = f"ResidentReader<{variant.lanes}, {str(variant.ahead).lower()}>"
-        reader = f"StreamedReader<{variant.lanes}>" if variant.layout == "streamed" else resident
-        lines += [f"using Reader = {f'LongReader<{size}>' if again else reader};"]
-    call = {
-        "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
-        "value_and_gradient": (
-            "row_value_and_gradient<Reader>(program, unit, groups, memory, divisor, scale, value, expected, used)"
-        ),
-        "verify_gradient": "verify_row_gradient<Reader>(program, unit, groups, scale, grad_output, used, expected)",
-        "values": "row_values<Reader>(program, unit, groups)",
-        "apply": (
-            "apply_gathered_slopes(program, unit, result_stride, scale, grad_output)"
-            if variant.layout == "gather"
-            else f"apply_column_slopes<{variant.lanes}>(program, result_stride, scale, grad_output)"
-            if columns
-            else f"apply_row_slopes<{size}>(program, unit, groups, result_stride, scale, grad_output)"
-        ),
-        "count": "count_rows(program, groups, memory, value)",
-        "second": "row_gradient<Reader>(program, unit, groups, grad_output)",
-    }[variant.kind]
-    bounds = f"{MAX_THREADS}" if variant.layout in ("block", "long") and not second else f"{THREADS}"
-    # Numbers of 8 bytes take two registers, and a cap some more, as weights of classes that are smoothed over.
-    more = variant.capped or (variant.smoothed and ITEMSIZE[variant.input] == 4 and variant.layout == "block")
-    fewer = 2 if variant.compute == "float64" else 1.5 if more else 1
-    if variant.layout == "lanes" and variant.kind != "count" and not second:
-        bounds = f"{LANE_THREADS}, {int(LANE_BLOCKS / fewer)}"
-    elif variant.layout == "block" and variant.kind != "apply" and not second:
-        of_block = block_blocks(variant.cluster, variant.smoothed or variant.capped)
-        bounds = f"{BLOCK_THREADS}, {int(of_block / fewer)}"
-    elif variant.layout == "columns" and not second:
-        bounds += ", 3"
-    elif variant.layout == "streamed":
-        bounds = f"{LANE_THREADS}, {STREAMED_THREADS // LANE_THREADS}"
-    cluster = f" CLUSTER_OF({variant.cluster})" if variant.cluster > 1 else ""
-    arguments = [*varying_arguments(variant), "int64 groups", "int width", "const __grid_constant__ Space space"]
-    weights = "weights" if variant.weight else "nullptr"
-    mask = "mask" if variant.mask else "nullptr"
-    rows = [
-        f"Loss{{{parameters}}}, space, input, gradients, labels, {weights}, {mask},",
-        "                        {logit_scale, softcap},",
-        "                        ignored, status, site, values, lse, correct, slopes, per_row",
-    ]
-    if second:
-        rows = [f"{{{rows[0]}", *rows[1:-1], f"{rows[-1]}}}, directions"]
-    lines += [
+        f"using Reader = {reader};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}',
-        f"{variant.entry}({', '.join(arguments)}) {{",
-        *counted_divisor(variant.counted, variant.kind != "value"),
-        f"  const Program program{{{rows[0]}",
-        *rows[1:-1],
-        f"{rows[-1]}}};",
-        *([] if variant.kind == "count" or (columns and variant.kind == "apply") else [f"  {unit}"]),
+        f'extern "C" __global__ void __launch_bounds__({target.bounds(kernel)}){cluster}',
+        f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
+        *counted_divisor(kernel.counted, kernel.kind != "value"),
+        *construct,
+        *([f"  const {unit};"] if "unit" in call else []),
         f"  {call};",
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _dtype(name: str) -> str:
+    return STORAGE[name][0] if name else "Absent"
+
+
+def _bool(x: object) -> str:
+    return str(bool(x)).lower()
+
+
+def _parameters(kernel: SoftmaxKernel) -> str:
+    # The divisor of a mean depends on no parameter.
+    return ", ".join(["0.0" if kernel.kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
+
+
+def _logit(kernel: SoftmaxKernel) -> str:
+    return "{1.0, 0.0}" if kernel.kind == "denominator" else "{logit_scale, softcap}"
+
+
+class _Indices:
+    """Class indices: the loss of a row is a function of four numbers per row."""
+
+    files = FILES, "softmax/row_second.cuh"
+
+    @staticmethod
+    def functors(kernel: SoftmaxKernel) -> str:
+        loss, compute = kernel.loss, kernel.number
+        names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
+        # Rounded once, not for every row.
+        parameters = [x.name for x in loss.parameters]
+        numbers, scalar = [*parameters, *loss.constants], STORAGE[kernel.compute][0]
+        lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  {scalar} {x}_kept;" for x in numbers), ""]
+        lines += [f"  __device__ __forceinline__ explicit Loss({', '.join(f'double {x}_' for x in parameters)}) {{"]
+        for name, expression in loss.constants.items():
+            lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+        lines += [*(f"    {x}_kept = kept(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
+        lines += call_signature(names)
+        lines += [f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers]
+        row = cuda(loss.expressions["row"])
+        lines += [*written_at(loss, "row"), f"    const auto _row = ::lift<{compute}>({row});"]
+        if loss.penalty is None:
+            lines += ["    return _row;"]
+        else:
+            lines += [*written_at(loss, "penalty"), f"    return _row + ::lift<{compute}>({cuda(loss.penalty)});"]
+        return "\n".join([*lines, f'#line 1 "<{kernel.title}>.entries"', "  }", "};"]) + "\n"
+
+    @staticmethod
+    def program(kernel: SoftmaxKernel) -> tuple[str, list[str]]:
+        types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
+        program = f"RowProgram<Loss, Space, {', '.join(types)}, {_bool(kernel.smoothed)}, {_bool(kernel.capped)}>"
+        second, given = kernel.kind == "hvp", kernel.given
+        values, lse, correct, residual = (given(x) for x in ("values", "lse", "correct", "residual"))
+        stored = [x for x in (values, lse, correct, residual) if x != "nullptr"]
+        per_row = " || ".join([f"{x} != nullptr" for x in stored]) or "0"
+        rows = [
+            f"Loss{{{_parameters(kernel)}}}, space, {given('input')}, {given('input_gradients')}, target,",
+            f"                        {'weights' if kernel.weight else 'nullptr'},",
+            f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
+            f"                        ignored, {given('status')}, site, {values}, {lse}, {correct}, {residual},",
+            f"                        {per_row}",
+        ]
+        if second:
+            rows = [f"{{{rows[0]}", *rows[1:-1], f"{rows[-1]}}}, input_tangent"]
+            program = f"MovingProgram<{program}>"
+        return program, [f"  const Program program{{{rows[0]}", *(f"  {x}" for x in rows[1:-1]), f"  {rows[-1]}}};"]
+
+    @staticmethod
+    def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
+        """The declaration of the threads that share rows, and the type that moves them."""
+        second = kernel.kind == "hvp"
+        if kernel.layout == "gather":
+            return "LaneUnit unit{width}", "GatherReader"
+        if kernel.layout == "short":
+            return "LaneUnit unit{width}", "ShortReader"
+        if kernel.layout == "columns":
+            return "LaneUnit unit{width}", f"ColumnReader<{kernel.lanes}>"
+        unit = "LaneUnit unit{width}"
+        if kernel.layout == "lanes" and kernel.kind not in ("from_residual", "hvp"):
+            unit = "LanesUnit unit{{width}}"
+        elif kernel.layout == "streamed":
+            unit = "StandingUnit unit{{}, width}"
+        elif kernel.layout in ("block", "long"):
+            unit = f"BlocksUnit<{kernel.cluster}> unit"
+        if second or kernel.layout == "long":
+            return unit, f"LongReader<{_Indices._size(kernel)}>"
+        if kernel.layout == "streamed":
+            return unit, f"StreamedReader<{kernel.lanes}>"
+        return unit, f"ResidentReader<{kernel.lanes}, {_bool(kernel.ahead)}>"
+
+    @staticmethod
+    def _size(kernel: SoftmaxKernel) -> str:
+        return f"{kernel.lanes}, {LONG_TERM_VECTORS if kernel.kind == 'hvp' else LONG_VECTORS}"
+
+    @staticmethod
+    def from_residual(kernel: SoftmaxKernel) -> str:
+        if kernel.layout == "gather":
+            return "apply_gathered_slopes(program, unit, result_stride, scale, grad_output)"
+        if kernel.layout in ("columns", "short"):
+            return f"apply_column_slopes<{kernel.lanes}>(program, result_stride, scale, grad_output)"
+        size = _Indices._size(kernel)
+        return f"apply_row_slopes<{size}>(program, unit, groups, result_stride, scale, grad_output)"
+
+    @staticmethod
+    def bounds(kernel: SoftmaxKernel) -> str:
+        """Threads of a block, and blocks of a multiprocessor."""
+        layout, second = kernel.layout, kernel.kind == "hvp"
+        bounds = f"{MAX_THREADS}" if layout in ("block", "long") and not second else f"{THREADS}"
+        # Numbers of 8 bytes take two registers, and a cap some more, as weights of classes that are smoothed over.
+        more = kernel.capped or (kernel.smoothed and ITEMSIZE[kernel.input] == 4 and layout == "block")
+        fewer = 2 if kernel.compute == "float64" else 1.5 if more else 1
+        if layout == "lanes" and kernel.kind != "denominator" and not second:
+            return f"{LANE_THREADS}, {int(LANE_BLOCKS / fewer)}"
+        if layout == "block" and kernel.kind != "from_residual" and not second:
+            of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped)
+            return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
+        if layout == "columns" and not second:
+            return f"{bounds}, 3"
+        if layout == "streamed":
+            return f"{LANE_THREADS}, {STREAMED_THREADS // LANE_THREADS}"
+        return bounds
+
+
+class _Dense:
+    """Dense targets: each class adds a term, a function of its log-probability and its target."""
+
+    files = DENSE_FILES, "softmax/term_second.cuh"
+
+    @staticmethod
+    def functors(kernel: SoftmaxKernel) -> str:
+        loss, compute = kernel.loss, kernel.number
+        second = "log_q" if loss.dense == "logits" else "target"
+        given = {"Term": ("term", ["log_p", second, "weight", "classes"]), "Penalty": ("penalty", ["lse"])}
+        lines = []
+        for functor, (part, names) in given.items():
+            lines += [f"struct {functor} {{", f"  using Compute = {compute};"]
+            lines += [*(f"  double {x.name}_;" for x in loss.parameters), "", *call_signature(names)]
+            # Those that the penalty does not use, the compiler would remark on.
+            flags = zip(loss.flags, kernel.flags, strict=True) if part == "term" else ()
+            lines += [f"    constexpr {choice_constant(x, i)};" for x, i in flags]
+            lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
+            for name, expression in loss.constants.items():
+                lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+                lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
+            expression = cuda(loss.expressions[part]) if part in loss.expressions else "0"
+            lines += [*written_at(loss, part), f"    return ::lift<{compute}>({expression});"]
+            lines += [f'#line 1 "<{kernel.title}>.entries"', "  }", "};", ""]
+        return "\n".join(lines)
+
+    @staticmethod
+    def program(kernel: SoftmaxKernel) -> tuple[str, list[str]]:
+        types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
+        flags = [_bool(x) for x in (kernel.loss.dense == "logits", kernel.capped, *kernel.gradients)]
+        program = f"TermProgram<Term, Penalty, Space, {', '.join([*types, *flags])}>"
+        second, given, parameters = kernel.kind == "hvp", kernel.given, _parameters(kernel)
+        tangents = f"}}, {given('input_tangent')}, {given('target_tangent')}"
+        construct = [
+            f"  const Program program{{{'{' * second}Term{{{parameters}}}, Penalty{{{parameters}}}, space,",
+            f"                        {given('input')}, {given('target')},",
+            f"                        {given('input_gradients')}, {given('target_gradients')},",
+            f"                        {'weights' if kernel.weight else 'nullptr'},",
+            f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
+            f"                        {given('values')}, {given('lse')}{tangents * second}}};",
+        ]
+        return f"MovingTermProgram<{program}>" if second else program, construct
+
+    @staticmethod
+    def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
+        """The declaration of the threads that share rows, and the type that moves them."""
+        block = kernel.layout in ("block", "long")
+        unit = f"BlocksUnit<{kernel.cluster}> unit" if block else "LaneUnit unit{width}"
+        long = f"TermReader<LongTerms<{kernel.lanes}, {LONG_TERM_VECTORS}>>"
+        return unit, {
+            "long": long,
+            "columns": "TermReader<TermColumns<true>>",
+            "long columns": "TermReader<TermColumns<false>>",
+        }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentTermReader<{kernel.lanes}>")
+
+    @staticmethod
+    def from_residual(kernel: SoftmaxKernel) -> str:
+        raise NotImplementedError("dense targets leave no residual")
+
+    @staticmethod
+    def bounds(kernel: SoftmaxKernel) -> str:
+        """Threads of a block."""
+        block = kernel.layout in ("block", "long")
+        return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

@@ -3,7 +3,7 @@
     z_c = softcap tanh(logit_scale x_c / softcap), or logit_scale x_c without a softcap
     lse = log sum_c exp(z_c),    log p_c = z_c - lse
 
-A :class:`RowLoss` gives the loss of a row by expressions of these, from whose derivatives value and gradients follow:
+A :class:`SoftmaxLoss` gives the loss of a row by expressions of these, from whose derivatives the gradients follow:
 
     row      for a class index y: a function of nll = -log p_y, rest = 1 - p_y, smooth = -(1 / C) sum_c w_c log p_c and
              the class weight w_y
@@ -24,6 +24,7 @@ from typing import Any
 
 from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
+from cupylosses.definition.registry import define as enter
 
 #: Kinds of targets: a class index per row, a probability per class, or the logits of a teacher.
 TARGETS = ("indices", "probabilities", "logits")
@@ -44,7 +45,7 @@ CHECKS = ("lazy", "sync", "off")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RowLoss(Definition):
+class SoftmaxLoss(Definition):
     """A loss of rows of logits, or of log-probabilities.
 
     ``targets``      kinds of the second operand, of :data:`TARGETS`.
@@ -56,6 +57,7 @@ class RowLoss(Definition):
     ``mean_of_weights``  True if a mean over class indices divides by the sum of the weights of the labels.
     ``scale``        argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
                      ``"temperature"`` divides them.
+    ``specialize``   parameter by specialisation of the kernels (``"smoothed"``): compiled in if it is not 0.
     ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
@@ -67,6 +69,7 @@ class RowLoss(Definition):
     softmax: bool = True
     weights: str | None = None
     scale: str | None = None
+    specialize: Mapping[str, str] = field(default_factory=dict)
     reduction: str = "mean"
     class_dim: int | None = None
 
@@ -117,14 +120,18 @@ class RowLoss(Definition):
         return tuple(x.name for x in self.parameters if x.name not in re.findall(r"\w+", rest))
 
     @property
-    def shipped(self) -> bool:
-        return _registry.get(self.name) is self
-
-    @property
     def identity(self) -> tuple[Any, ...]:
         formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
         own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags)
         return (*own, self.softmax, self.weights, self.mean_of_weights, self.scale, formulas)
+
+    @cached_property
+    def array_names(self) -> tuple[str, ...]:
+        return (*(x.name for x in self.operands), self.weights or "None", "mask", "normalizer")
+
+    @cached_property
+    def setting_names(self) -> tuple[str, ...]:
+        return (*(x.name for x in self.options), *(x for x in self.common if x not in self.array_names))
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
@@ -275,18 +282,6 @@ _COMMON_TEXTS = COMMON_TEXTS | {
 }
 
 
-_registry: dict[str, RowLoss] = {}
-
-
-def define_row(**fields: Any) -> RowLoss:
-    """Makes a :class:`RowLoss` and enters it in the registry, from which the public functions are built."""
-    loss = RowLoss(**fields)
-    if loss.name in _registry:
-        raise ValueError(f"a loss named {loss.name!r} is defined already")
-    _registry[loss.name] = loss
-    return loss
-
-
-def row_registry() -> Mapping[str, RowLoss]:
-    """The library's losses of rows by name, in the order of definition."""
-    return _registry
+def define_softmax(**fields: Any) -> SoftmaxLoss:
+    """Makes a :class:`SoftmaxLoss` and enters it in the registry, from which the public functions are built."""
+    return enter(SoftmaxLoss(**fields))

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 from cupylosses import interop
 from cupylosses.engines.softmax import checks as softmax_checks
-from cupylosses.engines.softmax.call import RowCall, RowResult
+from cupylosses.engines.softmax.call import RowResult, Rows
 from cupylosses.reference_math import detached, divide
 
 
-def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
+def evaluate(call: Rows, promoted: str, readable: bool = True) -> Any:
     """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double. Labels are
     checked where they are ``readable``, which those that are traced are not.
     """
     xp = interop.namespace(call.operands[0])
-    rows = rows_of(xp, call)
-    if rows.bad is not None and call.check != "off" and readable:
+    rows = counted_rows(xp, call)
+    if rows.bad is not None and call.static.check != "off" and readable:
         check_labels(xp, call, rows.bad)
     wide = xp.float32 if promoted != "float64" and interop.kind(call.operands[0]) != "numpy" else xp.float64
     of_rows = _of_nothing if call.classes == 0 else _of_terms if rows.bad is None else _of_indices
@@ -36,16 +36,16 @@ def evaluate(call: RowCall, promoted: str, readable: bool = True) -> Any:
         bad = rows.bad if call.reduction == "none" else xp.any(rows.bad)
         cost = cost + xp.where(bad, xp.full_like(detached(cost), nan), xp.zeros_like(detached(cost)))
     result = xp.astype(cost, getattr(xp, call.out_dtype or promoted), copy=False)
-    if not (call.lse or call.accuracy):
+    if not (call.static.lse or call.static.accuracy):
         return _plain(result)
     return RowResult(
         _plain(result),
-        _plain(xp.astype(detached(lse), wide, copy=False)) if call.lse else None,
-        _plain(accuracy) if call.accuracy else None,
+        _plain(xp.astype(detached(lse), wide, copy=False)) if call.static.lse else None,
+        _plain(accuracy) if call.static.accuracy else None,
     )
 
 
-class Rows(NamedTuple):
+class RowMask(NamedTuple):
     """Which rows count, ``used``; of class indices also the labels, 0 where they are not looked at, and which of the
     rows that count have a ``bad`` one.
     """
@@ -60,28 +60,28 @@ class Rows(NamedTuple):
         return self.used if self.bad is None else self.used & ~self.bad
 
 
-def rows_of(xp: Any, call: RowCall) -> Rows:
+def counted_rows(xp: Any, call: Rows) -> RowMask:
     """Which rows of a call count."""
     target = call.operands[1]
-    shape = call.row_shape
+    shape = call.shape
     like = xp.astype(target, xp.int64) if call.kind == "indices" else target
     everywhere = _placed(xp.ones(shape, dtype=xp.bool, **_device(like)), like)
     used = everywhere if call.mask is None else everywhere & call.mask
     if call.kind != "indices":
-        return Rows(used)
+        return RowMask(used)
     used = used & (like != call.ignore_index)
     valid = (like >= 0) & (like < call.classes)
-    return Rows(used, xp.where(used & valid, like, xp.zeros_like(like)), used & ~valid)
+    return RowMask(used, xp.where(used & valid, like, xp.zeros_like(like)), used & ~valid)
 
 
-def _of_indices(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, Any]:
+def _of_indices(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, Any]:
     """Cost and lse per row, and the accuracy, of class indices. The cost of a bad row is 0."""
     sound = rows.sound
     x = _classes_last(xp, call, call.operands[0], sound, wide)
     label = _one_hot(xp, call.classes, rows.labels)
     weights = _weights(xp, call, x)
     own = xp.sum(xp.where(label, weights, xp.zeros_like(x)), axis=-1, dtype=xp.float64)
-    values = call.loss.bind(call.parameters, call.flags)
+    values = call.values
     if not call.loss.softmax:
         log_p = xp.sum(xp.where(label, x, xp.zeros_like(x)), axis=-1, dtype=xp.float64)
         cost = call.loss.references["row"](xp, nll=0 - log_p, weight=own, **values)
@@ -106,13 +106,13 @@ def _of_indices(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any
     return xp.where(sound, cost, void), lse, xp.astype(accuracy, xp.float32)
 
 
-def _of_terms(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, Any]:
+def _of_terms(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, Any]:
     """The same of a target per class, which has no accuracy."""
     x, target = (_classes_last(xp, call, operand, rows.used, wide) for operand in call.operands)
     z = logits(xp, call, x)
     s, log_sum, _, lse = _softmax(xp, z)
     log_p = s - xp.astype(log_sum, wide)[..., None]
-    values = call.loss.bind(call.parameters, call.flags)
+    values = call.values
     given = {"target": target, "weight": _weights(xp, call, x)}
     operands = [z, target]
     if call.kind == "logits":
@@ -124,13 +124,11 @@ def _of_terms(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, 
     return cost, xp.where(rows.used, lse, xp.zeros_like(lse)), None
 
 
-def _of_nothing(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any, Any]:
+def _of_nothing(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, Any]:
     """Cost, lse and accuracy of rows without classes: sums of nothing, and, as in torch, NaN for the mean over a target
     per class.
     """
-    cost = sum(
-        [xp.sum(x, axis=call.class_dim, dtype=xp.float64) for x in call.operands if x.ndim > len(call.row_shape)]
-    )
+    cost = sum([xp.sum(x, axis=call.class_dim, dtype=xp.float64) for x in call.operands if x.ndim > len(call.shape)])
     if call.kind != "indices" and call.reduction == "mean":
         cost = cost + nan
     lse = xp.where(rows.used, xp.full_like(cost, -inf), xp.zeros_like(cost))
@@ -138,7 +136,7 @@ def _of_nothing(xp: Any, call: RowCall, rows: Rows, wide: Any) -> tuple[Any, Any
     return cost, lse, xp.astype(divide(xp, xp.zeros_like(count), count), xp.float32)
 
 
-def _finish(xp: Any, call: RowCall, cost: Any, lse: Any, operands: list[Any], values: dict[str, Any]) -> Any:
+def _finish(xp: Any, call: Rows, cost: Any, lse: Any, operands: list[Any], values: dict[str, Any]) -> Any:
     """The cost of rows with the penalty; where it is NaN, so are its derivatives with respect to the whole row."""
     penalty = call.loss.references.get("penalty")
     if penalty is not None:
@@ -175,13 +173,13 @@ def _softmax(xp: Any, z: Any) -> tuple[Any, Any, Any, Any]:
     return s, log_sum, total, xp.where(sure, height, top) + log_sum
 
 
-def logits(xp: Any, call: RowCall, x: Any) -> Any:
+def logits(xp: Any, call: Rows, x: Any) -> Any:
     """Scaled and capped."""
     z = x if call.scale == 1.0 else x * call.scale
     return call.softcap * xp.tanh(z / call.softcap) if call.softcap else z
 
 
-def _classes_last(xp: Any, call: RowCall, x: Any, used: Any, wide: Any) -> Any:
+def _classes_last(xp: Any, call: Rows, x: Any, used: Any, wide: Any) -> Any:
     """An operand in the arithmetic type, its classes last, with zeros in the rows that do not count: replaced before
     anything is computed, since afterwards their NaN would be in the gradient.
     """
@@ -194,28 +192,28 @@ def _one_hot(xp: Any, classes: int, labels: Any) -> Any:
     return _placed(xp.arange(classes, **_device(labels)), labels) == labels[..., None]
 
 
-def _weights(xp: Any, call: RowCall, like: Any) -> Any:
+def _weights(xp: Any, call: Rows, like: Any) -> Any:
     """The class weights, in the arithmetic type."""
     if call.weight is None:
         return _placed(xp.ones((call.classes,), dtype=like.dtype, **_device(like)), like)
     return _placed(xp.astype(call.weight, like.dtype, copy=False), like)
 
 
-def divisor(xp: Any, call: RowCall, rows: Rows) -> Any:
+def divisor(xp: Any, call: Rows, rows: RowMask) -> Any:
     """What the sum of the rows is divided by: a number, or an array without dimensions. Bad rows do not count."""
-    if call.divisor is not None:
-        return call.divisor
     if call.normalizer is not None:
         return call.normalizer
+    if call.divisor is not None:
+        return call.divisor
     counted = xp.astype(rows.sound, xp.float64)
     if call.weighs_mean:
         weights = _placed(xp.astype(call.weight, xp.float64), rows.labels)
         weights = xp.take(weights, xp.reshape(rows.labels, (-1,)), axis=0)
-        counted = xp.where(rows.sound, xp.reshape(weights, call.row_shape), xp.zeros_like(counted))
+        counted = xp.where(rows.sound, xp.reshape(weights, call.shape), xp.zeros_like(counted))
     return xp.sum(counted)
 
 
-def check_labels(xp: Any, call: RowCall, bad: Any) -> None:
+def check_labels(xp: Any, call: Rows, bad: Any) -> None:
     """Raises for labels that are no class."""
     if not bool(_whole(xp.any(bad))):
         return

@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from cupylosses.backends.torch import autograd
-from cupylosses.engines.pointwise.codegen import Variant
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch.plans import use_host
+from cupylosses.jit.kernel import Kernel
 from cupylosses.testing.host import build
 from cupylosses.testing.host.execution import HostDevice, execution
 from cupylosses.testing.host.launch import Launcher
@@ -26,19 +27,19 @@ from cupylosses.warmup import in_threads
 
 
 @contextmanager
-def recording(gpu: bool = False) -> Iterator[dict[Variant, None]]:
+def recording(gpu: bool = False) -> Iterator[dict[Kernel, None]]:
     """Within this context, losses of CPU tensors record the kernels that they would run, and run none: results hold
     NaN.
 
     This includes any `execution` within it. The recorded kernels are keys, in the order of their first use. With
     ``gpu``, CUDA tensors record instead, and results are uninitialised.
     """
-    recorded: dict[Variant, None] = {}
-    kind: Any = autograd.TorchDevice if gpu else HostDevice
+    recorded: dict[Kernel, None] = {}
+    kind: Any = torch_device.TorchDevice if gpu else HostDevice
 
     class Recorder(Launcher):
         @classmethod
-        def load(cls, variant: Variant, shared: int = 0) -> tuple[Callable[..., Any], Any]:
+        def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
             recorded[variant] = None
             return (lambda *_: None), None
 
@@ -53,21 +54,21 @@ def recording(gpu: bool = False) -> Iterator[dict[Variant, None]]:
 
 @contextmanager
 def _no_plans() -> Iterator[None]:
-    autograd.use_host(autograd.host)
+    use_host(torch_device.host)
     try:
         yield
     finally:
-        autograd.use_host(autograd.host)
+        use_host(torch_device.host)
 
 
-def build_ahead(kernels: Collection[Variant], advance: Callable[[], object] = lambda: None) -> None:
+def build_ahead(kernels: Collection[Kernel], advance: Callable[[], object] = lambda: None) -> None:
     """Compiles the kernels that the cache lacks, on all processors; ``advance`` is called after each kernel.
 
     A kernel that does not compile is skipped; its launch reports the error.
     """
     build.runtime()  # All kernels link to the runtime.
 
-    def compile(variant: Variant) -> None:
+    def compile(variant: Kernel) -> None:
         with suppress(build.HostCompileError):
             build.kernel(variant.entry, variant.source())
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from cupylosses.backends.torch import autograd
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch.plans import use_host
 from cupylosses.engines.device import TICKET, Device
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.host import settings
@@ -24,7 +25,7 @@ SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 PROCESSORS = 2
 
 
-class HostDevice(autograd.TorchDevice):
+class HostDevice(torch_device.TorchDevice):
     """The CPU as a GPU of a few processors: torch's CPU allocator, no streams."""
 
     is_gpu = False
@@ -37,7 +38,7 @@ class HostDevice(autograd.TorchDevice):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Filled with NaN, so that an element that no kernel writes is noticed."""
         assert type(shape) is type(strides) is tuple, "what allocates on a GPU takes no other sequences"
-        array = torch.empty_strided(shape, strides, dtype=autograd.DTYPES[dtype], device=self.device)
+        array = torch.empty_strided(shape, strides, dtype=torch_device.DTYPES[dtype], device=self.device)
         return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
@@ -63,12 +64,12 @@ class HostDevice(autograd.TorchDevice):
 
 def active() -> bool:
     """True if CPU tensors run the kernels now."""
-    return autograd.host is not None
+    return torch_device.host is not None
 
 
 def switch_on() -> None:
     """Does the same as `execution`, for the rest of the program."""
-    autograd.use_host(HostDevice(PROCESSORS))
+    use_host(HostDevice(PROCESSORS))
 
 
 @contextmanager
@@ -79,9 +80,9 @@ def execution(processors: int = PROCESSORS, **chosen: Any) -> Iterator[HostDevic
     other arguments are fields of :class:`~cupylosses.testing.host.settings.Settings`.
     """
     device = HostDevice(processors)
-    before, old_settings = autograd.use_host(device), settings.use(Settings(**chosen))
+    before, old_settings = use_host(device), settings.use(Settings(**chosen))
     try:
         yield device
     finally:
-        autograd.use_host(before)
+        use_host(before)
         settings.use(old_settings)

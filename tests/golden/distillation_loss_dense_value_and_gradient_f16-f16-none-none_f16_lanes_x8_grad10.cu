@@ -11,7 +11,7 @@ struct Term {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.term"
     return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_terms_gradient_f16-f16-none-none_f16_lanes_x8_grad10>.entries"
+#line 1 "<distillation_loss_dense_value_and_gradient_f16-f16-none-none_f16_lanes_x8_grad10>.entries"
   }
 };
 
@@ -28,7 +28,7 @@ struct Penalty {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.penalty"
     return ::lift<float>(0);
-#line 1 "<distillation_loss_terms_gradient_f16-f16-none-none_f16_lanes_x8_grad10>.entries"
+#line 1 "<distillation_loss_dense_value_and_gradient_f16-f16-none-none_f16_lanes_x8_grad10>.entries"
   }
 };
 
@@ -39,11 +39,13 @@ using Compute = Program::Compute;
 using Reader = ResidentTermReader<8>;
 
 extern "C" __global__ void __launch_bounds__(256)
-distillation_loss_terms_gradient_f16(const half_t* input, const half_t* target, half_t* gradients, half_t* target_gradients, const unsigned char* weights, const unsigned char* mask, half_t* values, float* lse, const half_t* grad_output, double logit_scale, double softcap, double beta_, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
-  const Program program{Term{beta_}, Penalty{beta_}, space, input, target,
-                        gradients, target_gradients, nullptr,
+distillation_loss_dense_value_and_gradient_f16(const half_t* input, const half_t* target, half_t* input_gradients, float* lse, double* memory, half_t* value, const double* expected, double* used, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
+  const Program program{Term{beta_}, Penalty{beta_}, space,
+                        input, target,
+                        input_gradients, nullptr,
                         nullptr,
-                        {logit_scale, softcap}, values, lse};
+                        nullptr, {logit_scale, softcap},
+                        nullptr, lse};
   const LaneUnit unit{width};
-  row_gradient<Reader>(program, unit, groups, grad_output);
+  row_value_and_gradient<Reader>(program, unit, groups, memory, divisor, scale, value, expected, used);
 }

@@ -11,7 +11,7 @@ struct Term {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.term"
     return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_terms_count_f16-f16-none-bool_f16_lanes_x8_grad00>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_columns_x1_grad10>.entries"
   }
 };
 
@@ -28,21 +28,24 @@ struct Penalty {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.penalty"
     return ::lift<float>(0);
-#line 1 "<distillation_loss_terms_count_f16-f16-none-bool_f16_lanes_x8_grad00>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_columns_x1_grad10>.entries"
   }
 };
 
 using Result = half_t;
 using Space = RowSpace<1>;
-using Program = TermProgram<Term, Penalty, Space, half_t, half_t, Absent, bool, half_t, true, false, false, false>;
+using Program = TermProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, half_t, true, false, true, false>;
 using Compute = Program::Compute;
-using Reader = ResidentTermReader<8>;
+using Reader = TermReader<TermColumns<true>>;
 
 extern "C" __global__ void __launch_bounds__(256)
-distillation_loss_terms_count_f16(const half_t* input, const half_t* target, half_t* gradients, half_t* target_gradients, const unsigned char* weights, const bool* mask, half_t* values, float* lse, double* memory, double* value, double logit_scale, double softcap, double beta_, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
-  const Program program{Term{beta_}, Penalty{beta_}, space, input, target,
-                        gradients, target_gradients, nullptr,
-                        mask,
-                        {logit_scale, softcap}, values, lse};
-  count_rows(program, groups, memory, value);
+distillation_loss_dense_gradient_f16(const half_t* input, const half_t* target, half_t* input_gradients, const half_t* grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
+  const Program program{Term{beta_}, Penalty{beta_}, space,
+                        input, target,
+                        input_gradients, nullptr,
+                        nullptr,
+                        nullptr, {logit_scale, softcap},
+                        nullptr, nullptr};
+  const LaneUnit unit{width};
+  row_gradient<Reader>(program, unit, groups, grad_output);
 }

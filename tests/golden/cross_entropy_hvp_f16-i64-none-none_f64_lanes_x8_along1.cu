@@ -28,7 +28,7 @@ struct Loss {
     const auto _row = ::lift<Nest<float>>(weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth));
 #line 1 "cross_entropy.penalty"
     return _row + ::lift<Nest<float>>(weighted(z_loss, square(lse)));
-#line 1 "<cross_entropy_second_f16-i64-none-none_f64_lanes_x8>.entries"
+#line 1 "<cross_entropy_hvp_f16-i64-none-none_f64_lanes_x8_along1>.entries"
   }
 };
 
@@ -39,10 +39,12 @@ using Compute = Program::Compute;
 using Reader = LongReader<8, 2>;
 
 extern "C" __global__ void __launch_bounds__(256)
-cross_entropy_second_f16(const half_t* input, half_t* gradients, const int64* labels, const unsigned char* weights, const unsigned char* mask, int64 ignored, RowStatus* status, int64 site, double* values, Nest<float>* lse, unsigned char* correct, RowSlopes<Nest<float>>* slopes, int64 per_row, const half_t* directions, const double* grad_output, double logit_scale, double softcap, double label_smoothing_, double z_loss_, double gamma_, double poly_, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
-  const Program program{{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, gradients, labels, nullptr, nullptr,
-                        {logit_scale, softcap},
-                        ignored, status, site, values, lse, correct, slopes, per_row}, directions};
+cross_entropy_hvp_f16(const half_t* input, const int64* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 groups, int width, const __grid_constant__ Space space) {
+  const Program program{{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, values, nullptr, nullptr, nullptr,
+                          values != nullptr}, input_tangent};
   const LaneUnit unit{width};
   row_gradient<Reader>(program, unit, groups, grad_output);
 }

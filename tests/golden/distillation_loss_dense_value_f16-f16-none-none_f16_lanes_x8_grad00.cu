@@ -11,7 +11,7 @@ struct Term {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.term"
     return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_terms_value_f16-f16-none-none_f16_columns_x1_grad00>.entries"
+#line 1 "<distillation_loss_dense_value_f16-f16-none-none_f16_lanes_x8_grad00>.entries"
   }
 };
 
@@ -28,7 +28,7 @@ struct Penalty {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.penalty"
     return ::lift<float>(0);
-#line 1 "<distillation_loss_terms_value_f16-f16-none-none_f16_columns_x1_grad00>.entries"
+#line 1 "<distillation_loss_dense_value_f16-f16-none-none_f16_lanes_x8_grad00>.entries"
   }
 };
 
@@ -36,14 +36,16 @@ using Result = half_t;
 using Space = RowSpace<1>;
 using Program = TermProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, half_t, true, false, false, false>;
 using Compute = Program::Compute;
-using Reader = TermReader<TermColumns<true>>;
+using Reader = ResidentTermReader<8>;
 
 extern "C" __global__ void __launch_bounds__(256)
-distillation_loss_terms_value_f16(const half_t* input, const half_t* target, half_t* gradients, half_t* target_gradients, const unsigned char* weights, const unsigned char* mask, half_t* values, float* lse, double* memory, half_t* value, double logit_scale, double softcap, double beta_, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
-  const Program program{Term{beta_}, Penalty{beta_}, space, input, target,
-                        gradients, target_gradients, nullptr,
+distillation_loss_dense_value_f16(const half_t* input, const half_t* target, float* lse, double* memory, half_t* value, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
+  const Program program{Term{beta_}, Penalty{beta_}, space,
+                        input, target,
+                        nullptr, nullptr,
                         nullptr,
-                        {logit_scale, softcap}, values, lse};
+                        nullptr, {logit_scale, softcap},
+                        nullptr, lse};
   const LaneUnit unit{width};
   row_value<Reader>(program, unit, groups, memory, divisor, value);
 }

@@ -11,7 +11,7 @@ struct Term {
     const auto remainder = ::constant<Nest<float>>(remainder_);
 #line 1 "distillation_loss.term"
     return ::lift<Nest<float>>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_terms_second_f16-f16-none-none_f64_lanes_x8_grad10>.entries"
+#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_block_x8_grad10_along10>.entries"
   }
 };
 
@@ -28,7 +28,7 @@ struct Penalty {
     const auto remainder = ::constant<Nest<float>>(remainder_);
 #line 1 "distillation_loss.penalty"
     return ::lift<Nest<float>>(0);
-#line 1 "<distillation_loss_terms_second_f16-f16-none-none_f64_lanes_x8_grad10>.entries"
+#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_block_x8_grad10_along10>.entries"
   }
 };
 
@@ -39,11 +39,13 @@ using Compute = Program::Compute;
 using Reader = TermReader<LongTerms<8, 2>>;
 
 extern "C" __global__ void __launch_bounds__(256)
-distillation_loss_terms_second_f16(const half_t* input, const half_t* target, half_t* gradients, half_t* target_gradients, const unsigned char* weights, const unsigned char* mask, double* values, Nest<float>* lse, const half_t* directions, const half_t* target_directions, const double* grad_output, double logit_scale, double softcap, double beta_, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
-  const Program program{{Term{beta_}, Penalty{beta_}, space, input, target,
-                        gradients, target_gradients, nullptr,
+distillation_loss_dense_hvp_f16(const half_t* input, const half_t* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
+  const Program program{{Term{beta_}, Penalty{beta_}, space,
+                        input, target,
+                        input_gradients, nullptr,
                         nullptr,
-                        {logit_scale, softcap}, values, lse}, directions, target_directions};
-  const LaneUnit unit{width};
+                        nullptr, {logit_scale, softcap},
+                        values, nullptr}, input_tangent, nullptr};
+  const BlocksUnit<1> unit;
   row_gradient<Reader>(program, unit, groups, grad_output);
 }

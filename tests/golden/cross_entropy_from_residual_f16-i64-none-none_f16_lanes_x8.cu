@@ -28,7 +28,7 @@ struct Loss {
     const auto _row = ::lift<float>(weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth));
 #line 1 "cross_entropy.penalty"
     return _row + ::lift<float>(weighted(z_loss, square(lse)));
-#line 1 "<cross_entropy_values_f16-i64-none-none_f16_lanes_x8>.entries"
+#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_lanes_x8>.entries"
   }
 };
 
@@ -39,10 +39,12 @@ using Compute = Program::Compute;
 using Reader = ResidentReader<8, false>;
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-cross_entropy_values_f16(const half_t* input, half_t* gradients, const int64* labels, const unsigned char* weights, const unsigned char* mask, int64 ignored, RowStatus* status, int64 site, half_t* values, float* lse, unsigned char* correct, RowSlopes<float>* slopes, int64 per_row, double logit_scale, double softcap, double label_smoothing_, double z_loss_, double gamma_, double poly_, double divisor, double scale, int64 groups, int width, const __grid_constant__ Space space) {
-  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, gradients, labels, nullptr, nullptr,
-                        {logit_scale, softcap},
-                        ignored, status, site, values, lse, correct, slopes, per_row};
-  const LanesUnit unit{{width}};
-  row_values<Reader>(program, unit, groups);
+cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, RowSlopes<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 groups, int width, const __grid_constant__ Space space) {
+  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, nullptr, nullptr, nullptr, residual,
+                          residual != nullptr};
+  const LaneUnit unit{width};
+  apply_row_slopes<8, 4>(program, unit, groups, result_stride, scale, grad_output);
 }

@@ -1,0 +1,142 @@
+"""One CUDA device through torch, and the names of torch's dtypes."""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import torch
+
+from cupylosses import interop
+from cupylosses.engines.device import Device
+from cupylosses.jit import gpu
+from cupylosses.torch_compat import current_stream, empty_strided, is_autocast_cpu_enabled, is_capturing
+
+DTYPE_NAMES = {
+    torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
+    torch.bool: "bool", torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16", torch.int32: "int32",
+    torch.int64: "int64",
+}  # fmt: skip
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+#: The types of tensors that kernels read; subclasses have a meaning of their own.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class TorchDevice(Device):
+    """One CUDA device through torch: its allocator, its current stream."""
+
+    #: Whether another device may be the current one.
+    is_one_of_several = False
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, *gpu.gpu(index))
+        self.device = torch.device("cuda", index)
+        self.is_one_of_several = torch.cuda.device_count() > 1
+        self.stream = partial(current_stream, index)
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream(self.index).synchronize()
+
+    def double(self, normalizer: Any) -> Any:
+        if self.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
+            return float(normalizer)  # to copy it would wait for the GPU
+        return double(normalizer, self.device)
+
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return empty_strided(shape, strides, DTYPES[dtype])
+
+    def full(self, count: int, value: float) -> torch.Tensor:
+        return torch.full((count,), value, dtype=torch.float64, device=self.device)
+
+    def kept(self, count: int, value: float) -> torch.Tensor:
+        # In another thread, on its default stream: what this one allocates may go to the pool of a CUDA graph, which
+        # torch.compile's reduce-overhead mode then finds occupied.
+        made: list[Any] = []
+
+        def make() -> None:
+            with torch.cuda.device(self.index):
+                made.append(self.full(count, value))
+                made.append(torch.cuda.current_stream().record_event())
+
+        thread = Thread(target=make)
+        thread.start()
+        thread.join()
+        array, event = made
+        torch.cuda.current_stream(self.index).wait_event(event)
+        return array
+
+    def copy(self, array: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty_strided(array.shape, strides, dtype=array.dtype, device=array.device).copy_(array)
+
+    def visible(self, words: int) -> tuple[torch.Tensor, int]:
+        array = torch.zeros(words, dtype=torch.int64, pin_memory=self.is_gpu)
+        return array, array.data_ptr()
+
+    address = staticmethod(torch.Tensor.data_ptr)
+    strides = staticmethod(torch.Tensor.stride)
+    capturing = staticmethod(is_capturing)
+
+
+devices: dict[int, TorchDevice] = {}
+
+#: The device that runs the kernels of CPU tensors; None, for the reference formulas, except under
+#: `cupylosses.testing.host`.
+host: TorchDevice | None = None
+
+_CPU = -1  # Tensor.get_device() of a CPU tensor
+
+
+def set_host(device: TorchDevice | None) -> TorchDevice | None:
+    """Makes a device the one that runs the kernels of CPU tensors, or None; returns the one before."""
+    global host
+    before, host = host, device
+    devices.pop(_CPU, None)
+    if device is not None:
+        devices[_CPU] = device
+    return before
+
+
+def device_of(x: torch.Tensor) -> TorchDevice:
+    """The device that a tensor is on."""
+    index = x.get_device()
+    found = devices.get(index)
+    if found is None:
+        found = devices[index] = TorchDevice(index)
+    return found
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """True if kernels read memory of this tensor's device and dtype."""
+    return (x.is_cuda or (host is not None and x.is_cpu)) and x.dtype in DTYPE_NAMES
+
+
+def has_autocast(x: torch.Tensor) -> bool:
+    """True if autocast is on for the tensor's device."""
+    if x.is_cuda:
+        return torch.is_autocast_enabled()
+    return x.device.type == "cpu" and is_autocast_cpu_enabled()
+
+
+def double(normalizer: Any, device: torch.device) -> torch.Tensor:
+    """A normalizer of any library as a double on a device; a copy, since backward needs it too."""
+    x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
+    return x.detach().to(device=device, dtype=torch.float64, copy=True).reshape(())
+
+
+def laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor with these strides: itself, or a copy."""
+    x = x.resolve_neg()
+    if x.stride() == tuple(strides):
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def has_memory(x: torch.Tensor) -> bool:
+    """True if kernels can read it: a batch of several grad_outputs (is_grads_batched) has no memory of its own."""
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,167 @@
+"""Values, gradients and second derivatives of plain tensors by kernels, without autograd: what operators compute.
+
+Each function returns None where no kernel can read the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cupylosses import interop
+from cupylosses.backends.torch.device import TorchDevice, double, laid_out
+from cupylosses.backends.torch.plans import find, with_copies
+from cupylosses.call import Call
+from cupylosses.engines import execute
+from cupylosses.engines.base import Plan, Wanted
+from cupylosses.engines.device import Divisor
+from cupylosses.torch_compat import current_device
+
+
+def scalars_of(call: Call, plan: Plan, device: TorchDevice) -> tuple[float, ...]:
+    """The scalars that kernels take: those of the call, and where to report bad data."""
+    if plan.takes_status:
+        return (*call.scalars, device.status() if plan.reports else 0)
+    return call.scalars
+
+
+def normalizer_of(call: Call, device: TorchDevice) -> Any:
+    """The normalizer as a float, or as a double on the device. One on the CPU is read: to copy it would wait."""
+    normalizer = call.normalizer
+    if normalizer is None or type(normalizer) is float:
+        return normalizer
+    if device.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
+        return float(normalizer)
+    return double(normalizer, device.device)
+
+
+def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[list[Any], list[int]]:
+    """New arrays for the auxiliary outputs, None for those that are not asked for; and their addresses. The last is the
+    residual, of plans that have one.
+    """
+    arrays: list[Any] = []
+    for spec in plan.auxiliary:
+        asked = spec is not None and (residual or spec is not plan.residual)
+        arrays.append(device.empty(spec.shape, spec.strides, spec.dtype) if spec and asked else None)
+    return arrays, [0 if x is None else x.data_ptr() for x in arrays]
+
+
+def outputs(call: Call, plan: Plan, value: torch.Tensor, arrays: Sequence[Any]) -> list[torch.Tensor]:
+    """The value, and the other results that the call asks for, from the auxiliary outputs."""
+    stored = arrays[:-1] if plan.residual is not None else arrays
+    return [value, *plan.engine.auxiliary_results(interop.namespace(value), call, stored)]
+
+
+def report(plan: Plan, device: TorchDevice) -> None:
+    """Raises what kernels have found out about the data, after waiting for them."""
+    if plan.waits:
+        device.synchronize()
+    plan.engine.raise_reported(device)
+
+
+def _divisor(call: Call, plan: Plan, device: TorchDevice, pointers: Sequence[int]) -> Divisor:
+    return execute.denominator(plan, device, pointers, call.scalars, normalizer_of(call, device))
+
+
+def _is_apart(call: Call, plan: Plan) -> bool:
+    """True of a value with dimensions that is divided by an array, which no kernel does."""
+    on_device = plan.counted if call.normalizer is None else type(call.normalizer) is not float
+    return on_device and not plan.scalar
+
+
+def _parts(call: Call, plan: Plan) -> tuple[Any, list[torch.Tensor]]:
+    """Such a call taken apart, and the values of its parts."""
+    apart = plan.engine.apart(call, plan.promoted, plan.nothing, False)
+    assert apart is not None
+    found = []
+    for part in apart.calls:
+        values_of_part = values(part, False)
+        assert values_of_part is not None  # kernels read the arrays of the whole
+        found.append(values_of_part[0])
+    return apart, found
+
+
+def values(call: Call, residual: bool) -> list[torch.Tensor] | None:
+    """The value, the residual if it is asked for, and what the call asks for besides."""
+    found = find(call.loss, call.arrays, call.static, (False,) * len(call.arrays))
+    if found is None:
+        return None
+    plan, device, pointers, _ = found
+    if plan is None:
+        return values(with_copies(call, pointers, laid_out), residual)
+    if device.is_one_of_several and current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return values(call, residual)
+    if plan.reports:
+        plan.engine.raise_reported(device)
+    if _is_apart(call, plan):
+        apart, parts = _parts(call, plan)
+        return [apart.finish(interop.namespace(call.arrays[0]), parts)]
+    scalars = scalars_of(call, plan, device)
+    divisor = _divisor(call, plan, device, pointers)
+    arrays, addresses = auxiliary(plan, device, residual)
+    value = execute.reduced_or_not(plan, device, pointers, scalars, divisor, addresses)
+    waits = plan.waits and not (device.is_gpu and torch.cuda.is_current_stream_capturing())
+    if plan.reports and (waits or not device.is_gpu):
+        report(plan, device)
+    value, *more = outputs(call, plan, value, arrays)
+    return [value, arrays[-1], *more] if residual else [value, *more]
+
+
+def gradients(
+    call: Call, grad_output: torch.Tensor, residual: torch.Tensor | None, wanted: Wanted
+) -> list[torch.Tensor | None] | None:
+    """The gradients of the arrays that are wanted, from the residual of forward if there is one."""
+    found = find(call.loss, call.arrays, call.static, wanted)
+    if found is None:
+        return None
+    plan, device, pointers, _ = found
+    if plan is None:
+        return gradients(with_copies(call, pointers, laid_out), grad_output, residual, wanted)
+    if device.is_one_of_several and current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return gradients(call, grad_output, residual, wanted)
+    if _is_apart(call, plan):
+        apart, parts = _parts(call, plan)
+        below = apart.below(parts)
+        # An index over which there is nothing to sum has no gradient.
+        scaled = torch.where(below == 0, 0.0, grad_output.double() / below).expand(plan.shape)
+        return gradients(apart.calls[0], scaled, None, wanted)
+    scalars = scalars_of(call, plan, device)
+    divisor = _divisor(call, plan, device, pointers)
+    grad_output, strides = upstream(plan, grad_output)
+    launch = plan, device, pointers, scalars, divisor, wanted
+    if residual is not None:
+        residual = residual.contiguous()
+        return execute.from_residual(*launch, residual.data_ptr(), grad_output.data_ptr(), strides is not None)
+    return execute.gradients(*launch, grad_output.data_ptr(), strides)
+
+
+def upstream(plan: Plan, grad_output: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """A grad_output as the plan's kernels read it, and its strides; None for one number."""
+    if plan.scalar:
+        return grad_output.resolve_neg(), None
+    strides = plan.upstream_strides()
+    grad_output = grad_output.resolve_neg() if strides is None else laid_out(grad_output, strides)
+    return grad_output, grad_output.stride()
+
+
+def hvp(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor, list[Any]] | None:
+    """The value of a derivative along tangents, and its gradients of the arrays that are wanted."""
+    found = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays))
+    if found is None:
+        return None
+    plan, device, pointers, _ = found
+    if plan is None:
+        return hvp(with_copies(call, pointers, laid_out), grad_output, wanted)
+    if device.is_one_of_several and current_device() != device.index:
+        with torch.cuda.device(device.index):
+            return hvp(call, grad_output, wanted)
+    scalars = scalars_of(call, plan, device)
+    divisor = _divisor(call, plan, device, pointers)
+    grad_output, strides = upstream(plan, grad_output)
+    launch = plan, device, pointers, scalars, divisor, wanted
+    along, changed = execute.hvp(*launch, grad_output.data_ptr(), strides)
+    return along, [g if w else None for g, w in zip(changed, wanted, strict=True)]

@@ -1,0 +1,373 @@
+"""Execution of plans: the one place that allocates results, binds addresses to kernels and launches them.
+
+A launch is described by the same five values everywhere: the plan, the device, the addresses of the plan's arrays, the
+scalars, and the divisor of the sum. ``auxiliary`` are the addresses of outputs besides the value, 0 for those that are
+not asked for.
+
+Speculative gradients: the kernel of a reduced value also writes the gradients, for the ``grad_output`` that backward
+has had before. Backward launches a check: if the true one is another, the check writes the gradients again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from cupylosses.engines.base import Plan, Step, Wanted
+from cupylosses.engines.device import Device, Divisor
+from cupylosses.jit import compiler
+
+
+class OnePass:
+    """The two launches of a speculative gradient: the value's, and the check in backward."""
+
+    __slots__ = (
+        "buffers",
+        "check",
+        "complete",
+        "device",
+        "first",
+        "launches",
+        "nothing",
+        "partials",
+        "place",
+        "records",
+        "slot",
+        "spare",
+    )
+
+    def __init__(self, plan: Plan, device: Device, wanted: Wanted, counted: bool) -> None:
+        written = plan.writable(wanted)
+        self.device, self.slot = device, plan.slot
+        #: True if no other gradient is wanted.
+        self.complete = written == wanted
+        self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
+        self.partials, self.records = plan.partials, plan.records
+        self.first = plan.launcher("value_and_gradient", written, counted)
+        self.check = plan.launcher("verify_gradient", written, counted)
+        # Both take their arguments from one buffer, where grad_output, which only the check has, stands last.
+        tensors, place = len(written) + len(self.buffers), len(self.first.format)
+        own = tensors + len(plan.auxiliary)
+        check = (*range(tensors), place, own + 3, own + 2, *range(own + 4, place))
+        self.launches, self.place = [(self.first, range(place)), (self.check, check)], place
+        #: Finished checks by stream, for the next forward to use again.
+        self.spare: defaultdict[int, list[GradScaleCheck]] = defaultdict(list)
+
+
+class GradScaleCheck:
+    """The recorded ``grad_output`` of a speculative gradient, and the launch that compares it with the true one.
+
+    Its arguments are written in forward except for the true ``grad_output``: backward runs in another thread, to which
+    each object that it touches has to come from the cache of another processor. Backward gives it back for the next
+    forward of the same launch on the same stream, where the records are free by then, which spares allocations. A graph
+    under capture keeps its own.
+    """
+
+    __slots__ = (
+        "addresses",
+        "arguments",
+        "complete",
+        "device",
+        "first",
+        "launcher",
+        "place",
+        "pointers",
+        "records",
+        "second",
+        "spare",
+        "stream",
+        "strides",
+        "workspace",
+    )
+
+    def __init__(self, plan: Plan, found: OnePass, stream: int, capturing: bool) -> None:
+        # All that backward needs is in this one object.
+        device = self.device = found.device
+        self.stream, self.spare = None if capturing else stream, found.spare[stream]
+        self.complete, self.launcher, self.place = found.complete, found.check, found.place
+        self.strides = plan.operand_strides
+        self.records = device.empty((found.records,), (1,), "float64")
+        self.workspace, workspace = device.workspace(stream, found.partials, capturing)
+        self.addresses = workspace, device.expectation(found.slot), device.address(self.records)
+        #: The addresses of the arrays.
+        self.pointers: Sequence[int] = ()
+        self.arguments, (self.first, self.second) = compiler.arguments(found.place + 1, found.launches)
+
+    def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
+        """Makes the gradients those for the true ``grad_output``. Returns False, and launches nothing, under the
+        capture of a graph that will run without the forward that wrote them.
+        """
+        device = self.device
+        stream = device.stream()
+        if stream != 0 and self.stream is not None and device.capturing():
+            return False
+        arguments = self.arguments
+        if pointers != self.pointers:
+            arguments[: len(pointers)] = pointers
+        arguments[self.place] = grad_output
+        self.launcher.launch(stream, self.second)
+        if stream == self.stream:
+            self.spare.append(self)
+        return True
+
+    def release(self, stream: int) -> None:
+        """Leaves it to the next forward on a stream, if it will not be run."""
+        if stream == self.stream:
+            self.spare.append(self)
+
+
+#: What describes a launch: plan, device, addresses of the arrays, scalars, divisor.
+Bound = tuple[Plan, Device, Sequence[int], Sequence[float], Divisor]
+
+#: Gradients that were written speculatively, and their check.
+Speculation = tuple[GradScaleCheck, list[Any]]
+
+
+def gradient_buffers(plan: Plan, device: Device, wanted: Wanted) -> tuple[list[Any], list[int]]:
+    """New arrays for the wanted gradients, None for the others; and the addresses of the arrays."""
+    gradients: list[Any] = [None] * len(wanted)
+    addresses = []
+    for slot, shape, strides, dtype in plan.buffers(wanted):
+        array = gradients[slot] = device.empty(shape, strides, dtype)
+        addresses.append(device.address(array))
+    return gradients, addresses
+
+
+def denominator(
+    plan: Plan, device: Device, pointers: Sequence[int], scalars: Sequence[float], normalizer: Any = None
+) -> Divisor:
+    """The divisor of the sum. ``normalizer`` is a float, or a 0-d float64 array on the device."""
+    if normalizer is not None:
+        if type(normalizer) is float:
+            return Divisor(plan.divisor * normalizer)
+        return Divisor(plan.divisor, normalizer, device.address(normalizer))
+    divisor = plan.divisor * scalars[-1] if plan.weighted else plan.divisor
+    if not plan.counted:
+        return Divisor(divisor)
+    counting, positions, factor = plan.denominator()
+    array = value(counting, device, [pointers[i] for i in positions], (), Divisor(counting.divisor))
+    return Divisor(divisor * factor, array, device.address(array))
+
+
+def value(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    auxiliary: Sequence[int] = (),
+) -> Any:
+    """The reduced value."""
+    stream = device.stream()
+    value = device.empty((), (), plan.result)
+    _memory, workspace = device.workspace(stream, plan.partials, stream != 0 and device.capturing())
+    launcher = plan.launcher("value", plan.nothing, divisor.counted)
+    auxiliary = auxiliary or plan.no_auxiliary
+    launcher(stream, *pointers, *auxiliary, workspace, device.address(value), *scalars, *divisor.arguments)
+    return value
+
+
+def value_and_gradients(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    wanted: Wanted,
+    auxiliary: Sequence[int] = (),
+) -> tuple[Any, Speculation | None]:
+    """The reduced value and, for the expected ``grad_output``, the gradients that its kernel can write."""
+    try:
+        found = plan.one_pass[wanted, divisor.counted]
+    except KeyError:
+        found = OnePass(plan, device, wanted, divisor.counted) if any(plan.writable(wanted)) else None
+        plan.one_pass[wanted, divisor.counted] = found
+    if found is None:
+        return value(plan, device, pointers, scalars, divisor, auxiliary), None
+    stream = device.stream()
+    if stream != 0 and device.capturing():
+        check = GradScaleCheck(plan, found, stream, True)
+    else:
+        try:
+            check = found.spare[stream].pop()
+        except IndexError:
+            check = GradScaleCheck(plan, found, stream, False)
+    check.pointers = pointers
+    result = device.empty((), (), plan.result)
+    gradients: list[Any] = found.nothing.copy()
+    addresses = []
+    for slot, shape, strides, dtype in found.buffers:
+        array = gradients[slot] = device.empty(shape, strides, dtype)
+        addresses.append(device.address(array))
+    workspace, expected, records = check.addresses
+    found.first.pack(
+        check.arguments,
+        0,
+        *pointers,
+        *addresses,
+        *(auxiliary or plan.no_auxiliary),
+        workspace,
+        device.address(result),
+        expected,
+        records,
+        *scalars,
+        *divisor.arguments,
+    )
+    found.first.launch(stream, check.first)
+    return result, (check, gradients)
+
+
+def verified_gradients(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    wanted: Wanted,
+    grad_output: int,
+    speculation: Speculation | None,
+) -> list[Any]:
+    """The gradients for the true ``grad_output``: the speculative ones if they are right, computed now otherwise."""
+    if speculation is not None and speculation[0].run(grad_output, pointers):
+        return speculation[1]
+    gradients, addresses = gradient_buffers(plan, device, wanted)
+    launcher = plan.launcher("verify_gradient", wanted, divisor.counted)
+    expected = device.expectation(plan.slot)
+    launcher(device.stream(), *pointers, *addresses, grad_output, 0, expected, *scalars, *divisor.arguments)
+    return gradients
+
+
+def unreduced(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    auxiliary: Sequence[int] = (),
+) -> Any:
+    """A value with dimensions: one per element, row, or index of the dimensions that are kept."""
+    step = plan.unreduced_step(divisor.counted)
+    values = device.empty(plan.shape, plan.strides, plan.result)
+    own = (*(auxiliary or plan.no_auxiliary), device.address(values))
+    _run(step, device, pointers, own, scalars, divisor)
+    return values
+
+
+def gradients(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    wanted: Wanted,
+    grad_output: int,
+    grad_output_strides: tuple[int, ...] | None,
+    speculation: Speculation | None = None,
+) -> list[Any]:
+    """Every wanted gradient, by whichever kernels it takes; None for the others. ``grad_output_strides`` is None for a
+    ``grad_output`` that is one number.
+    """
+    upstream = None
+    result: list[Any] = [None] * len(wanted)
+    if grad_output_strides is not None:
+        upstream = grad_output_strides, grad_output % 16
+    elif True in (writable := plan.writable(wanted)):
+        result = verified_gradients(plan, device, pointers, scalars, divisor, writable, grad_output, speculation)
+        if writable == wanted:
+            return result
+    for step in plan.gradient_steps(wanted, upstream, divisor.counted):
+        addresses = []
+        for slot in step.slots:
+            x = plan.tensors[slot]
+            array = result[slot] = device.empty(x.shape, x.gradient.strides, x.dtype)
+            addresses.append(device.address(array))
+        _run(step, device, pointers, (*addresses, grad_output), scalars, divisor)
+    return result
+
+
+def _run(
+    step: Step,
+    device: Device,
+    pointers: Sequence[int],
+    own: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+) -> None:
+    partials = device.empty((step.partials,), (1,), "float64") if step.partials else None
+    if step.partials is not None:
+        own = (*own, 0 if partials is None else device.address(partials))
+    stream = device.stream()
+    for launcher in step.launchers:
+        launcher(stream, *pointers, *own, *scalars, *divisor.arguments)
+
+
+def residual(plan: Plan, device: Device) -> Any:
+    """A new array for the coefficients from which `from_residual` writes gradients."""
+    assert plan.residual is not None
+    return device.empty(plan.residual.shape, plan.residual.strides, plan.residual.dtype)
+
+
+def from_residual(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    wanted: Wanted,
+    residual: int,
+    grad_output: int,
+    per_row: bool,
+    over: Any = None,
+) -> list[Any]:
+    """The gradients from the residual of forward, for a ``grad_output`` per row or one number. The first gradient is
+    written into ``over`` if that is given.
+    """
+    if over is None:
+        gradients, addresses = gradient_buffers(plan, device, wanted)
+    else:
+        gradients, addresses = [over, *[None] * (len(wanted) - 1)], [device.address(over)]
+    launcher = plan.launcher("from_residual", wanted, divisor.counted)
+    own = residual, grad_output, int(per_row)
+    launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
+    return gradients
+
+
+def hvp(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    wanted: Wanted,
+    grad_output: int,
+    grad_output_strides: tuple[int, ...] | None,
+) -> tuple[Any, list[Any]]:
+    """Of the plan of a derivative along tangents: its value, and its gradients for a ``grad_output``, which are the
+    product of the second derivatives with the tangents. One launch if the engine has a kernel for both.
+    """
+    if plan.fused_hvp:
+        value = device.empty(plan.shape, plan.strides, plan.result)
+        wanted = tuple([w or a for w, a in zip(wanted, plan.always_written, strict=True)])
+        changed, addresses = gradient_buffers(plan, device, wanted)
+        launcher = plan.launcher("hvp", wanted, divisor.counted)
+        own = device.address(value), grad_output
+        launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
+        return value, changed
+    launch = plan, device, pointers, scalars, divisor
+    along = reduced_or_not(*launch)
+    if True not in wanted:
+        return along, [None] * len(wanted)
+    return along, gradients(*launch, wanted, grad_output, grad_output_strides)
+
+
+def reduced_or_not(
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    divisor: Divisor,
+    auxiliary: Sequence[int] = (),
+) -> Any:
+    """The value, reduced or not."""
+    return (value if plan.scalar else unreduced)(plan, device, pointers, scalars, divisor, auxiliary)

@@ -1,0 +1,419 @@
+"""The engine of softmax losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+from cupylosses import checks, interop
+from cupylosses.adoption import LIBRARIES, adopted
+from cupylosses.call import Call, Parts
+from cupylosses.engines.base import (
+    ARGUMENTS,
+    DTYPE,
+    SHAPES,
+    Apart,
+    Engine,
+    Machine,
+    Question,
+    TensorSpec,
+    Wanted,
+    contiguous,
+)
+from cupylosses.engines.device import Device
+from cupylosses.engines.softmax import checks as softmax_checks
+from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.engines.softmax import reference as softmax_reference
+from cupylosses.engines.softmax.call import RowResult, Rows, Static
+from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
+from cupylosses.engines.softmax.plan import SoftmaxPlan, copied
+from cupylosses.reference_math import divide
+
+#: Settings that were checked before, by the identities of what was given: the result, and what was given, which keeps
+#: the identities its own.
+_SETTINGS: dict[tuple[Any, ...], tuple[tuple[Static, tuple[float, ...]], tuple[Any, ...]]] = {}
+_MAX_SETTINGS = 1024
+
+#: Types of which nothing changes unnoticed.
+_CONSTANT = frozenset({int, float, bool, str, type(None)})
+
+
+class Status(ctypes.Structure):
+    """``RowStatus`` of ``kernels/softmax/rows.cuh``."""
+
+    _fields_ = (
+        ("code", ctypes.c_uint),
+        ("unused", ctypes.c_uint),
+        ("row", ctypes.c_longlong),
+        ("label", ctypes.c_longlong),
+        ("classes", ctypes.c_longlong),
+        ("site", ctypes.c_longlong),
+    )
+
+
+class SoftmaxEngine(Engine):
+    """Losses of rows of logits, against class indices or dense targets."""
+
+    name = "softmax"
+    needs_chip = True
+    contracts = True
+    Definition = SoftmaxLoss
+    Static = Static
+
+    # Arguments
+
+    def bind(
+        self, loss: SoftmaxLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        first, second, weight, mask, normalizer = arrays
+        known = interop.known_kinds
+        library = known.get(type(first))
+        if library not in LIBRARIES or not all([x is None or known.get(type(x)) == library for x in arrays[1:4]]):
+            given = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
+            given |= {} if weight is None else {str(loss.weights): weight}
+            given |= {} if mask is None else {"mask": mask}
+            found = dict(zip(given, adopted(loss, list(given), list(given.values()))[1], strict=True))
+            first, second = (found[x.name] for x in loss.operands)
+            weight, mask = found.get(str(loss.weights)), found.get("mask")
+        plain = library == "torch" and normalizer is None and not (legacy and any([x is not None for x in legacy]))
+        # The first call of a process may be traced, before the backend can say so.
+        if plain and interop.tracers and not interop.is_tracing():
+            # Found by the identities of settings, which are mostly defaults.
+            default = all(map(is_, settings, loss.default_settings))
+            own = () if default else map(id, settings)
+            key = (loss, second.dtype, first.dim(), weight is None, mask is None, *own)
+            kept = _SETTINGS.get(key)
+            if kept is None:
+                kept = _settings(loss, first, second, weight, mask, None, settings, legacy), settings
+                if all([type(x) in _CONSTANT for x in settings]):
+                    if len(_SETTINGS) >= _MAX_SETTINGS:
+                        _SETTINGS.clear()
+                    _SETTINGS[key] = kept
+            static, scalars = kept[0]
+        else:
+            static, scalars = _settings(loss, first, second, weight, mask, normalizer, settings, legacy)
+            if normalizer is not None:
+                normalizer = checks.normalizer(loss, normalizer, static.reduction)
+        present = (first, second) if weight is None and mask is None else _present(first, second, weight, mask)
+        return loss, present, static, scalars, normalizer
+
+    def names(self, call: Call) -> list[str]:
+        return Rows(call).names
+
+    def check(self, call: Call) -> None:
+        softmax_checks.arrays(Rows(call))
+
+    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
+        return checks.promote([checks.dtype_name(x) for x in call.arrays[:2]])
+
+    # Plans
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> SoftmaxPlan:
+        return SoftmaxPlan(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Rows whose classes lie apart, where columns serve them badly, are read from copies with the classes next to
+        each other; so are class weights with gaps, and tangents that kernels cannot read as they lie.
+        """
+        static, loss = call.static, call.loss
+        assert isinstance(loss, SoftmaxLoss)
+        dim, found = static.class_dim, {}
+        operands = 1 if static.kind == "indices" else 2
+        # Without a softmax only kernels that write gradients take whole rows.
+        if (writes or loss.softmax) and copied(static, tensors, loss.softmax):
+            for i, x in enumerate(tensors[:operands]):
+                if not x.strides[dim] == x.gradient.strides[dim] == 1:
+                    found[i] = softmax_layout.classes_last(x.shape, dim)
+        if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
+            found[2] = (1,)
+        tangents = len(tensors) - sum(static.moving)
+        rest = iter(range(tangents, len(tensors)))
+        for x, moves in zip(tensors, static.moving, strict=False):
+            if moves and (i := next(rest)) >= 0:
+                own, lies = x.gradient.strides, tensors[i].strides
+                near = lies[dim] in (0, 1) if x.strides[dim] == 1 else 0 in lies or lies == x.strides
+                if lies != own and (operands == 2 or not near):
+                    found[i] = own
+        return found
+
+    def auxiliary_results(self, xp: Any, call: Call, stored: Sequence[Any]) -> list[Any]:
+        static = call.static
+        found = [stored[0]] if static.lse else []
+        return [*found, _accuracy(xp, Rows(call), stored[1])] if static.accuracy else found
+
+    def result(self, call: Call, outputs: Sequence[Any]) -> Any:
+        static = call.static
+        if not (static.lse or static.accuracy):
+            return outputs[0]
+        return RowResult(outputs[0], outputs[1] if static.lse else None, outputs[-1] if static.accuracy else None)
+
+    def raise_reported(self, device: Device) -> None:
+        if not device.has_status:
+            return
+        status = Status.from_address(device.status())
+        if status.code != 2:
+            return
+        site, row, label, classes = status.site, status.row, status.label, status.classes
+        status.code = 0
+        loss, shape = SoftmaxPlan.sites[site]
+        position = []
+        for n in reversed(shape):
+            row, at = divmod(row, n)
+            position.append(at)
+        raise softmax_checks.bad_label(loss, position[::-1], label, classes, False)
+
+    def overwrites(self, call: Call) -> bool:
+        return bool(call.static.inplace and call.static.kind == "indices")
+
+    def waits(self, call: Call) -> bool:
+        return bool(call.static.check == "sync" and call.static.kind == "indices")
+
+    # Formulas
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        return softmax_reference.evaluate(Rows(call), promoted, readable)
+
+    def floating(self, call: Call) -> Wanted:
+        return tuple([i == 0 or (i == 1 and call.static.kind != "indices") for i in range(len(call.arrays))])
+
+    # Transforms
+
+    def has_residual(self, call: Call) -> bool:
+        return bool(call.static.kind == "indices")
+
+    def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
+        static, rows = call.static, Rows(call).shape
+        compute = "float64" if any([checks.dtype_name(x) == "float64" for x in call.arrays[:2]]) else "float32"
+        found = [_row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
+        found += [_row_major(compute, (*rows, 4))] if self.has_residual(call) else []
+        found += [_row_major(compute, rows)] if static.lse else []
+        return found + ([_row_major("float32", ())] if static.accuracy else [])
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        """A float64 value per row: a batch is one more dimension of rows. The rows' values are few: the array library
+        adds them up and divides.
+        """
+        static = call.static
+        if traced:
+            return None
+        per_row = call._replace(
+            static=static._replace(
+                reduction="none", out_dtype="float64", accuracy=False, inplace=False, normalized=False
+            ),
+            normalizer=None,
+        )
+
+        def finish(xp: Any, values: list[Any]) -> Any:
+            found = values[0]
+            value, lse = (found.loss, found.lse) if static.lse else (found, None)
+            if static.reduction != "none":
+                rows = Rows(call)
+                value = divide(xp, xp.sum(value), _divisor(xp, rows))
+            value = xp.astype(value, getattr(xp, static.out_dtype or promoted))
+            if not (static.lse or static.accuracy):
+                return value
+            return RowResult(value, lse, _plain_accuracy(xp, Rows(call)) if static.accuracy else None)
+
+        return Apart((per_row,), finish)
+
+    def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
+        """The values of the rows, and a ``grad_output`` for each of them."""
+        xp = interop.namespace(grad_output)
+        static = call.static._replace(
+            reduction="none",
+            out_dtype="float64",
+            lse=False,
+            accuracy=False,
+            inplace=False,
+            check="off",
+            normalized=False,
+        )
+        upstream = xp.astype(grad_output, xp.float64)
+        if call.static.reduction != "none":
+            # With nothing to divide by no row has a gradient, nor has that gradient one: 0 * inf must not arise. The
+            # reciprocal is what kernels multiply by.
+            if isinstance(divisor, float):
+                upstream = upstream * (1.0 / divisor if divisor else 0.0)
+            else:
+                empty = divisor == 0
+                one = xp.ones_like(divisor)
+                upstream = xp.where(empty, 0.0, upstream) * (1.0 / xp.where(empty, one, divisor))
+            upstream = xp.broadcast_to(upstream, Rows(call).shape)
+        return call._replace(static=static, normalizer=None), upstream
+
+    def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
+        count = 1 if call.static.kind == "indices" else 2
+        static = call.static._replace(moving=tuple(moving[:count]), lse=False, accuracy=False)
+        return call._replace(static=static, arrays=(*call.arrays, *tangents))
+
+    def contracted(self, xp: Any, call: Call, gradients: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        counts = softmax_reference.counted_rows(xp, Rows(call)).sound
+        dim = call.static.class_dim
+        terms = [xp.sum(g * v, axis=dim, dtype=xp.float64) for g, v in zip(gradients, tangents, strict=True)]
+        return xp.where(counts, sum(terms[1:], terms[0]), 0.0)
+
+    def primal(self, call: Call) -> tuple[Call, Wanted, tuple[Any, ...]]:
+        moving, count = call.static.moving, len(call.arrays) - sum(call.static.moving)
+        base = call._replace(arrays=call.arrays[:count], static=call.static._replace(moving=()))
+        moving = tuple([i < len(moving) and bool(moving[i]) for i in range(count)])
+        return base, moving, call.arrays[count:]
+
+    def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
+        static, arrays = call.static, list(call.arrays)
+        mask = 2 + static.weighted
+        if static.weighted and dims[2] is not None:
+            return None  # kernels read one set of class weights
+        for i, d in enumerate(dims):
+            x = arrays[i]
+            if i < 2 or i >= mask + static.masked:
+                arrays[i] = x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
+            elif static.masked and i == mask and d is not None:
+                x = x.movedim(d, 0)
+                ndim = arrays[0].ndim
+                arrays[i] = x.reshape(size, *(1,) * (ndim - 1 - x.ndim), *x.shape[1:])
+        return call._replace(arrays=tuple(arrays), static=static._replace(class_dim=static.class_dim + 1))
+
+    # Warm-up
+
+    def placeholders(
+        self, loss: SoftmaxLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Any
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """A target that may hold class indices does, if no floating dtype is named for it."""
+        logits = tuple(shapes[0])
+        dim = softmax_checks.class_dimension(loss, options.get("class_dim", loss.class_dim), logits)
+        rows = (*logits[:dim], *logits[dim + 1 :])
+        target = dtypes[-1] if len(dtypes) > 1 or loss.row is None else "int64"
+        kind = softmax_checks.kind(loss, contiguous(target, ()))
+        of_target = tuple(shapes[-1]) if len(shapes) > 1 else rows if kind == "indices" else logits
+        found = {"mask": ("bool", rows), "normalizer": ("float64", ())}
+        if loss.weights:
+            found[loss.weights] = dtypes[0], logits[dim : dim + 1]
+        first, second = (x.name for x in loss.operands)
+        return found | {first: (dtypes[0], logits), second: (target, of_target)}
+
+    # Standing in for torch's functions
+
+    def differs(
+        self, loss: SoftmaxLoss, call: Call, takes: Callable[[Question], str | None], autocast: bool
+    ) -> str | None:
+        rows, static = Rows(call), call.static
+        first, second = rows.operands
+        shape, indices = tuple(first.shape), static.kind == "indices"
+        # In torch a target holds probabilities if it has the shape of the logits, and labels otherwise; here by dtype.
+        if tuple(second.shape) != (rows.shape if indices else shape) or 0 in shape:
+            return SHAPES
+        weight = rows.weight
+        if weight is not None and (getattr(weight, "requires_grad", False) or tuple(weight.shape) != (rows.classes,)):
+            return ARGUMENTS
+        dtypes = [checks.dtype_name(x) for x in call.arrays]
+        if autocast:
+            dtypes = ["float32" if x in checks.FLOATING and x != "float64" else x for x in dtypes]
+        changed = [(s.name, 1.0) for s, x in zip(loss.parameters, rows.parameters, strict=True) if x != s.default]
+        reduction = ("reduction", static.reduction)
+        ones = (1,) * (len(shape) - 1)
+        logits = (*ones[:1], 2, *ones[1:])
+        shapes = (logits, ones if indices else logits, (2,))
+        arrays = tuple(zip(rows.names, shapes, dtypes, strict=False))
+        if takes(Question(arrays, (*changed, reduction))) == checks.promote(dtypes[:2]):
+            return None
+        plain = (rows.names[0], (1, 2), "float32"), (rows.names[1], (1,), "int64")
+        return DTYPE if takes(Question(plain, (reduction,))) is not None else ARGUMENTS
+
+
+def _row_major(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    """A contiguous tensor of sizes that may be symbols, which must not be compared."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step = step * n
+    return TensorSpec(dtype, shape, tuple(reversed(strides)))
+
+
+def _present(*arrays: Any) -> tuple[Any, ...]:
+    return tuple([x for x in arrays if x is not None])
+
+
+def _settings(
+    loss: SoftmaxLoss,
+    first: Any,
+    second: Any,
+    weight: Any,
+    mask: Any,
+    normalizer: Any,
+    settings: tuple[Any, ...],
+    legacy: tuple[Any, ...],
+) -> tuple[Static, tuple[float, ...]]:
+    """The settings of a call, checked; dtypes and shapes are checked where plans are made."""
+    count = len(loss.options)
+    options, common = settings[:count], dict(zip(loss.setting_names[count:], settings[count:], strict=True))
+    reduction = common["reduction"]
+    if legacy and any([x is not None for x in legacy]):
+        reduction = checks.legacy_reduction(loss, *legacy)
+    reduction = checks.reduction(loss, reduction)
+    kind = softmax_checks.kind(loss, second)
+    count = len(loss.parameters)
+    parameters = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options[:count], strict=True)])
+    accuracy = softmax_checks.switch(loss, "return_accuracy", common.get("return_accuracy", False))
+    softmax_checks.without_probabilities(loss, kind, parameters, accuracy)
+    out_dtype = common["out_dtype"]
+    scale = softmax_checks.scale(loss, loss.scale, common[loss.scale]) if loss.scale else 1.0
+    if normalizer is not None:
+        checks.normalizer(loss, normalizer, reduction)
+    class_dim = softmax_checks.class_dimension(loss, common["class_dim"], first.shape)
+    ignored = softmax_checks.ignore_index(loss, common.get("ignore_index", IGNORED), kind)
+    out_dtype = None if out_dtype is None else checks.out_dtype(loss, out_dtype)
+    flags = tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, options[count:], strict=True)])
+    softcap = softmax_checks.softcap(loss, common.get("softcap"))
+    named = dict(zip([x.name for x in loss.parameters], parameters, strict=True))
+    smoothed = kind == "indices" and named.get(loss.specialize.get("smoothed", ""), 0.0) != 0.0
+    static = Static(
+        kind=kind,
+        weighted=weight is not None,
+        masked=mask is not None,
+        class_dim=class_dim,
+        ignore_index=ignored,
+        reduction=reduction,
+        out_dtype=out_dtype,
+        flags=flags,
+        smoothed=smoothed,
+        capped=softcap != 0.0,
+        lse=softmax_checks.switch(loss, "return_lse", common.get("return_lse", False)),
+        accuracy=accuracy,
+        inplace=softmax_checks.switch(loss, "inplace_backward", common.get("inplace_backward", False)),
+        check=softmax_checks.check_of_targets(loss, common.get("check_targets", "off")),
+        normalized=normalizer is not None,
+    )
+    return static, (*parameters, 1.0 / scale if loss.scale == "temperature" else scale, softcap)
+
+
+def _divisor(xp: Any, rows: Rows) -> Any:
+    return softmax_reference.divisor(xp, rows, softmax_reference.counted_rows(xp, rows))
+
+
+def _accuracy(xp: Any, rows: Rows, correct: Any) -> Any:
+    """The share of the rows that count that are ``correct``, as kernels have stored it."""
+    # Widened, because a byte without a sign is never what is ignored below 0.
+    counts = xp.astype(rows.operands[1], xp.int64) != rows.ignore_index
+    if rows.mask is not None:
+        counts = counts & rows.mask
+    share = xp.sum(correct, dtype=xp.float64) / xp.sum(counts, dtype=xp.float64)
+    return xp.astype(share, xp.float32)
+
+
+def _plain_accuracy(xp: Any, rows: Rows) -> Any:
+    """The share of the rows that count in which no logit is larger than the label's."""
+    counted = softmax_reference.counted_rows(xp, rows)
+    x, dim = rows.operands[0].detach(), rows.class_dim
+    own = x.gather(dim, counted.labels.unsqueeze(dim)).squeeze(dim)
+    wide = xp.float64 if any([checks.dtype_name(y) == "float64" for y in rows.operands]) else xp.float32
+    # Scaled and capped: logits that differ may be the same then.
+    own, largest = (softmax_reference.logits(xp, rows, z.to(wide)) for z in (own, x.amax(dim)))
+    right = counted.sound & (own == largest)
+    return (right.sum(dtype=xp.float64) / counted.used.sum()).to(xp.float32)
+
+
+SOFTMAX = SoftmaxEngine()
