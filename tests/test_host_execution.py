@@ -467,8 +467,16 @@ def test_dynamic_shared_memory(seed: int) -> None:
         "extern __shared__ double memory[];\n memory[threadIdx.x] = blockIdx.x * 64 + threadIdx.x; __syncthreads();"
         "a[blockIdx.x * 64 + threadIdx.x] = memory[63 - threadIdx.x];"
     )
-    execute(body, found, grid=7, block=64, seed=seed)
+    execute(body, found, grid=7, block=64, shared=64 * 8, seed=seed)
     assert (found == numpy.arange(7 * 64).reshape(7, 64)[:, ::-1]).all()
+
+
+def test_dynamic_shared_memory_that_was_not_asked_for() -> None:
+    """A GPU may have nothing behind what the launch asks for, or the memory of another block."""
+    body = "extern __shared__ double memory[];\n memory[threadIdx.x] = 1;"
+    found = numpy.zeros(1)
+    execute(body, found, block=64, shared=64 * 8)
+    assert "beyond what the launch asked for" in fault(body, found, block=64, shared=63 * 8)
 
 
 def test_conversion_of_every_half() -> None:

@@ -268,6 +268,12 @@ def test_parameters_of_logits_and_rows(layout: str, reduction: str) -> None:
     agrees_with_truth(drawn(layout), reduction, **chosen)
 
 
+@pytest.mark.parametrize("shape", [(40, 128), (40, 130), (5, 2048)])
+def test_capped_halves_of_as_many_vectors_as_threads(shape: tuple[int, int]) -> None:
+    """What is kept of each logit takes twice its bytes, for which the launch must have asked."""
+    agrees_with_truth(draw(shape, 1, dtype="float16", device=KERNELS), softcap=4.0)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_weights_of_another_dtype(dtype: str) -> None:

@@ -136,7 +136,7 @@ struct ResidentReader {
     Largest<Compute, Input, kLanes> found;
     each(index, row, present, count, [&](int, const P* place) { found.add(whole(place)); });
     const Compute raw = has_end ? larger(found.get(), widen<Compute>(end)) : found.get();
-    const int half = places(view.vectors + 1, count);
+    const int half = places(view.vectors, count);
     if (kPlain && has_target && in_vector) {
       reinterpret_cast<Input*>(row + target_vector / count * blockDim.x)[target_lane] = lowest;
     }

@@ -221,7 +221,9 @@ class RowEngine(Engine):
         x = call.arrays[0]
         xp = interop.namespace(x)
         size = xp.abs(x)
-        first = xp.argmax(size, axis=-1)[..., None] == xp.arange(x.shape[-1])
+        # Counted rather than made by `arange`, so that the indices lie on the device of the row.
+        classes = xp.cumulative_sum(xp.ones_like(size, dtype=xp.int64), axis=-1) - 1
+        first = xp.argmax(size, axis=-1)[..., None] == classes
         found = xp.sum(xp.where(first, size, xp.zeros_like(size)), axis=-1, dtype=xp.float64)
         if call.static.reduction != "none":
             found = xp.sum(found) / (prod(x.shape[:-1]) if call.static.reduction == "mean" else 1)

@@ -162,11 +162,15 @@ def kernel(entry: str, source: str, sanitize: tuple[str, ...] = Settings.sanitiz
 
 
 def _dynamic_shared(source: str) -> str:
-    """Definitions for the ``extern __shared__`` declarations of the source."""
+    """The definition of the array that a source declares as ``extern __shared__``, and a function with its address."""
     found = re.findall(
         r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\([^)]*\)\s+)?([\w ]+?)\s+(\w+)\s*\[\s*\]", source
     )
-    return "".join(
-        f"alignas(128) __dynamic_shared__ {kind} {name}[{DYNAMIC_SHARED_BYTES} / sizeof({kind})];\n"
-        for kind, name in dict.fromkeys(found)
-    )
+    arrays = dict.fromkeys(found)
+    if len(arrays) > 1:
+        raise HostCompileError(f"more than one extern __shared__ array: {', '.join(name for _, name in arrays)}")
+    text, address = "", "nullptr"
+    for kind, name in arrays:
+        text = f"alignas(128) __dynamic_shared__ {kind} {name}[{DYNAMIC_SHARED_BYTES} / sizeof({kind})];\n"
+        address = name
+    return f"{text}HOST_DYNAMIC_SHARED({address})\n"

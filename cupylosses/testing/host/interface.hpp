@@ -28,6 +28,8 @@ struct HostLaunch {
   unsigned timeout;                 // seconds
   char* shared;                     // the memory that holds what the kernel declared __shared__ ...
   unsigned long long shared_bytes;  // ... of which each block has its own copy
+  // Within it, `extern __shared__` memory beyond what this launch asked for: touching it is a fault. Empty if equal.
+  char *beyond, *beyond_end;
 };
 
 extern "C" {

@@ -45,6 +45,8 @@ class _Launch(ctypes.Structure):
         ("timeout", ctypes.c_uint),
         ("shared", ctypes.c_void_p),
         ("shared_bytes", ctypes.c_ulonglong),
+        ("beyond", ctypes.c_void_p),
+        ("beyond_end", ctypes.c_void_p),
     )
 
 
@@ -64,9 +66,10 @@ class HostKernel:
         self._address = ctypes.cast(self._library.host_entry, ctypes.c_void_p).value
         self._shared = self._bound("host_shared_begin")
         self._shared_bytes = self._bound("host_shared_end") - self._shared
+        self._dynamic = self._bound("host_dynamic_shared") or 0
         counters.kernels += 1
 
-    def _bound(self, name: str) -> int:
+    def _bound(self, name: str) -> int | None:
         function = getattr(self._library, name)
         function.restype = ctypes.c_void_p
         return function()
@@ -78,9 +81,15 @@ class HostKernel:
         arguments: int,
         chosen: Settings | None = None,
         cluster: int = 1,
+        shared: int = 0,
     ) -> None:
-        """Runs the kernel; ``arguments`` is the address of a table of pointers to the arguments."""
+        """Runs the kernel; ``arguments`` is the address of a table of pointers to the arguments, and ``shared`` the
+        bytes of dynamic shared memory.
+        """
         chosen = chosen or settings()
+        limit = build.DYNAMIC_SHARED_BYTES
+        if shared > limit:
+            raise KernelFault(f"{self.entry}: {shared} bytes of shared memory, of {limit}")
         wanted = _Launch(
             self.entry.encode(),
             self._address,
@@ -95,6 +104,7 @@ class HostKernel:
             chosen.timeout,
             self._shared,
             self._shared_bytes,
+            *((self._dynamic + shared, self._dynamic + limit) if self._dynamic else (0, 0)),
         )
         start = time.thread_time()
         failed = _runtime().host_launch(ctypes.byref(wanted))
@@ -131,9 +141,7 @@ def _launch(cluster: int, function: HostKernel, *geometry_and_arguments: int) ->
     arguments, extra.
     """
     *geometry, shared, _stream, arguments, _extra = geometry_and_arguments
-    if shared > build.DYNAMIC_SHARED_BYTES:
-        raise KernelFault(f"{function.entry}: {shared} bytes of shared memory, of {build.DYNAMIC_SHARED_BYTES}")
-    function.launch(geometry[:3], geometry[3:], arguments, cluster=cluster)
+    function.launch(geometry[:3], geometry[3:], arguments, cluster=cluster, shared=shared)
 
 
 def run_source(
@@ -143,17 +151,19 @@ def run_source(
     grid: int | Sequence[int] = 1,
     block: int | Sequence[int] = 32,
     flush: bool = False,
+    shared: int = 0,
     **chosen: Any,
 ) -> None:
     """Runs any kernel: ``text`` is CUDA C++ with ``extern "C" __global__ void entry(...)``.
 
-    ``arguments`` are 64-bit integers, including addresses, and doubles; ``chosen`` are fields of `Settings`.
+    ``arguments`` are 64-bit integers, including addresses, and doubles; ``shared`` is the
+    number of bytes of dynamic shared memory; ``chosen`` are fields of `Settings`.
     """
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
     how = Settings(**chosen)
     kernel = load(entry, text, flush, how.sanitize)
-    kernel.launch(_three(grid), _three(block), ctypes.addressof(table), how)
+    kernel.launch(_three(grid), _three(block), ctypes.addressof(table), how, shared=shared)
 
 
 def obstacle() -> str | None:

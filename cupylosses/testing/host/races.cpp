@@ -167,10 +167,19 @@ void access(std::uintptr_t address, std::size_t bytes, bool write, bool atomic, 
   }
 }
 
+// Every array of the host has the most bytes that a launch may ask for; a GPU has only those that this one did.
+void check_dynamic_shared(std::uintptr_t address, std::size_t bytes, const void* where) {
+  const auto first = reinterpret_cast<std::uintptr_t>(launch->beyond);
+  const auto end = reinterpret_cast<std::uintptr_t>(launch->beyond_end);
+  if (address < end && address + bytes > first)
+    fail(name(*current) + " at " + code(where) + " touches dynamic shared memory beyond what the launch asked for");
+}
+
 inline void plain(const void* pointer, std::size_t bytes, bool write, const void* where) {
   if (!current) return;
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   if (on_a_stack(address)) return;
+  check_dynamic_shared(address, bytes, where);
   maybe_yield();
   if (checking) access(address, bytes, write, false, where);
 }

@@ -493,6 +493,10 @@ __attribute__((no_sanitize("thread"))) void host_call(void (*kernel)(Argument...
 // Behind the source: the entry point for the runtime, and where the kernel's __shared__ objects lie. They are the only
 // objects of a kernel that can be written, so the linker's names for the ends of such memory are theirs.
 extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];
+#define HOST_DYNAMIC_SHARED(address)                                              \
+  extern "C" __attribute__((visibility("default"))) void* host_dynamic_shared() { \
+    return address;                                                               \
+  }
 #define HOST_ENTRY(kernel)                                                          \
   extern "C" __attribute__((visibility("default"))) void host_entry(void** table) { \
     host_call(kernel, table);                                                       \
