@@ -15,8 +15,8 @@ the same bits in a second run, NumPy or CuPy arrays. docs/checking.md has the li
 With --full, or with a dtype, reduction, layout or shape, each check has its own line. With --full the representative
 losses have every row; the others have enough rows to cover each dtype, set of parameters, reduction and layout. Any
 choice you name has every row, and --everything takes the full product. Losses of rows of logits have rows for each kind
-of target; their layouts are the ways to assign threads to rows: lanes, block, cluster, long, short, columns, copied,
-gather.
+of target; their layouts are the ways to assign threads to rows: subwarp, block, cluster, two_pass,
+thread_per_row_packed, thread_per_row, copied, label_only.
 
 The first line of output names the device: the GPU; without one, if there is a C++ compiler, the CPU executing the same
 kernels (--device host); otherwise, the formulas that CPU tensors use (--device cpu).

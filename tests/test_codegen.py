@@ -102,7 +102,7 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
 
 
 #: Files of second derivatives.
-SECOND_FILES = (*sources.nested(softmax_codegen.FILES), "softmax/row_second.cuh")
+SECOND_FILES = (*sources.nested(softmax_codegen.FILES), "softmax/second_derivatives.cuh")
 
 
 @pytest.mark.parametrize("files", [pointwise_codegen.SUMMING, SECOND_FILES], ids=["pointwise", "softmax"])
@@ -220,12 +220,12 @@ def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
             storage=(*("float32",) * 5, "bool"),
             result="float32",
             layout="rows",
-            lanes=4,
+            vec_size=4,
             access=("stream", "stream", "reused", "splat", "stream", "stream", "none"),
             gradients=(True, False, False, True, True, False),
         )
     )
-    assert "Rows<4, 13, " in text
+    assert "StridedLayout<4, 13, " in text
     assert "const float* d_" in text
     assert "Tuple<Sink<float>, Absent, Absent, Sink<float>, Sink<float>, Absent>" in text
     assert "Loss{p_, q_}" in text

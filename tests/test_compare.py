@@ -301,7 +301,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {name for case in row_loss.cases for name in case} <= {name for x in checks for name in x.case}
         assert {overview.OF_ROWS, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         if row_loss.name == "cross_entropy":
-            assert {x.layout for x in checks} == set(row_check.ROW_LAYOUTS) - {"gather"}
+            assert {x.layout for x in checks} == set(row_check.ROW_LAYOUTS) - {"label_only"}
         kernels |= kernels_of(tasks)
     # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
     assert elementwise <= 10 * len(registry(Loss))
@@ -494,7 +494,15 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
         *(("numpy arrays", loss, "float32") for loss in losses),
     }
     measured = [r for r in rows if r["section"] == "rows of logits"]
-    assert {r["layout"] for r in measured} == {"gather", "lanes", "block", "cluster", "long", "columns", "copied"}
+    assert {r["layout"] for r in measured} == {
+        "label_only",
+        "subwarp",
+        "block",
+        "cluster",
+        "two_pass",
+        "thread_per_row",
+        "copied",
+    }
     assert {r["reduction"] for r in measured} == {"none", "mean", "sum", "batchmean"}
     assert all(r["gradient_ulp"] is not None for r in measured)
     assert all((r["torch_value_ulp"] is None) == ("mask" in r["case"]) for r in measured)
@@ -598,7 +606,15 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
         assert loss.weights is None or loss.weights in named
         assert loss.scale is None or {"softcap", "temperature"} & named
     first = [x for x in few if x.loss.name == "cross_entropy" and x.kind == "indices"]
-    assert {x.layout for x in first} == {"lanes", "block", "cluster", "long", "short", "columns", "copied"}
+    assert {x.layout for x in first} == {
+        "subwarp",
+        "block",
+        "cluster",
+        "two_pass",
+        "thread_per_row_packed",
+        "thread_per_row",
+        "copied",
+    }
     assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}
     assert {x.dtypes for x in first} == {(x,) for x in checks.FLOATING}
     every_layout = {x.layout for x in every if x.loss.name in ("cross_entropy", "nll_loss")}
@@ -622,8 +638,8 @@ def test_layouts_of_rows_are_what_the_engine_takes() -> None:
         with host.recording() as kernels:
             check.ours()(*check.operands())
         found = {(x.layout, x.cluster > 1) for x in kernels if x.kind == "value"}
-        kind = {"cluster": "block", "copied": "lanes"}.get(layout, layout)
-        assert found == {(kind, layout in ("cluster", "long"))}
+        kind = {"cluster": "block", "copied": "subwarp"}.get(layout, layout)
+        assert found == {(kind, layout in ("cluster", "two_pass"))}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

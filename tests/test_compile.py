@@ -129,7 +129,7 @@ def test_compilers_of_two_versions_work_in_one_process() -> None:
 @needs_nvrtc
 def test_fast_subset_notices_what_cuda_11_refuses_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next row was once prefetched by an instruction that the assembler of CUDA 11.8 lacks for 9.0."""
-    ahead = [x for x in fast_jobs() if getattr(x.variant, "ahead", False)]
+    ahead = [x for x in fast_jobs() if getattr(x.variant, "prefetch", False)]
     old, new = ([x for x in ahead if (x.compiler.version[0] == 11) == is_old][:1] for is_old in (True, False))
     condition = " && __CUDACC_VER_MAJOR__ >= 12"
     assert condition in old[0].variant.source()
@@ -198,7 +198,7 @@ def test_fast_subset_has_every_kernel_and_layout_of_rows(fast: list[gate.Job]) -
         assert {y for x in some if x.variant.kind == "value_and_gradient" for y in row_layout(x.variant)} == forward
     old = [x.variant for x in own if x.compiler.version[0] == 11]
     assert {x.indices for x in old if x.kind == "hvp"} == {False, True}
-    assert any(getattr(x, "ahead", False) for x in old) and any(x.cluster > 1 for x in old)
+    assert any(getattr(x, "prefetch", False) for x in old) and any(x.cluster > 1 for x in old)
 
 
 def test_subset_that_covers_traits_has_each_of_them() -> None:
@@ -308,7 +308,7 @@ def test_contiguous_kernels_are_expected_to_move_16_bytes(loss: Loss) -> None:
     for variant in variants(loss, fast=True):
         if variant.layout == "flat":
             loads, stores = wide_accesses(variant)
-            assert loads >= sum(variant.lanes * ITEMSIZE[x] >= 16 for x in variant.storage) > 0
+            assert loads >= sum(variant.vec_size * ITEMSIZE[x] >= 16 for x in variant.storage) > 0
             assert (stores > 0) == (variant.kind != "value")
 
 

@@ -150,8 +150,8 @@ def test_merge_puts_the_unit_stride_innermost() -> None:
 # Layouts: what the kernels compute from the words
 
 
-class Rows:
-    """``Rows`` of ``kernels/core/layout.cuh``, read from the words that the kernel receives."""
+class StridedLayout:
+    """``StridedLayout`` of ``kernels/core/layout.cuh``, read from the words that the kernel receives."""
 
     def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
         fields = iter(words)
@@ -190,15 +190,15 @@ def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
     streams = len(layout.strides)
     if layout.kind == "flat":
         for element in range(layout.elements):
-            yield element % layout.lanes, [0 if a == "splat" else element for a in layout.access]
+            yield element % layout.vec_size, [0 if a == "splat" else element for a in layout.access]
         return
-    rows = Rows(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
+    rows = StridedLayout(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
     assert rows.vectors() == layout.vectors
     for vector in range(rows.vectors()):
         row, column = rows.at(vector)
         base = rows.base(row)
-        for i in range(layout.lanes):
-            inside = [column * layout.lanes * (1 if layout.lanes > 1 else s) + i for s in rows.inner_stride]
+        for i in range(layout.vec_size):
+            inside = [column * layout.vec_size * (1 if layout.vec_size > 1 else s) + i for s in rows.inner_stride]
             yield i, [b + (0 if a == "splat" else x) for a, b, x in zip(layout.access, base, inside, strict=True)]
 
 
@@ -217,9 +217,9 @@ def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[pointwise_l
     layout = pointwise_layout.layout(shape, streams)
     for lane, offsets in visited(layout):
         for stream, offset, access in zip(streams, offsets, layout.access, strict=True):
-            word = min(16, layout.lanes * stream.itemsize)
+            word = min(16, layout.vec_size * stream.itemsize)
             if lane == 0 and access != "splat":
-                assert (stream.misalignment + offset * stream.itemsize) % (word if layout.lanes > 1 else 1) == 0
+                assert (stream.misalignment + offset * stream.itemsize) % (word if layout.vec_size > 1 else 1) == 0
 
 
 @given(stream_spaces())
@@ -227,7 +227,7 @@ def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[pointwi
     layout = pointwise_layout.layout(*space)
     if layout.kind == "flat":
         return
-    rows = Rows(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
+    rows = StridedLayout(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
     for vector in range(0, rows.vectors(), 7):
         assert rows.advance(rows.at(vector)) == rows.at(vector + gpu.WARP)
 
@@ -239,7 +239,7 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
 
 
 @pytest.mark.parametrize(
-    ("shape", "streams", "kind", "lanes"),
+    ("shape", "streams", "kind", "vec_size"),
     [
         # One dimension, whole 16-byte words.
         ((1000,), [stream((1000,), 4)] * 2, "flat", 4),
@@ -255,7 +255,7 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         # The hinge of a matrix with one label per column, and with one per row.
         ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 4),
         ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((1, 0), 4)], "matrix", 4),
-        # Rows that are no whole vectors.
+        # StridedLayout that are no whole vectors.
         ((64, 6), [stream((64, 6), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 2),
         ((64, 63), [stream((64, 63), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 1),
         # A slice whose rows begin at odd places.
@@ -266,10 +266,10 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
     ],
 )
 def test_layouts_that_matter(
-    shape: tuple[int, ...], streams: list[pointwise_layout.Stream], kind: str, lanes: int
+    shape: tuple[int, ...], streams: list[pointwise_layout.Stream], kind: str, vec_size: int
 ) -> None:
     found = pointwise_layout.layout(shape, streams)
-    assert (found.kind, found.lanes) == (kind, lanes)
+    assert (found.kind, found.vec_size) == (kind, vec_size)
 
 
 def test_too_many_dimensions_are_an_error_with_a_remedy() -> None:
@@ -281,7 +281,7 @@ def test_too_many_dimensions_are_an_error_with_a_remedy() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cutting into groups, and grids
+# Cutting into chunks, and grids
 
 VECTORS = st.one_of(st.integers(1, 10_000), st.integers(1, 1 << 42))
 LANES = st.sampled_from(sorted(pointwise_layout.UNROLL))
@@ -293,67 +293,67 @@ def constant(file: str, name: str) -> int:
     return int(re.search(rf"constexpr int {name} = (\d+);", text).group(1))
 
 
-def swept(vectors: int, lanes: int, processors: int) -> Counter[int]:
+def swept(vectors: int, vec_size: int, processors: int) -> Counter[int]:
     """The vectors that ``sweep`` of ``kernels/pointwise/pointwise.cuh`` visits, replayed in Python."""
-    groups = pointwise_layout.groups(vectors, lanes)
-    threads = pointwise_layout.threads(groups)
-    warps = pointwise_layout.grid(groups, threads, processors) * (threads // gpu.WARP)
-    batch = pointwise_layout.UNROLL[lanes] * gpu.WARP
+    chunks = pointwise_layout.chunks(vectors, vec_size)
+    threads = pointwise_layout.threads(chunks)
+    warps = pointwise_layout.grid(chunks, threads, processors) * (threads // gpu.WARP)
+    batch = pointwise_layout.UNROLL[vec_size] * gpu.WARP
     seen: Counter[int] = Counter()
     for warp in range(warps):
-        for group in range(warp, groups, warps):
-            for first in range(group * batch, vectors, groups * batch):
+        for group in range(warp, chunks, warps):
+            for first in range(group * batch, vectors, chunks * batch):
                 seen.update(range(first, min(first + batch, vectors)))
     return seen
 
 
 @given(st.integers(1, 40_000), LANES, st.integers(1, 200))
 @settings(max_examples=30)
-def test_every_vector_is_visited_once(vectors: int, lanes: int, processors: int) -> None:
-    assert swept(vectors, lanes, processors) == Counter(range(vectors))
+def test_every_vector_is_visited_once(vectors: int, vec_size: int, processors: int) -> None:
+    assert swept(vectors, vec_size, processors) == Counter(range(vectors))
 
 
 def test_more_batches_than_groups_are_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pointwise_layout, "MAX_GROUPS", 7)
+    monkeypatch.setattr(pointwise_layout, "MAX_CHUNKS", 7)
     assert swept(10_001, 4, 3) == Counter(range(10_001))
 
 
 @given(VECTORS, LANES)
-def test_no_group_is_empty(vectors: int, lanes: int) -> None:
-    groups = pointwise_layout.groups(vectors, lanes)
-    assert 1 <= groups <= pointwise_layout.MAX_GROUPS
-    assert (groups - 1) * pointwise_layout.UNROLL[lanes] * gpu.WARP < vectors
+def test_no_group_is_empty(vectors: int, vec_size: int) -> None:
+    chunks = pointwise_layout.chunks(vectors, vec_size)
+    assert 1 <= chunks <= pointwise_layout.MAX_CHUNKS
+    assert (chunks - 1) * pointwise_layout.UNROLL[vec_size] * gpu.WARP < vectors
 
 
-@pytest.mark.parametrize("lanes", pointwise_layout.UNROLL)
-def test_lanes_add_short_runs(lanes: int) -> None:
+@pytest.mark.parametrize("vec_size", pointwise_layout.UNROLL)
+def test_lanes_add_short_runs(vec_size: int) -> None:
     """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum
     depends on it.
     """
-    assert constant("pointwise/pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[lanes] * lanes) == 0
+    assert constant("pointwise/pointwise.cuh", "kMaxRun") % (pointwise_layout.UNROLL[vec_size] * vec_size) == 0
     assert constant("pointwise/pointwise.cuh", "kMaxRun") <= 64
 
 
-@given(st.integers(1, pointwise_layout.MAX_GROUPS))
-def test_blocks_are_whole_warps(groups: int) -> None:
-    threads = pointwise_layout.threads(groups)
+@given(st.integers(1, pointwise_layout.MAX_CHUNKS))
+def test_blocks_are_whole_warps(chunks: int) -> None:
+    threads = pointwise_layout.threads(chunks)
     assert threads % gpu.WARP == 0
     assert gpu.WARP <= threads <= pointwise_layout.MAX_THREADS
 
 
 def test_order_of_additions_knows_no_device() -> None:
     """It follows from the sizes: the functions that decide it receive nothing else."""
-    assert list(inspect.signature(pointwise_layout.groups).parameters) == ["vectors", "lanes"]
-    assert list(inspect.signature(pointwise_layout.threads).parameters) == ["groups"]
+    assert list(inspect.signature(pointwise_layout.chunks).parameters) == ["vectors", "vec_size"]
+    assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
     assert list(inspect.signature(pointwise_layout.layout).parameters) == ["shape", "streams"]
     assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 
-@given(st.integers(1, pointwise_layout.MAX_GROUPS), st.integers(1, 200))
-def test_grid_is_neither_empty_nor_idle(groups: int, processors: int) -> None:
-    threads = pointwise_layout.threads(groups)
-    blocks = pointwise_layout.grid(groups, threads, processors)
-    assert 1 <= blocks <= -(-groups * gpu.WARP // threads)
+@given(st.integers(1, pointwise_layout.MAX_CHUNKS), st.integers(1, 200))
+def test_grid_is_neither_empty_nor_idle(chunks: int, processors: int) -> None:
+    threads = pointwise_layout.threads(chunks)
+    blocks = pointwise_layout.grid(chunks, threads, processors)
+    assert 1 <= blocks <= -(-chunks * gpu.WARP // threads)
     assert blocks <= processors * pointwise_layout.BLOCKS_PER_SM * (pointwise_layout.MAX_THREADS // threads)
 
 

@@ -796,11 +796,11 @@ def test_a_kernel_that_does_not_compile_says_so_at_the_users_line(kernel_cache: 
 
 #: Words of the kernels and of the generated code.
 WORDS = """
-x T a b ab a_b aB A_B x1 x_1 T0 InputT value count elements divisor memory program layout scale sums partials groups
-outputs kept reduced slices length deposit expected used grad_output multiple sinks sources Loss Layout Result Sources
-Sinks Element Compute Tuple Dual Source Sink Absent Access Pointwise kWarp kValue kMask kMaxOperands get load store lift
-constant chain has variable with_derivative make_tuple widen int64 half_t x_gradients verify verify_gradient
-reduce_value_and x_slope slope
+x T a b ab a_b aB A_B x1 x_1 T0 InputT value count elements divisor memory program layout scale sums partials chunks
+outputs kept reduced slices length deposit expected_grad_output used_grad_output grad_output multiple sinks sources
+Loss Layout Result Sources Sinks Element Compute Tuple Dual Source Sink Absent Access Pointwise kWarp kValue kMask
+kMaxOperands get load store lift constant chain has variable with_derivative make_tuple widen int64 half_t x_gradients
+verify_gradient grad_scale_is_stale reduce_value_and x_slope slope
 """.split()  # noqa: SIM905
 
 #: Words of CUDA, of C's libraries, of compilers and of Python that are not reserved.

@@ -78,7 +78,7 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
     with noted_layouts() as found:
         given.function(**given.arguments)
     assert {(x.kind, x.cluster > 1) for x in found} == {
-        (layout.partition(",")[0], layout in ("block, cluster", "long"))
+        (layout.partition(",")[0], layout in ("block, cluster", "two_pass"))
     }
 
 
@@ -88,7 +88,7 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 #: Class counts around the capacity of a vector, a row of a warp, a block and a cluster; numbers of rows around a
 #: warp's, and around the limit of few.
 SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
-    "lanes": (
+    "subwarp": (
         "float32",
         1,
         [
@@ -96,26 +96,26 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
             *((65, 300), (66, 511), (67, 513), (65, 1023), (70, 1024)),
         ],
     ),
-    "lanes of halves": ("bfloat16", 1, [(33, 37), (31, 64), (3, 255), (2, 511), (65, 1025), (66, 2048)]),
-    "lanes of float16": ("float16", 1, [(5, 47), (33, 100), (70, 1025)]),
-    "lanes of doubles": ("float64", 1, [(1, 35), (33, 63), (2, 65), (3, 127), (66, 511), (65, 512)]),
+    "subwarp of halves": ("bfloat16", 1, [(33, 37), (31, 64), (3, 255), (2, 511), (65, 1025), (66, 2048)]),
+    "subwarp of float16": ("float16", 1, [(5, 47), (33, 100), (70, 1025)]),
+    "subwarp of doubles": ("float64", 1, [(1, 35), (33, 63), (2, 65), (3, 127), (66, 511), (65, 512)]),
     "block": ("float32", 1, [(1, 1025), (3, 1502), (2, 2047), (70, 1025), (66, 2048)]),
     "block of halves": ("bfloat16", 1, [(1, 513), (3, 3077), (65, 2049), (66, 4095)]),
     "block of doubles": ("float64", 1, [(1, 129), (3, 517), (65, 513), (66, 1023)]),
     "block, cluster": ("float32", 1, [(1, 5000), (3, 4501), (66, 2100), (2, 16384)]),
     "block, cluster of halves": ("bfloat16", 1, [(1, 9001), (2, 32765)]),
-    "long": ("float32", 1, [(1, 16389), (2, 16391), (1, 32771)]),
+    "two_pass": ("float32", 1, [(1, 16389), (2, 16391), (1, 32771)]),
     "long of halves": ("bfloat16", 1, [(1, 32777), (2, 32783)]),
-    "short": ("float32", 1, [(1, 2), (2, 2), (31, 3), (33, 5), (300, 7), (1, 8), (65, 32)]),
+    "thread_per_row_packed": ("float32", 1, [(1, 2), (2, 2), (31, 3), (33, 5), (300, 7), (1, 8), (65, 32)]),
     "short, of halves": ("bfloat16", 1, [(1, 2), (33, 7), (65, 31)]),
     "short, of doubles": ("float64", 1, [(3, 2), (33, 10), (65, 31)]),
     "columns, one class": ("float32", 1, [(1, 1), (70, 1)]),
-    "columns": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 19, 132), (2, 24, 4)]),
+    "thread_per_row": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 19, 132), (2, 24, 4)]),
     "columns, odd": ("float32", 1, [(1, 2, 3), (2, 7, 5, 31), (2, 48, 3), (1, 192, 1, 3)]),
     "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 19, 40)]),
     "columns of doubles": ("float64", 0, [(2, 2), (19, 64), (24, 10)]),
-    "lanes, copied": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
-    "lanes, copied halves": ("float16", 0, [(385, 3), (400, 35)]),
+    "subwarp, copied": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
+    "subwarp, copied halves": ("float16", 0, [(385, 3), (400, 35)]),
 }
 
 
@@ -129,8 +129,10 @@ def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> No
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
     assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}
-    assert len({x.lanes for x in found}) == 1, "one kernel for all of these sizes"
-    assert all((x.cluster > 1) == ("cluster" in what or "long" in what) for x in found if x.kind in ("block", "long"))
+    assert len({x.vec_size for x in found}) == 1, "one kernel for all of these sizes"
+    assert all(
+        (x.cluster > 1) == ("cluster" in what or "two_pass" in what) for x in found if x.kind in ("block", "two_pass")
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,10 +176,10 @@ def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[
 
 #: Shapes of many dimensions, and the class dimension.
 PLACED = {
-    "lanes": ((3, 5, 6, 35), 3),
+    "subwarp": ((3, 5, 6, 35), 3),
     "block": ((1, 2, 3, 1030), 3),
     "cluster": ((1, 2, 3, 5003), 3),
-    "columns": ((3, 5, 6, 8), 1),
+    "thread_per_row": ((3, 5, 6, 8), 1),
     "copied": ((3, 200, 2, 4), 1),
 }
 
@@ -248,7 +250,10 @@ def mask(shape: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "layout", short_or_full(("lanes", "block, cluster", "short", "gather", "gather, apart"), tuple(LAYOUTS))
+    "layout",
+    short_or_full(
+        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only", "label_only, apart"), tuple(LAYOUTS)
+    ),
 )
 def test_weights_smoothing_and_mask(layout: str) -> None:
     given = drawn(layout)
@@ -261,7 +266,7 @@ def test_weights_smoothing_and_mask(layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "reduction"),
-    in_turn(short_or_full(("lanes", "block", "long", "columns"), SOFTMAX_LAYOUTS), REDUCTIONS[::-1]),
+    in_turn(short_or_full(("subwarp", "block", "two_pass", "thread_per_row"), SOFTMAX_LAYOUTS), REDUCTIONS[::-1]),
 )
 def test_parameters_of_logits_and_rows(layout: str, reduction: str) -> None:
     chosen: dict[str, Any] = {"softcap": 4.0, "logit_scale": 0.7, "gamma": 2.0, "poly": 1.0, "z_loss": 0.01}
@@ -277,23 +282,23 @@ def test_capped_halves_of_as_many_vectors_as_threads(shape: tuple[int, int]) -> 
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_weights_of_another_dtype(dtype: str) -> None:
-    given = drawn("lanes")
+    given = drawn("subwarp")
     agrees_with_truth(given, weight=weights(given.input.shape[1], dtype))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "batchmean"])
 def test_divisors_that_are_known(reduction: str) -> None:
-    agrees_with_truth(drawn("lanes"), reduction)
+    agrees_with_truth(drawn("subwarp"), reduction)
 
 
 def test_normalizers() -> None:
     for normalizer in (7.0, torch.tensor(3.0, device=KERNELS), torch.tensor(3, device=KERNELS)):
-        agrees_with_truth(drawn("lanes"), normalizer=normalizer)
+        agrees_with_truth(drawn("subwarp"), normalizer=normalizer)
 
 
 def test_mean_of_no_rows() -> None:
     """NaN, as in torch, and no gradient."""
-    given = drawn("lanes")
+    given = drawn("subwarp")
     x = given.input.detach().requires_grad_()
     value = F.cross_entropy(x, torch.full_like(given.target, -100))
     assert value.isnan() and bool((gradient(value, x, retain_graph=True) == 0).all())
@@ -305,7 +310,7 @@ def test_mean_of_no_rows() -> None:
     [(*x, y) for x, y in in_turn([("bfloat16", "float32"), ("float32", "float64")], REDUCTIONS)],
 )
 def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) -> None:
-    given = drawn("lanes", dtype=dtype)
+    given = drawn("subwarp", dtype=dtype)
     value = F.cross_entropy(**given.arguments, reduction=reduction, out_dtype=out_dtype)
     exact = F.cross_entropy(**{**given.arguments, "input": given.input.double()}, reduction=reduction)
     assert value.dtype == getattr(torch, out_dtype)
@@ -315,7 +320,9 @@ def test_results_of_another_dtype(dtype: str, out_dtype: str, reduction: str) ->
     assert gradient(value, x, upstream(value)).dtype == x.dtype
 
 
-@pytest.mark.parametrize("layout", short_or_full(("lanes", "block", "columns", "gather, apart"), tuple(LAYOUTS)))
+@pytest.mark.parametrize(
+    "layout", short_or_full(("subwarp", "block", "thread_per_row", "label_only, apart"), tuple(LAYOUTS))
+)
 def test_upstream_gradients_of_any_strides(layout: str) -> None:
     given = drawn(layout)
     x = given.input.detach().requires_grad_()
@@ -380,7 +387,7 @@ def test_saved_tensors_that_come_back_elsewhere(reduction: str) -> None:
 
 
 def test_retained_graph_and_accumulation() -> None:
-    given = drawn("lanes")
+    given = drawn("subwarp")
     x = given.input.detach().requires_grad_()
     value = F.cross_entropy(x, given.target)
     expected = gradient(value, x, retain_graph=True).clone()
@@ -392,7 +399,7 @@ def test_retained_graph_and_accumulation() -> None:
 
 
 def test_edited_logits_are_torchs_error() -> None:
-    given = drawn("lanes")
+    given = drawn("subwarp")
     x = given.input.detach().requires_grad_()
     y = x * 1.0
     value = F.cross_entropy(y, given.target)
@@ -421,7 +428,7 @@ def test_gradient_over_the_logits(layout: str, reduction: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_gradient_over_logits_that_another_node_saved_is_torchs_error(reduction: str) -> None:
-    given = drawn("lanes")
+    given = drawn("subwarp")
     leaf = given.input.detach().requires_grad_()
     value = F.cross_entropy(torch.tanh(leaf), given.target, reduction=reduction, inplace_backward=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -429,7 +436,7 @@ def test_a_gradient_over_logits_that_another_node_saved_is_torchs_error(reductio
 
 
 def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
-    given = drawn("lanes", place="sliced")
+    given = drawn("subwarp", place="sliced")
     x = given.input.detach().requires_grad_()
     expected = gradient(F.cross_entropy(x, given.target), x)
     found = gradient(F.cross_entropy(x, given.target, inplace_backward=True), x)
@@ -443,7 +450,7 @@ def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
         *((x, {"reduction": y}, 1) for x, y in in_turn([x for x in LAYOUTS if "copied" not in x], REDUCTIONS)),
         *(
             (x, {"inplace_backward": True}, 0)
-            for x in short_or_full(("lanes", "block, cluster", "columns"), SOFTMAX_LAYOUTS)
+            for x in short_or_full(("subwarp", "block, cluster", "thread_per_row"), SOFTMAX_LAYOUTS)
             if "copied" not in x
         ),
     ],
@@ -481,7 +488,7 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
         executions |= {f"{n} processors": partial(host.execution, processors=n, seed=n) for n in (1, 7)}
     if not thorough():  # Each of them in turn, in another order of threads than the results they are compared with.
         first = list(LAYOUTS).index(layout)
-        chosen = [list(executions)[(first + i) % len(executions)] for i in ((0,) if layout == "long" else (0, 3))]
+        chosen = [list(executions)[(first + i) % len(executions)] for i in ((0,) if layout == "two_pass" else (0, 3))]
         executions = {name: executions[name] for name in chosen}
 
     def fresh(execution: Callable[[], Any]) -> Any:
@@ -516,7 +523,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("layout", ["lanes", "columns"])
+@pytest.mark.parametrize("layout", ["subwarp", "thread_per_row"])
 def test_labels_are_checked(layout: str, fresh_plans: Callable[[], None]) -> None:
     given = drawn(layout)
     target = given.target.clone()
@@ -545,7 +552,7 @@ def test_labels_are_checked(layout: str, fresh_plans: Callable[[], None]) -> Non
 
 def test_ignored_label_of_ones_own() -> None:
     """A class, or a number that is none."""
-    given = drawn("lanes")
+    given = drawn("subwarp")
     for ignored in (3, 255, -1, 1 << 40):
         target = torch.where(given.target == -100, torch.tensor(ignored, device=KERNELS), given.target)
         agrees_with_truth(given._replace(target=target), ignore_index=ignored, check_targets="sync")

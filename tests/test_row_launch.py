@@ -14,19 +14,19 @@ from cupylosses.checks import FLOATING
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
-    COLUMN_LANES,
-    COLUMNS_AT_LEAST,
     FEW_CLASSES,
+    MAX_CHUNKS,
     MAX_CLUSTER,
-    MAX_GROUPS,
     PART_BYTES,
+    ROWS_PER_THREAD,
     SHARED_BYTES,
     STREAMED_ROWS,
+    THREAD_PER_ROW_THREADS_MIN,
     THREADS,
     WARP,
     WARP_VECTORS,
     RowLayout,
-    Rows,
+    RowStrides,
 )
 from cupylosses.engines.strides import dense_strides, merge
 from cupylosses.interop import ITEMSIZE
@@ -35,8 +35,8 @@ from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 #: Class counts around the capacity of each layout.
 CLASSES = sorted(
     {1, 2, 3, 10}
-    | {lanes * k + d for lanes in (2, 4, 8) for k in (1, 2) for d in (-1, 0, 1)}
-    | {WARP * WARP_VECTORS * lanes + d for lanes in (1, 2, 4, 8) for d in (-1, 0, 1)}
+    | {vec_size * k + d for vec_size in (2, 4, 8) for k in (1, 2) for d in (-1, 0, 1)}
+    | {WARP * WARP_VECTORS * vec_size + d for vec_size in (1, 2, 4, 8) for d in (-1, 0, 1)}
     | {n * PART_BYTES // size + d for n in (1, 2, 8) for size in (2, 4, 8) for d in (-1, 0, 1)}
     | {FEW_CLASSES, FEW_CLASSES + 1}
     | {SHARED_BYTES // (n * size) + d for n in (64, 128, 256) for size in (2, 4, 8) for d in (0, 1)}
@@ -58,7 +58,7 @@ def fits_columns(classes: int, size: int) -> bool:
     """True if rows of this many classes, by the size of a class, become columns; other strided rows are
     copied first.
     """
-    return classes * size * COLUMNS_AT_LEAST <= SHARED_BYTES
+    return classes * size * THREAD_PER_ROW_THREADS_MIN <= SHARED_BYTES
 
 
 def without(x: Sequence[int], dim: int) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def of(
     dense = dense_strides(shape, strides)
     rows, size = without(shape, class_dim), ITEMSIZE[dtype]
     logits, gradients = (
-        Rows(without(s, class_dim), s[class_dim], size, at) for s, at in ((strides, address % 16), (dense, 0))
+        RowStrides(without(s, class_dim), s[class_dim], size, at) for s, at in ((strides, address % 16), (dense, 0))
     )
     others = dense_strides(rows, (0,) * len(rows))
     return softmax_layout.row_layout(rows, shape[class_dim], logits, gradients, [others] * 3, chip, heavy=heavy)
@@ -114,36 +114,36 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
     """Shared memory has a place for each class, and a thread takes one class of the ends."""
     shape, class_dim, dtype, strides, address = x
     layout = of(shape, class_dim, dtype, strides, address, chip)
-    assert layout.lanes * ITEMSIZE[dtype] <= 16
+    assert layout.vec_size * ITEMSIZE[dtype] <= 16
     fits(layout, shape[class_dim], ITEMSIZE[dtype], chip, True)
 
 
 def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = False) -> None:
     """Asserts that the layout has room for classes of this many bytes, for logits alone or with dense targets."""
-    vector = layout.lanes * size
-    assert layout.lanes in (1, 2, 4, 8)
+    vector = layout.vec_size * size
+    assert layout.vec_size in (1, 2, 4, 8)
     assert layout.threads % WARP == 0 and layout.threads & (layout.threads - 1) == 0
-    assert layout.threads <= (chip.threads if layout.kind in ("block", "long") else THREADS)
-    assert 1 <= layout.groups <= MAX_GROUPS
+    assert layout.threads <= (chip.threads if layout.kind in ("block", "two_pass") else THREADS)
+    assert 1 <= layout.chunks <= MAX_CHUNKS
     assert layout.cluster in (1, 2, 4, 8) if chip.clusters else layout.cluster == 1
-    assert layout.cluster == 1 or layout.kind in ("block", "long")
-    unit = {"lanes": layout.width}.get(layout.kind, layout.threads) * layout.cluster
-    if layout.kind in ("lanes", "block"):
+    assert layout.cluster == 1 or layout.kind in ("block", "two_pass")
+    unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
+    if layout.kind in ("subwarp", "block"):
         # The vectors of a thread lie behind one another; every thread has room for as many as the busiest one.
         places, rest = divmod(layout.shared, layout.threads * vector)
-        assert rest == 0 and unit * places * layout.lanes >= classes - classes % layout.lanes
+        assert rest == 0 and unit * places * layout.vec_size >= classes - classes % layout.vec_size
         assert layout.shared <= chip.shared - DECLARED_BYTES
-    if layout.kind in ("lanes", "block", "long"):
-        assert unit >= 2 * (layout.lanes - 1) and unit & (unit - 1) == 0
-    if layout.kind == "lanes":
+    if layout.kind in ("subwarp", "block", "two_pass"):
+        assert unit >= 2 * (layout.vec_size - 1) and unit & (unit - 1) == 0
+    if layout.kind == "subwarp":
         assert unit <= WARP and WARP % unit == 0
-    if layout.kind == "columns":
+    if layout.kind == "thread_per_row":
         assert classes * vector * layout.threads == layout.shared <= SHARED_BYTES
-    if layout.kind == "short":
+    if layout.kind == "thread_per_row_packed":
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
-    if layout.kind == "long":
+    if layout.kind == "two_pass":
         assert layout.shared == 0
-    together = ("block", "long", "lanes") if alone else ("block", "long")
+    together = ("block", "two_pass", "subwarp") if alone else ("block", "two_pass")
     assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP)
 
 
@@ -163,19 +163,19 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
         (dense_strides(shape, apart), dtype, 0),
     ]
     rows = without(shape, class_dim)
-    operands = [Rows(without(s, class_dim), s[class_dim], ITEMSIZE[d], at) for s, d, at in tensors]
+    operands = [RowStrides(without(s, class_dim), s[class_dim], ITEMSIZE[d], at) for s, d, at in tensors]
     size = ITEMSIZE[first] + ITEMSIZE[dtype]
     assume(all(x.class_stride == 1 for x in operands) or fits_columns(shape[class_dim], size))
     others = dense_strides(rows, (0,) * len(rows))
-    layout = softmax_layout.term_layout(rows, shape[class_dim], operands, [others] * 2, chip)
+    layout = softmax_layout.dense_layout(rows, shape[class_dim], operands, [others] * 2, chip)
     fits(layout, shape[class_dim], ITEMSIZE[first] + ITEMSIZE[dtype], chip)
-    assert layout.lanes * max(ITEMSIZE[first], ITEMSIZE[dtype]) <= 16
-    if layout.lanes == 1:
+    assert layout.vec_size * max(ITEMSIZE[first], ITEMSIZE[dtype]) <= 16
+    if layout.vec_size == 1:
         return
     assert all(y.class_stride == 1 for y in operands)
     at = numpy.indices(rows).reshape(len(rows), prod(rows))
     places = [y.misalignment // y.itemsize + numpy.array(y.strides, dtype=numpy.int64) @ at for y in operands]
-    assert all(((y - places[0]) % layout.lanes == 0).all() for y in places)
+    assert all(((y - places[0]) % layout.vec_size == 0).all() for y in places)
 
 
 @given(logits())
@@ -185,34 +185,34 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
     """
     shape, class_dim, dtype, strides, address = x
     layout, size = of(shape, class_dim, dtype, strides, address), ITEMSIZE[dtype]
-    rows, word = without(shape, class_dim), layout.lanes * size
+    rows, word = without(shape, class_dim), layout.vec_size * size
     at = numpy.indices(rows).reshape(len(rows), prod(rows))
     dense = dense_strides(shape, strides)
     places = [
         start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
         for start, s in ((address, strides), (0, dense))
     ]
-    if "columns" not in layout.kind and layout.kind != "short":
-        assert layout.lanes == 1 or (shape[class_dim] == 1 or strides[class_dim] == dense[class_dim] == 1)
+    if "thread_per_row" not in layout.kind:
+        assert layout.vec_size == 1 or (shape[class_dim] == 1 or strides[class_dim] == dense[class_dim] == 1)
         assert ((places[0] - places[1]) % word == 0).all()
         return
-    assert prod(rows) % layout.lanes == 0
-    assert layout.lanes == 1 or not (strides[class_dim] * size % word or dense[class_dim] * size % word)
+    assert prod(rows) % layout.vec_size == 0
+    assert layout.vec_size == 1 or not (strides[class_dim] * size % word or dense[class_dim] * size % word)
     # The kernel's numbering of rows: along the innermost dimension of all streams first.
     sizes, merged = merge(rows, [without(strides, class_dim), without(dense, class_dim)])
     for start, stream in zip((address, 0), merged, strict=True):
-        assert layout.lanes == 1 or (stream[0] == 1 and sizes[0] % layout.lanes == 0)
-        assert layout.lanes == 1 or (start % word == 0 and all(s % layout.lanes == 0 for s in stream[1:]))
+        assert layout.vec_size == 1 or (stream[0] == 1 and sizes[0] % layout.vec_size == 0)
+        assert layout.vec_size == 1 or (start % word == 0 and all(s % layout.vec_size == 0 for s in stream[1:]))
 
 
 @given(logits(), st.integers(1, 1000))
 def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
     shape, class_dim, dtype, strides, address = x
     layout = of(shape, class_dim, dtype, strides, address)
-    blocks = softmax_layout.blocks(layout, layout.groups, processors)
+    blocks = softmax_layout.blocks(layout, layout.chunks, processors)
     teams = blocks // layout.cluster * layout.per_block
     assert blocks >= layout.cluster and blocks % layout.cluster == 0
-    assert teams - layout.per_block < layout.groups
+    assert teams - layout.per_block < layout.chunks
     assert blocks == layout.cluster or blocks * layout.threads <= 2048 * processors
 
 
@@ -223,39 +223,39 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
 @pytest.mark.parametrize(
     ("classes", "dtype", "kind", "cluster"),
     [
-        (33, "float32", "lanes", 1),
-        (1024, "float32", "lanes", 1),
+        (33, "float32", "subwarp", 1),
+        (1024, "float32", "subwarp", 1),
         (1025, "float32", "block", 1),
         (32768, "float32", "block", 2),
         (33300, "float32", "block", 4),
         (266000, "float32", "block", 8),
-        (500000, "float32", "long", 1),
-        (2048, "bfloat16", "lanes", 1),
+        (500000, "float32", "two_pass", 1),
+        (2048, "bfloat16", "subwarp", 1),
         (2049, "float16", "block", 1),
         (65536, "bfloat16", "block", 2),
         (128256, "bfloat16", "block", 4),
         (262144, "bfloat16", "block", 8),
-        (512, "float64", "lanes", 1),
+        (512, "float64", "subwarp", 1),
         (513, "float64", "block", 1),
     ],
 )
 def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int) -> None:
     """On chip as long as a warp, a block, then a cluster has room; contiguous rows always in vectors of 16 bytes."""
     layout = of((4096, classes), 1, dtype)
-    assert (layout.kind, layout.cluster, layout.lanes) == (kind, cluster, 16 // ITEMSIZE[dtype])
+    assert (layout.kind, layout.cluster, layout.vec_size) == (kind, cluster, 16 // ITEMSIZE[dtype])
 
 
 def test_without_clusters_long_rows_are_read_twice() -> None:
-    assert [of((4096, 128256), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "long", "long"]
-    assert [of((4096, 32000), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "block", "long"]
+    assert [of((4096, 128256), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "two_pass", "two_pass"]
+    assert [of((4096, 32000), 1, "bfloat16", chip=x).kind for x in CHIPS] == ["block", "block", "two_pass"]
 
 
-def test_short_rows_are_brought_ahead_for_few_blocks() -> None:
+def test_short_rows_are_prefetched_for_few_blocks() -> None:
     short, longer = of((32768, 4096), 1), of((16384, 8192), 1)
-    assert (short.ahead, longer.ahead) == (True, False)
-    at_once = [softmax_layout.blocks(short, short.groups, 100, gradient) for gradient in (True, False)]
-    assert at_once == [400, 800] and softmax_layout.blocks(longer, longer.groups, 100) == 400
-    assert not of((32768, 4096), 1, heavy=True).ahead
+    assert (short.prefetch, longer.prefetch) == (True, False)
+    at_once = [softmax_layout.blocks(short, short.chunks, 100, gradient) for gradient in (True, False)]
+    assert at_once == [400, 800] and softmax_layout.blocks(longer, longer.chunks, 100) == 400
+    assert not of((32768, 4096), 1, heavy=True).prefetch
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_values_alone_of_many_long_rows_are_found_in_parts(shape: tuple[int, int
 
 def test_few_rows_take_many_blocks() -> None:
     assert of((1, 128256), 1, "bfloat16").cluster == MAX_CLUSTER
-    assert (of((16, 1 << 20), 1).kind, of((16, 1 << 20), 1).cluster) == ("long", MAX_CLUSTER)
+    assert (of((16, 1 << 20), 1).kind, of((16, 1 << 20), 1).cluster) == ("two_pass", MAX_CLUSTER)
     assert of((64, 4096), 1).threads > of((4096, 4096), 1).threads
 
 
@@ -287,51 +287,57 @@ def test_labels_of_an_image_are_one_dimension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "kind"), [(1, "columns"), (2, "short"), (FEW_CLASSES, "short"), (FEW_CLASSES + 1, "lanes")]
+    ("classes", "kind"),
+    [
+        (1, "thread_per_row"),
+        (2, "thread_per_row_packed"),
+        (FEW_CLASSES, "thread_per_row_packed"),
+        (FEW_CLASSES + 1, "subwarp"),
+    ],
 )
 def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> None:
     assert of((1000, classes), 1).kind == kind
 
 
 @pytest.mark.parametrize(
-    ("classes", "dtype", "kind", "lanes", "threads"),
+    ("classes", "dtype", "kind", "vec_size", "threads"),
     [
-        (2, "float32", "columns", 4, 256),
-        (19, "float32", "columns", 4, 128),
-        (21, "float32", "columns", 4, 128),
-        (150, "float32", "columns", 1, 64),
-        (19, "bfloat16", "columns", 4, 256),
-        (384, "bfloat16", "columns", 1, 64),
-        (96, "float64", "columns", 1, 64),
+        (2, "float32", "thread_per_row", 4, 256),
+        (19, "float32", "thread_per_row", 4, 128),
+        (21, "float32", "thread_per_row", 4, 128),
+        (150, "float32", "thread_per_row", 1, 64),
+        (19, "bfloat16", "thread_per_row", 4, 256),
+        (384, "bfloat16", "thread_per_row", 1, 64),
+        (96, "float64", "thread_per_row", 1, 64),
     ],
 )
-def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, lanes: int, threads: int) -> None:
+def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: int, threads: int) -> None:
     layout = of((4, classes, 32, 32), 1, dtype)
-    assert (layout.kind, layout.lanes, layout.threads) == (kind, lanes, threads)
+    assert (layout.kind, layout.vec_size, layout.threads) == (kind, vec_size, threads)
 
 
 @pytest.mark.parametrize("class_dim", range(4))
 def test_class_dimension_may_be_anywhere(class_dim: int) -> None:
     shape = [2, 3, 8, 64]
-    assert ("columns" in of(shape, class_dim).kind) == (class_dim != 3)
+    assert ("thread_per_row" in of(shape, class_dim).kind) == (class_dim != 3)
 
 
 def test_channels_last_has_neighbouring_classes() -> None:
     n, c, h, w = 2, 64, 4, 5
     layout = of((n, c, h, w), 1, strides=(c * h * w, 1, w * c, c))
-    assert (layout.kind, layout.lanes, layout.many) == ("lanes", 4, False)
+    assert (layout.kind, layout.vec_size, layout.many) == ("subwarp", 4, False)
     assert layout.words[:2] == [n * h * w, c]
 
 
 def test_transposed_rows_have_neighbouring_rows() -> None:
-    assert of((64, 12), 1, strides=(1, 64)).kind == "columns"
-    assert of((64, 12), 1, strides=(1, 64)).lanes > 1
-    assert of((63, 12), 1, strides=(1, 63)).lanes == 1
+    assert of((64, 12), 1, strides=(1, 64)).kind == "thread_per_row"
+    assert of((64, 12), 1, strides=(1, 64)).vec_size > 1
+    assert of((63, 12), 1, strides=(1, 63)).vec_size == 1
 
 
 def test_one_row_and_no_dimensions() -> None:
     layout = of((100,), 0)
-    assert (layout.kind, layout.groups, layout.many) == ("lanes", 1, False)
+    assert (layout.kind, layout.chunks, layout.many) == ("subwarp", 1, False)
     assert layout.words[:2] == [1, 100]
 
 
@@ -339,22 +345,22 @@ def test_one_row_and_no_dimensions() -> None:
 def test_misaligned_logits_are_read_one_by_one(dtype: str, address: int) -> None:
     """Their gradients are new, and aligned."""
     most = 16 // ITEMSIZE[dtype]
-    assert of((4, 64), 1, dtype, address=address).lanes == (1 if address % 16 else most)
-    apart = of((4, 5, 64), 1, dtype, address=address).lanes * ITEMSIZE[dtype]
-    widest = min(16, COLUMN_LANES * ITEMSIZE[dtype])
+    assert of((4, 64), 1, dtype, address=address).vec_size == (1 if address % 16 else most)
+    apart = of((4, 5, 64), 1, dtype, address=address).vec_size * ITEMSIZE[dtype]
+    widest = min(16, ROWS_PER_THREAD * ITEMSIZE[dtype])
     assert address % apart == 0 and (apart == widest or address % (2 * apart))
 
 
-@pytest.mark.parametrize(("step", "lanes"), [(64, 4), (68, 4), (66, 2), (65, 1)])
-def test_rows_of_a_larger_matrix(step: int, lanes: int) -> None:
-    assert of((8, 64), 1, strides=(step, 1)).lanes == lanes
+@pytest.mark.parametrize(("step", "vec_size"), [(64, 4), (68, 4), (66, 2), (65, 1)])
+def test_rows_of_a_larger_matrix(step: int, vec_size: int) -> None:
+    assert of((8, 64), 1, strides=(step, 1)).vec_size == vec_size
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("classes", [35, 1001, 50257])
 def test_odd_rows_keep_their_vectors(dtype: str, classes: int) -> None:
     """Each row begins elsewhere, its gradients as far from an aligned address as its logits."""
-    assert of((8, classes), 1, dtype).lanes == 16 // ITEMSIZE[dtype]
+    assert of((8, classes), 1, dtype).vec_size == 16 // ITEMSIZE[dtype]
 
 
 def test_few_threads_take_a_short_row() -> None:
@@ -366,5 +372,5 @@ def test_few_threads_take_a_short_row() -> None:
 
 
 def test_groups_are_bounded() -> None:
-    assert of((1 << 20, 64), 1).groups == MAX_GROUPS
-    assert of((7, 32000), 1).groups == 7
+    assert of((1 << 20, 64), 1).chunks == MAX_CHUNKS
+    assert of((7, 32000), 1).chunks == 7

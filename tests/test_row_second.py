@@ -34,7 +34,7 @@ from cupylosses.testing.tolerance import compare, same_bits
 pytestmark = pytest.mark.kernels
 
 #: Layouts with different code for second derivatives; rows too long for shared memory are nothing special here.
-WAYS = ("lanes", "block", "columns", "gather", "gather, apart")
+WAYS = ("subwarp", "block", "thread_per_row", "label_only", "label_only, apart")
 
 #: Losses of class indices.
 LOSSES = [name for name, x in registry(SoftmaxLoss).items() if x.row]
@@ -100,7 +100,7 @@ MIXED_DERIVATIVES = [
 
 @pytest.mark.parametrize(
     ("row_loss", "layout", "case"),
-    in_turn(list(TERM_LOSSES), ["lanes", "block", "columns"], range(len(MIXED_DERIVATIVES)), times=2),
+    in_turn(list(TERM_LOSSES), ["subwarp", "block", "thread_per_row"], range(len(MIXED_DERIVATIVES)), times=2),
 )
 def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: None) -> None:
     """Includes mixed derivatives, and derivatives of one operand alone."""
@@ -256,7 +256,7 @@ def test_order_and_grid_do_not_matter(layout: str) -> None:
 
 def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) -> None:
     """By double backward, forward over reverse, and the double-backward trick; each runs one kernel."""
-    given = row_properties.of_layout("lanes", device=KERNELS, dtype="float64")
+    given = row_properties.of_layout("subwarp", device=KERNELS, dtype="float64")
     v = directions(given, "alike")
 
     def loss(x: Tensor) -> Tensor:
@@ -281,10 +281,10 @@ def test_layouts_are_what_they_are_called() -> None:
         x = torch.empty(shape)
         of_rows = tuple(n for d, n in enumerate(shape) if d != dim)
         strides = tuple(s for d, s in enumerate(x.stride()) if d != dim)
-        rows = softmax_layout.Rows(strides, x.stride(dim), 4, 0)
+        rows = softmax_layout.RowStrides(strides, x.stride(dim), 4, 0)
         others = [torch.empty(of_rows).stride()] * 3
         softmax = registry(SoftmaxLoss)[name].softmax
         found = softmax_layout.second_layout(of_rows, shape[dim], rows, rows, others, rows, softmax)
-        assert (found.kind == "gather") == layout.startswith("gather")
+        assert (found.kind == "label_only") == layout.startswith("label_only")
         kinds.add(found.kind)
-    assert kinds == {"lanes", "block", "long columns", "gather"}
+    assert kinds == {"subwarp", "block", "thread_per_row_two_pass", "label_only"}

@@ -48,8 +48,8 @@ in_each_layout = pytest.mark.parametrize("layout", TERM_LAYOUTS)
 of_each_loss = pytest.mark.parametrize(
     ("row_loss", "layout"),
     [
-        *((x, "lanes") for x in TERM_LOSSES),
-        *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW[: 1 if y == "long" else 2]),
+        *((x, "subwarp") for x in TERM_LOSSES),
+        *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW[: 1 if y == "two_pass" else 2]),
     ],
 )
 
@@ -93,7 +93,7 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
     with noted_term_layouts() as found:
         drawn("cross_entropy", layout)()
     assert {(x.kind, x.cluster > 1) for x in found} == {
-        (layout.partition(",")[0], layout in ("block, cluster", "long"))
+        (layout.partition(",")[0], layout in ("block, cluster", "two_pass"))
     }
 
 
@@ -106,7 +106,7 @@ def test_values_and_gradients(layout: str, row_loss: str) -> None:
 @pytest.mark.parametrize("row_loss", FEW)
 def test_the_gradient_of_one_operand(row_loss: str) -> None:
     for reduction in ("mean", "none"):
-        terms_agree_with_truth(drawn(row_loss, "lanes", reduction=reduction), both=False)
+        terms_agree_with_truth(drawn(row_loss, "subwarp", reduction=reduction), both=False)
 
 
 @in_each_layout
@@ -122,18 +122,18 @@ def test_masks_and_class_weights(layout: str) -> None:
     ("layout", "dtypes"),
     [
         *((x, ("bfloat16", "bfloat16")) for x in TERM_LAYOUTS),
-        ("lanes", ("float16", "float16")),
+        ("subwarp", ("float16", "float16")),
         ("block", ("float64", "float64")),
-        ("lanes", ("bfloat16", "float32")),
-        ("columns", ("float32", "float16")),
+        ("subwarp", ("bfloat16", "float32")),
+        ("thread_per_row", ("float32", "float16")),
         ("block, cluster", ("float16", "float32")),
-        ("lanes", ("float32", "float64")),
+        ("subwarp", ("float32", "float64")),
     ],
     ids=str,
 )
 def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
     shape = TERM_LAYOUTS[layout]
-    if "cluster" in layout or layout == "long":
+    if "cluster" in layout or layout == "two_pass":
         # The same number of bytes.
         shape = (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
     for row_loss in short_or_full(FEW[1:], FEW):
@@ -157,11 +157,15 @@ def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "layout"), in_turn([(x, y) for x in PLACES for y in PLACES], ["lanes", "block", "columns"]), ids=identity
+    ("places", "layout"),
+    in_turn([(x, y) for x in PLACES for y in PLACES], ["subwarp", "block", "thread_per_row"]),
+    ids=identity,
 )
 def test_places(places: tuple[str, str], layout: str) -> None:
     """Operands that begin at different offsets; their gradients have no gaps."""
-    shape, class_dim = {"lanes": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "columns": ((3, 5, 8), 1)}[layout]
+    shape, class_dim = {"subwarp": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "thread_per_row": ((3, 5, 8), 1)}[
+        layout
+    ]
     terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
 
 
@@ -178,7 +182,7 @@ def test_values_do_not_depend_on_gradients(layout: str, row_loss: str, reduction
         assert same_bits(call.differentiable(both)[1]().detach(), alone)
 
 
-@pytest.mark.parametrize("layout", [x for x in TERM_LAYOUTS if x != "long"])
+@pytest.mark.parametrize("layout", [x for x in TERM_LAYOUTS if x != "two_pass"])
 def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable[[], None]) -> None:
     call = drawn("cross_entropy", layout)
     expected = results(call)

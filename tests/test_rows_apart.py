@@ -92,7 +92,7 @@ def drawn(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
 @pytest.fixture
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """For log-probabilities, fewer classes count as many."""
-    monkeypatch.setattr(softmax_layout, "GATHER_CLASSES", 32)
+    monkeypatch.setattr(softmax_layout, "LABEL_ONLY_CLASSES", 32)
 
 
 @pytest.mark.kernels

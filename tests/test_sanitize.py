@@ -66,7 +66,7 @@ def planned(loss: Loss) -> dict[PointwiseKernel, set[int]]:
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_smoke_test_reaches_every_entry_point_layout_and_dtype(loss: Loss) -> None:
     found, everything = planned(loss), variants(loss)
-    for field in ("kind", "layout", "flags", "lanes", "result", "columns"):
+    for field in ("kind", "layout", "flags", "vec_size", "result", "columns"):
         assert {getattr(x, field) for x in found} == {getattr(x, field) for x in everything}, field
     assert {(x.kind, x.layout) for x in found} == {(x.kind, x.layout) for x in everything}
     for kind in {x.kind for x in everything}:

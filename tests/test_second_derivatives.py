@@ -104,7 +104,7 @@ class Setting:
 
     @property
     def own(self) -> int:
-        return len(self.loss.along)
+        return len(self.loss.has_tangent)
 
     def call(self, operands: Sequence[Tensor], reduction: Static) -> Call:
         return Call(self.loss, tuple(operands), reduction._replace(flags=self.flags), self.parameters)
@@ -128,7 +128,7 @@ class Setting:
         base = self.loss.base
         assert base is not None
         x = [t.detach().double().requires_grad_() for t in self.operands[: self.own]]
-        moving = [t for t, moves in zip(x, self.loss.along, strict=True) if moves]
+        moving = [t for t, moves in zip(x, self.loss.has_tangent, strict=True) if moves]
         v = [t.double() for t in self.operands[self.own :]]
         slopes = graph(product(base, x, self.values), moving)
         terms = [d * g for d, g in zip(v, slopes, strict=True)]
@@ -464,7 +464,7 @@ def test_number_in_place_of_an_operand(role: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "instead"),
     [
-        ("mse_loss", "return {value.value, moved(slope.value, x.along)};", "return {value.value, T(0)};"),
+        ("mse_loss", "return {value.value, scaled_tangent(slope.value, x.tangent)};", "return {value.value, T(0)};"),
         ("log_cosh_loss", "T(4) * e", "T(3.9) * e"),
         ("charbonnier_loss", "inverse * inverse * inverse, x.value", "inverse * inverse, x.value"),
     ],

@@ -413,7 +413,7 @@ def test_layouts_reach_the_path_that_they_name(layout: layouts.Layout, name: str
     loss = registry(Loss)["mse_loss"]
     plan = loss.engine.plan(Call(loss, (), Static("mean")), tensors, name, Machine(100, Chip()))
     found = plan.elements_launch.layout
-    assert (found.kind, found.lanes > 1) == (layout.kind, layout.vector), layout.reaches
+    assert (found.kind, found.vec_size > 1) == (layout.kind, layout.vector), layout.reaches
 
 
 @layout

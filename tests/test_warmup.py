@@ -165,8 +165,8 @@ each_kind = pytest.mark.parametrize(("row_loss", "kind"), KINDS, ids=lambda x: g
 
 #: Shapes of logits, and their class dimension, with different row layouts on the host's small chip.
 ROW_SHAPES = {
-    "lanes": ((33, 64), -1), "block": ((5, 1031), -1), "cluster": ((3, 4501), -1), "long": ((2, 32783), -1),
-    "columns": ((3, 5, 4, 8), 1), "copied": ((2, 399, 5, 3), 1),
+    "subwarp": ((33, 64), -1), "block": ((5, 1031), -1), "cluster": ((3, 4501), -1), "two_pass": ((2, 32783), -1),
+    "thread_per_row": ((3, 5, 4, 8), 1), "copied": ((2, 399, 5, 3), 1),
 }  # fmt: skip
 
 
@@ -206,8 +206,8 @@ def test_what_is_warmed_up_is_what_calls_of_rows_load(
             kinds = {
                 (x.layout, x.cluster > 1) for x in loaded if x.kind in ("value", "value_and_gradient", "unreduced")
             }
-            kernel = {"cluster": "block", "copied": "lanes"}.get(layout, layout)
-            assert kinds == {(kernel, layout in ("cluster", "long"))}
+            kernel = {"cluster": "block", "copied": "subwarp"}.get(layout, layout)
+            assert kinds == {(kernel, layout in ("cluster", "two_pass"))}
         loaded.clear()
         function = getattr(F, row_loss.name)
         train_rows(lambda *x: function(*x, **given), row_operands(kind, shape, dim, *dtypes), (True, False))

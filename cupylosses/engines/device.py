@@ -8,7 +8,8 @@ from typing import Any
 
 from cupylosses.jit.gpu import Chip
 
-#: Slots of the table of expected grad_outputs (``kernels/core/expectation.cuh``). Losses that share one cost speed.
+#: Slots of the table of expected grad_outputs (``kernels/core/speculative_grad.cuh``). Losses that share a slot lose
+#: speed.
 EXPECTATIONS = 4096
 
 #: Doubles in front of the partial sums: the ticket of the last block.

@@ -44,7 +44,16 @@ SHAPES = (
 )
 
 #: Names of all layouts.
-ROW_LAYOUTS = ("lanes", "block", "cluster", "long", "short", "columns", "copied", "gather")
+ROW_LAYOUTS = (
+    "subwarp",
+    "block",
+    "cluster",
+    "two_pass",
+    "thread_per_row_packed",
+    "thread_per_row",
+    "copied",
+    "label_only",
+)
 
 Laid = tuple[tuple[int, ...], int]
 
@@ -101,7 +110,7 @@ class RowCheck:
     case: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dtypes: tuple[str, ...] = ("float32",)
     reduction: str = "mean"
-    layout: str = "lanes"
+    layout: str = "subwarp"
     shape: tuple[int, ...] | None = None
     device: str = "cpu"
     seed: int = 0

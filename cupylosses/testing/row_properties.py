@@ -36,15 +36,15 @@ class Layout(NamedTuple):
 
 #: For each layout, a shape that such a GPU takes in this way, in float32.
 LAYOUTS: Mapping[str, Layout] = {
-    "lanes": Layout((37, 43)),
+    "subwarp": Layout((37, 43)),
     "block": Layout((5, 1031)),
     "block, cluster": Layout((3, 4501)),
-    "long": Layout((2, 16391)),
-    "short": Layout((37, 10)),
-    "columns": Layout((3, 5, 4, 8)),
-    "lanes, copied": Layout((2, 199, 5, 3)),
-    "gather": Layout((37, 43), loss="nll_loss"),
-    "gather, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
+    "two_pass": Layout((2, 16391)),
+    "thread_per_row_packed": Layout((37, 10)),
+    "thread_per_row": Layout((3, 5, 4, 8)),
+    "subwarp, copied": Layout((2, 199, 5, 3)),
+    "label_only": Layout((37, 43), loss="nll_loss"),
+    "label_only, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 
 #: Layouts of logits, which have more options.

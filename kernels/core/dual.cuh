@@ -88,7 +88,7 @@ __device__ __forceinline__ Dual<T, 0> lift(Literal x) {
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> chain(const Dual<T, kMask>& a, T value, T partial) {
   Dual<T, kMask> y;
-  y.value = with_slopes(value, partial, a.value);
+  y.value = with_partials(value, partial, a.value);
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
     if (has<kMask>(k)) y.tangent[k] = partial * a.tangent[k];
@@ -100,7 +100,7 @@ template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> chain(const Dual<T, kA>& a, const Dual<T, kB>& b, T value, T partial_a,
                                                   T partial_b) {
   Dual<T, kA | kB> y;
-  y.value = with_slopes(value, partial_a, a.value, partial_b, b.value);
+  y.value = with_partials(value, partial_a, a.value, partial_b, b.value);
 #pragma unroll
   for (int k = 0; k < kMaxOperands; ++k) {
     if (has<kA & kB>(k)) {

@@ -1,13 +1,13 @@
 // Where the elements of a loss lie in memory.
 //
 // The index space of a loss is its broadcast shape with the dimensions reordered and merged as far as all streams
-// (operands, gradients, results) allow; launch.py does that. It is walked in vectors of kLanes elements, numbered along
-// the innermost dimension first. Two layouts cover everything:
+// (operands, gradients, results) allow; launch.py does that. It is walked in vectors of kVecSize elements, numbered
+// along the innermost dimension first. Two layouts cover everything:
 //
 // clang-format off: the formatter would join the lines of this list.
 //   Flat   one dimension: dense tensors of any rank and any order, with operands that are single numbers.
 //   Rows   an innermost dimension of whole vectors and kRank outer ones (1, a matrix, or up to kMaxRank):
-//          broadcasting along rows or columns, slices, and (with kLanes = 1) arbitrary strides.
+//          broadcasting along rows or columns, slices, and (with kVecSize = 1) arbitrary strides.
 // clang-format on
 //
 // A cursor is a lane's place; `advance` moves it by one vector per lane of the warp. All indices have 64 bits: 2^31
@@ -35,18 +35,18 @@ struct Dimensions {
       for (int s = 0; s < kStreams; ++s) offset[s] = 0;
 #pragma unroll 1
       for (int d = 0; d < rank; ++d) {
-        const int64 rest = d + 1 < rank ? index / size[d] : 0;
-        const int64 coordinate = index - rest * size[d];
+        const int64 outer_index = d + 1 < rank ? index / size[d] : 0;
+        const int64 coordinate = index - outer_index * size[d];
 #pragma unroll
         for (int s = 0; s < kStreams; ++s) offset[s] += coordinate * stride[s][d];
-        index = rest;
+        index = outer_index;
       }
     }
   }
 };
 
-template <int kLanes>
-struct Flat {
+template <int kVecSize>
+struct FlatLayout {
   static constexpr int kOuter = 0;  // dimensions in which streams differ: one offset serves all of them
   struct Cursor {
     int64 element;
@@ -54,19 +54,19 @@ struct Flat {
   int64 elements;
 
   __device__ __forceinline__ int64 vectors() const {
-    return (elements + kLanes - 1) / kLanes;
+    return (elements + kVecSize - 1) / kVecSize;
   }
   // Whether every vector up to `vector` exists and has all its elements.
   __device__ __forceinline__ bool whole_up_to(int64 vector) const {
-    return (vector + 1) * kLanes <= elements;
+    return (vector + 1) * kVecSize <= elements;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
-    return {vector * kLanes};
+    return {vector * kVecSize};
   }
   __device__ __forceinline__ void advance(Cursor& cursor) const {
-    cursor.element += kWarp * kLanes;
+    cursor.element += kWarp * kVecSize;
   }
-  // How many elements of the cursor's vector exist: kLanes, fewer in the last one, 0 or less behind it.
+  // How many elements of the cursor's vector exist: kVecSize, fewer in the last one, 0 or less behind it.
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return elements - cursor.element;
   }
@@ -76,8 +76,8 @@ struct Flat {
   }
 };
 
-template <int kLanes, int kStreams, int kRank>
-struct Rows {
+template <int kVecSize, int kStreams, int kRank>
+struct StridedLayout {
   static constexpr int kOuter = kRank;
   struct Cursor {
     int64 row;
@@ -85,7 +85,7 @@ struct Rows {
     int64 base[kStreams];
   };
   int64 rows;
-  int64 vectors_per_row;  // rows are whole vectors: kLanes divides their length
+  int64 vectors_per_row;  // rows are whole vectors: kVecSize divides their length
   int64 row_step;         // kWarp vectors further on is this many rows ...
   int64 column_step;      // ... and this many vectors
   int64 inner_stride[kStreams];
@@ -115,13 +115,13 @@ struct Rows {
     if (cursor.row != row) outer.offsets(cursor.row, cursor.base);
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
-    return cursor.row < rows ? kLanes : 0;
+    return cursor.row < rows ? kVecSize : 0;
   }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
     if (kSplat) return cursor.base[kStream];
     // More than one lane means unit stride, which spares the multiplication.
-    const int64 element = cursor.column * kLanes;
-    return cursor.base[kStream] + (kLanes > 1 ? element : element * inner_stride[kStream]);
+    const int64 element = cursor.column * kVecSize;
+    return cursor.base[kStream] + (kVecSize > 1 ? element : element * inner_stride[kStream]);
   }
 };

@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 
 // x, computed whether it is needed or not: the compiler would branch around a few instructions where only one side of a
 // choice needs them, which keeps it from interleaving elements and costs more than they do.
-__device__ __forceinline__ float computed(float x) {
+__device__ __forceinline__ float force_computed(float x) {
   asm volatile("" : "+f"(x));
   return x;
 }

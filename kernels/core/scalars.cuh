@@ -17,7 +17,7 @@ __device__ __forceinline__ float scalar_abs(float x) {
 __device__ __forceinline__ double scalar_abs(double x) {
   return fabs(x);
 }
-__device__ __forceinline__ double computed(double x) {
+__device__ __forceinline__ double force_computed(double x) {
   return x;
 }
 __device__ __forceinline__ float scalar_exp(float x) {
@@ -39,16 +39,16 @@ __device__ __forceinline__ double scalar_rsqrt(double x) {
   return rsqrt(x);
 }
 
-__device__ __forceinline__ float scalar_largest(float) {
+__device__ __forceinline__ float scalar_max(float) {
   return 3.40282347e38f;
 }
-__device__ __forceinline__ double scalar_largest(double) {
+__device__ __forceinline__ double scalar_max(double) {
   return 1.79769313486231571e308;
 }
 
 template <class T>
 __device__ __forceinline__ T scalar_infinity(T) {
-  return scalar_largest(T()) * T(2);
+  return scalar_max(T()) * T(2);
 }
 
 __device__ __forceinline__ float scalar_nan(float) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ double scalar_nan(double) {
 
 template <class T>
 __device__ __forceinline__ bool is_finite_and_not_negative(T x) {
-  return x >= T(0) && x <= scalar_largest(T());
+  return x >= T(0) && x <= scalar_max(T());
 }
 
 // -1, 0, 1, or NaN.
@@ -202,31 +202,31 @@ constexpr bool kSingle = sizeof(T) == 4;
 // is a slope in; that there is none where a condition holds, because what the value is there is a convention; and that
 // a value which is NaN has none to follow.
 template <class T, class... Ts>
-__device__ __forceinline__ T with_slopes(T value, Ts...) {
+__device__ __forceinline__ T with_partials(T value, Ts...) {
   return value;
 }
 template <class T>
-__device__ __forceinline__ T fixed_if(bool, T value) {
+__device__ __forceinline__ T constant_if(bool, T value) {
   return value;
 }
 template <class T>
-__device__ __forceinline__ T undefined(T nan) {
+__device__ __forceinline__ T nan_result(T nan) {
   return nan;
 }
 // Whether they are equal, and stay so.
 template <class T>
-__device__ __forceinline__ bool same(T x, T y) {
+__device__ __forceinline__ bool identical(T x, T y) {
   return x == y;
 }
 // Whether it is 0, and stays so.
 template <class T>
-__device__ __forceinline__ bool vanishes(T x) {
+__device__ __forceinline__ bool is_zero(T x) {
   return x == T(0);
 }
 
 // A function at a point, and its derivative there.
 template <class T>
-struct Point {
+struct ValueAndSlope {
   T value;
   T slope;
 };

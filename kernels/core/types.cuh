@@ -100,7 +100,7 @@ struct Narrow<bfloat16_t> {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Packs: kLanes neighbouring elements that travel together, in words of at most 16 bytes
+// Packs: kVecSize neighbouring elements that travel together, in words of at most 16 bytes
 
 template <int kBytes>
 struct WordOf;
@@ -125,19 +125,19 @@ struct WordOf<1> {
   using type = unsigned char;
 };
 
-template <class Storage, int kLanes>
-struct alignas(sizeof(Storage) * kLanes < 16 ? sizeof(Storage) * kLanes : 16) Pack {
-  static constexpr int kWordBytes = sizeof(Storage) * kLanes < 16 ? sizeof(Storage) * kLanes : 16;
-  static constexpr int kWords = sizeof(Storage) * kLanes / kWordBytes;
+template <class Storage, int kVecSize>
+struct alignas(sizeof(Storage) * kVecSize < 16 ? sizeof(Storage) * kVecSize : 16) Pack {
+  static constexpr int kWordBytes = sizeof(Storage) * kVecSize < 16 ? sizeof(Storage) * kVecSize : 16;
+  static constexpr int kWords = sizeof(Storage) * kVecSize / kWordBytes;
   using Word = typename WordOf<kWordBytes>::type;
-  Storage lane[kLanes];
+  Storage element[kVecSize];
 };
 
 // Each element is read once: marked as the first to leave the cache.
 // Precondition of this and of the next two: `pointer` is aligned to the pack's words.
-template <int kLanes, class Storage>
-__device__ __forceinline__ Pack<Storage, kLanes> load_stream(const Storage* pointer) {
-  using P = Pack<Storage, kLanes>;
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* pointer) {
+  using P = Pack<Storage, kVecSize>;
   P pack;
 #pragma unroll
   for (int i = 0; i < P::kWords; ++i) {
@@ -147,9 +147,9 @@ __device__ __forceinline__ Pack<Storage, kLanes> load_stream(const Storage* poin
 }
 
 // Elements that other threads read too (a broadcast operand): kept in the cache.
-template <int kLanes, class Storage>
-__device__ __forceinline__ Pack<Storage, kLanes> load_reused(const Storage* pointer) {
-  using P = Pack<Storage, kLanes>;
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<Storage, kVecSize> load_reused(const Storage* pointer) {
+  using P = Pack<Storage, kVecSize>;
   P pack;
 #pragma unroll
   for (int i = 0; i < P::kWords; ++i) {
@@ -158,9 +158,9 @@ __device__ __forceinline__ Pack<Storage, kLanes> load_reused(const Storage* poin
   return pack;
 }
 
-template <int kLanes, class Storage>
-__device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storage, kLanes>& pack) {
-  using P = Pack<Storage, kLanes>;
+template <int kVecSize, class Storage>
+__device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storage, kVecSize>& pack) {
+  using P = Pack<Storage, kVecSize>;
 #pragma unroll
   for (int i = 0; i < P::kWords; ++i) {
     __stcs(reinterpret_cast<typename P::Word*>(pointer) + i, reinterpret_cast<const typename P::Word*>(&pack)[i]);
@@ -168,49 +168,49 @@ __device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storag
 }
 
 // The same without a word on when it is needed again: gradients of rows are written 1 to 2 % faster so.
-template <int kLanes, class Storage>
-__device__ __forceinline__ void store_pack(Storage* pointer, const Pack<Storage, kLanes>& pack) {
-  using P = Pack<Storage, kLanes>;
+template <int kVecSize, class Storage>
+__device__ __forceinline__ void store_pack(Storage* pointer, const Pack<Storage, kVecSize>& pack) {
+  using P = Pack<Storage, kVecSize>;
 #pragma unroll
   for (int i = 0; i < P::kWords; ++i) {
     __stwb(reinterpret_cast<typename P::Word*>(pointer) + i, reinterpret_cast<const typename P::Word*>(&pack)[i]);
   }
 }
 
-// Rounds kLanes results into a pack; 16-bit types go two at a time, which is one instruction from 8.0 on.
-template <class Storage, int kLanes>
+// Rounds kVecSize results into a pack; 16-bit types go two at a time, which is one instruction from 8.0 on.
+template <class Storage, int kVecSize>
 struct NarrowPack {
   template <class Compute>
-  static __device__ __forceinline__ Pack<Storage, kLanes> from(const Compute (&x)[kLanes]) {
-    Pack<Storage, kLanes> pack;
+  static __device__ __forceinline__ Pack<Storage, kVecSize> from(const Compute (&x)[kVecSize]) {
+    Pack<Storage, kVecSize> pack;
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) pack.lane[i] = Narrow<Storage>::from(x[i]);
+    for (int i = 0; i < kVecSize; ++i) pack.element[i] = Narrow<Storage>::from(x[i]);
     return pack;
   }
 };
 
-template <class Storage, int kLanes, class Compute>
-__device__ __forceinline__ Pack<Storage, kLanes> narrow_in_pairs(const Compute (&x)[kLanes]) {
-  Pack<Storage, kLanes> pack;
+template <class Storage, int kVecSize, class Compute>
+__device__ __forceinline__ Pack<Storage, kVecSize> narrow_in_pairs(const Compute (&x)[kVecSize]) {
+  Pack<Storage, kVecSize> pack;
 #pragma unroll
-  for (int i = 0; i + 1 < kLanes; i += 2) {
+  for (int i = 0; i + 1 < kVecSize; i += 2) {
     reinterpret_cast<unsigned*>(&pack)[i / 2] = narrow_pair(as_float(x[i]), as_float(x[i + 1]), Storage{});
   }
-  if (kLanes % 2) pack.lane[kLanes - 1] = Narrow<Storage>::from(x[kLanes - 1]);
+  if (kVecSize % 2) pack.element[kVecSize - 1] = Narrow<Storage>::from(x[kVecSize - 1]);
   return pack;
 }
 
-template <int kLanes>
-struct NarrowPack<half_t, kLanes> {
+template <int kVecSize>
+struct NarrowPack<half_t, kVecSize> {
   template <class Compute>
-  static __device__ __forceinline__ Pack<half_t, kLanes> from(const Compute (&x)[kLanes]) {
+  static __device__ __forceinline__ Pack<half_t, kVecSize> from(const Compute (&x)[kVecSize]) {
     return narrow_in_pairs<half_t>(x);
   }
 };
-template <int kLanes>
-struct NarrowPack<bfloat16_t, kLanes> {
+template <int kVecSize>
+struct NarrowPack<bfloat16_t, kVecSize> {
   template <class Compute>
-  static __device__ __forceinline__ Pack<bfloat16_t, kLanes> from(const Compute (&x)[kLanes]) {
+  static __device__ __forceinline__ Pack<bfloat16_t, kVecSize> from(const Compute (&x)[kVecSize]) {
     return narrow_in_pairs<bfloat16_t>(x);
   }
 };

@@ -19,9 +19,9 @@
 // alone.
 #pragma once
 #include "core/dual.cuh"
-#include "core/expectation.cuh"
 #include "core/layout.cuh"
 #include "core/reduce.cuh"
+#include "core/speculative_grad.cuh"
 #include "core/tuple.cuh"
 
 constexpr int kMaxRun = 64;
@@ -33,8 +33,8 @@ __host__ __device__ constexpr int max_words(int gradients) {
 }
 
 // Of so many vectors of so many registers each, as many as there is room for.
-__host__ __device__ constexpr int in_flight(int vectors, int words, int most) {
-  return vectors > 1 && vectors * words > most ? in_flight(vectors / 2, words, most) : vectors;
+__host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int most) {
+  return vectors > 1 && vectors * words > most ? vectors_in_flight(vectors / 2, words, most) : vectors;
 }
 
 // How a stream is read. A splat is one number for the whole vector (stride 0 along it).
@@ -56,34 +56,34 @@ struct Sink {
 };
 
 // What lies in registers of a source's vector.
-template <class S, int kLanes>
+template <class S, int kVecSize>
 struct Loaded {
   static constexpr bool kSplat = S::kAccess == Access::kSplat;
-  Pack<typename S::Storage, kSplat ? 1 : kLanes> pack;
+  Pack<typename S::Storage, kSplat ? 1 : kVecSize> pack;
 
   template <class Compute>
-  __device__ __forceinline__ Compute lane(int i) const {
-    return widen<Compute>(pack.lane[kSplat ? 0 : i]);
+  __device__ __forceinline__ Compute element(int i) const {
+    return widen<Compute>(pack.element[kSplat ? 0 : i]);
   }
 };
 
-template <int kLanes, class S>
-__device__ __forceinline__ Loaded<S, kLanes> load(const S& source, int64 offset) {
+template <int kVecSize, class S>
+__device__ __forceinline__ Loaded<S, kVecSize> load(const S& source, int64 offset) {
   if constexpr (S::kAccess == Access::kSplat) {
     return {load_reused<1>(source.pointer + offset)};
   } else if constexpr (S::kAccess == Access::kReused) {
-    return {load_reused<kLanes>(source.pointer + offset)};
+    return {load_reused<kVecSize>(source.pointer + offset)};
   } else {
-    return {load_stream<kLanes>(source.pointer + offset)};
+    return {load_stream<kVecSize>(source.pointer + offset)};
   }
 }
 
-template <int kLanes, class Storage, class Compute>
-__device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kLanes]) {
-  store_stream<kLanes>(sink.pointer + offset, NarrowPack<Storage, kLanes>::from(x));
+template <int kVecSize, class Storage, class Compute>
+__device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kVecSize]) {
+  store_stream<kVecSize>(sink.pointer + offset, NarrowPack<Storage, kVecSize>::from(x));
 }
-template <int kLanes, class Compute>
-__device__ __forceinline__ void store(Absent, int64, const Compute (&)[kLanes]) {
+template <int kVecSize, class Compute>
+__device__ __forceinline__ void store(Absent, int64, const Compute (&)[kVecSize]) {
 }
 
 template <class T>
@@ -117,31 +117,31 @@ __device__ constexpr int gradient_count(const Tuple<S...>*) {
 }
 
 // What is loaded of a grad_output per element: nothing where there is none.
-template <class Element, int kLanes>
+template <class Element, int kVecSize>
 struct LoadedElement {
   using type = Absent;
 };
-template <class Storage, Access kAccess, int kLanes>
-struct LoadedElement<Source<Storage, kAccess>, kLanes> {
-  using type = Loaded<Source<Storage, kAccess>, kLanes>;
+template <class Storage, Access kAccess, int kVecSize>
+struct LoadedElement<Source<Storage, kAccess>, kVecSize> {
+  using type = Loaded<Source<Storage, kAccess>, kVecSize>;
 };
 
 // Packs of all operands.
-template <int kLanes, class T>
+template <int kVecSize, class T>
 struct LoadedTuple;
-template <int kLanes, class... S>
-struct LoadedTuple<kLanes, Tuple<S...>> {
-  using type = Tuple<Loaded<S, kLanes>...>;
+template <int kVecSize, class... S>
+struct LoadedTuple<kVecSize, Tuple<S...>> {
+  using type = Tuple<Loaded<S, kVecSize>...>;
 };
 
-template <class Loss_, class Layout_, int kLanes, class Sources_, class Sinks_, class Element_>
+template <class Loss_, class Layout_, int kVecSize, class Sources_, class Sinks_, class Element_>
 struct Pointwise {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
   using Layout = Layout_;
   using Cursor = typename Layout::Cursor;
   using Slots = typename MakeIndices<Sources_::kSize>::type;
-  static constexpr int kVector = kLanes;
+  static constexpr int kVector = kVecSize;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
   static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
@@ -149,10 +149,10 @@ struct Pointwise {
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   // Registers of a vector between its loads and its results: what was loaded, and where the results go.
-  static constexpr int kVectorWords =
-      (sizeof(typename LoadedTuple<kLanes, Sources_>::type) + sizeof(typename LoadedElement<Element_, kLanes>::type)) /
-          4 +
-      (Layout::kOuter > 0 ? 2 * kGradients : 0);
+  static constexpr int kVectorWords = (sizeof(typename LoadedTuple<kVecSize, Sources_>::type) +
+                                       sizeof(typename LoadedElement<Element_, kVecSize>::type)) /
+                                          4 +
+                                      (Layout::kOuter > 0 ? 2 * kGradients : 0);
 
   Loss loss;
   const Layout& layout;  // a kernel parameter: a copy of Rows would go to local memory
@@ -164,7 +164,7 @@ struct Pointwise {
   // of the gradients when grad_output is one number; it is asked for behind the loads.
   template <int kBatch, class Scale>
   __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale) const {
-    Registers<kLanes> vectors[kBatch];
+    Registers<kVecSize> vectors[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
       load_all(cursor, 0, vectors[u], Slots{});
@@ -180,7 +180,7 @@ struct Pointwise {
     const int64 present = layout.present(cursor);
     const Compute factor = scale.factor();  // here, where the warp is together
 #pragma unroll 1
-    for (int i = 0; i < kLanes && i < present; ++i) {
+    for (int i = 0; i < kVecSize && i < present; ++i) {
       Registers<1> element;
       load_all(cursor, i, element, Slots{});
       evaluate(element, sum, factor, Slots{});
@@ -222,11 +222,11 @@ struct Pointwise {
     Compute gradient[kOperands][kWidth];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const auto y = loss(variable<kMask, kSlot>(get<kSlot>(x.operands).template lane<Compute>(i))...);
+      const auto y = loss(variable<kMask, kSlot>(get<kSlot>(x.operands).template element<Compute>(i))...);
       value[i] = y.value;
       sum += y.value;
       Compute factor = scale;
-      if constexpr (kScaledPerElement) factor *= x.grad_output.template lane<Compute>(i);
+      if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
       // A loss that is NaN has no gradient to follow: NaN, also where the derivative formula happens to be finite.
       ((gradient[kSlot][i] = y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor), ...);
     }
@@ -238,7 +238,7 @@ struct Pointwise {
 // Visits every element once. With kSum, partials[group] receives the sum of each group.
 // Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
 template <bool kSum, int kUnroll, class Program, class Scale>
-__device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 groups, double* partials) {
+__device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials) {
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   // Vectors in flight: a batch, and fewer where registers would be spilled. A double takes two of them, and so does the
@@ -251,17 +251,17 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
-  constexpr int kFlight = in_flight(kMost, Program::kVectorWords, max_words(Program::kGradients));
+  constexpr int kFlight = vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kGradients));
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();
-  for (int64 group = global_warp(); group < groups; group += warps) {
+  for (int64 chunk = global_warp(); chunk < chunks; chunk += warps) {
     double total = 0.0;
-    int64 first = group * kBatch;
+    int64 first = chunk * kBatch;
     while (first < vectors) {
       typename Program::Compute partial = 0;
 #pragma unroll 1
-      for (int run = 0; run < kRun && first < vectors; ++run, first += groups * kBatch) {
+      for (int run = 0; run < kRun && first < vectors; ++run, first += chunks * kBatch) {
         auto cursor = program.layout.at(first + lane);
         if (program.layout.whole_up_to(first + kBatch - 1)) {
 #pragma unroll 1
@@ -275,16 +275,16 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
     }
     if (kSum) {
       total = warp_sum(total);
-      if (lane == 0) partials[group] = total;
+      if (lane == 0) partials[chunk] = total;
     }
   }
 }
 
-// The workspace of a reduced loss: in the first 16 bytes a ticket, and how many groups were drawn (row_units.cuh), both
-// 0 before and after a launch; then one partial per group.
+// The workspace of a reduced loss: in the first 16 bytes a ticket, and how many groups were claim_counter
+// (row_groups.cuh), both 0 before and after a launch; then one partial per group.
 struct Workspace {
   unsigned* ticket;
-  unsigned* drawn;
+  unsigned* claim_counter;
   double* partials;
 };
 __device__ __forceinline__ Workspace workspace(double* memory) {
@@ -294,22 +294,22 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
 // Sweeps, and leaves the sum of all elements in thread 0 of one block; `result` says which.
 // Preconditions: every thread of every block calls it once.
 template <int kUnroll, class Program, class Scale>
-__device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 groups, double* memory,
+__device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 chunks, double* memory,
                                              bool* result) {
   // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is
   // that of sum_partials, whose other leaves are zero.
   __shared__ double shared_partials[kWarp];
-  const bool alone = gridDim.x == 1 && groups <= kWarp;
+  const bool alone = gridDim.x == 1 && chunks <= kWarp;
   const Workspace work = workspace(memory);
   double* partials = alone ? shared_partials : work.partials;
-  sweep<true, kUnroll>(program, scale, groups, partials);
+  sweep<true, kUnroll>(program, scale, chunks, partials);
   if (alone) {
     __syncthreads();
     *result = true;
-    return threadIdx.x < kWarp ? warp_sum(threadIdx.x < groups ? partials[threadIdx.x] : 0.0) : 0.0;
+    return threadIdx.x < kWarp ? warp_sum(threadIdx.x < chunks ? partials[threadIdx.x] : 0.0) : 0.0;
   }
   *result = arrive_last(work.ticket);
-  return *result ? sum_partials(partials, groups) : 0.0;
+  return *result ? sum_partials(partials, chunks) : 0.0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -317,43 +317,45 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
 
 // value = sum(loss) / divisor
 template <int kUnroll, class Program, class Scale, class Result>
-__device__ __forceinline__ void reduce(const Program& program, Scale& scale, int64 groups, double* memory,
+__device__ __forceinline__ void reduce(const Program& program, Scale& scale, int64 chunks, double* memory,
                                        double divisor, Result* value) {
   bool result;
-  const double total = reduce_all<kUnroll>(program, scale, groups, memory, &result);
+  const double total = reduce_all<kUnroll>(program, scale, chunks, memory, &result);
   if (result && threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void reduce_value(const Program& program, int64 groups, double* memory, double divisor,
+__device__ __forceinline__ void reduce_value(const Program& program, int64 chunks, double* memory, double divisor,
                                              Result* value) {
   KnownScale<typename Program::Compute> unused{0};
-  reduce<kUnroll>(program, unused, groups, memory, divisor, value);
+  reduce<kUnroll>(program, unused, chunks, memory, divisor, value);
 }
 
 // The same, and the gradients for the expected grad_output; scale = 1 / divisor.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 groups, double* memory,
+__device__ __forceinline__ void reduce_value_and_gradient(const Program& program, int64 chunks, double* memory,
                                                           double divisor, double scale, Result* value,
-                                                          const double* expected, double* used) {
-  ExpectedScale<typename Program::Compute> expectation(expected, used, scale);
-  reduce<kUnroll>(program, expectation, groups, memory, divisor, value);
+                                                          const double* expected_grad_output,
+                                                          double* used_grad_output) {
+  SpeculativeScale<typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
+  reduce<kUnroll>(program, speculative, chunks, memory, divisor, value);
 }
 
 // The gradients for the true grad_output, unless this warp's part was written with it already.
 template <int kUnroll, class Program, class Result>
-__device__ __forceinline__ void verify_gradient(const Program& program, int64 groups, double scale,
-                                                const Result* grad_output, const double* used, double* expected) {
-  if (global_warp() >= groups) return;  // has no part, and so left no note
+__device__ __forceinline__ void verify_gradient(const Program& program, int64 chunks, double scale,
+                                                const Result* grad_output, const double* used_grad_output,
+                                                double* expected_grad_output) {
+  if (global_warp() >= chunks) return;  // has no part, and so left no note
   const double g = widen<double>(*grad_output);
-  if (!verify(g, used, expected)) return;
+  if (!grad_scale_is_stale(g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  sweep<false, kUnroll>(program, known, groups, nullptr);
+  sweep<false, kUnroll>(program, known, chunks, nullptr);
 }
 
 // Values, or gradients for a grad_output per element, times `scale`: no reduction.
 template <int kUnroll, class Program>
-__device__ __forceinline__ void map_elements(const Program& program, int64 groups, double scale) {
+__device__ __forceinline__ void map_elements(const Program& program, int64 chunks, double scale) {
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(scale)};
-  sweep<false, kUnroll>(program, known, groups, nullptr);
+  sweep<false, kUnroll>(program, known, chunks, nullptr);
 }

@@ -11,7 +11,7 @@
 // Two mappings, chosen by which of the two is innermost in memory (launch.py):
 //   kColumns   lanes along m: one column per lane, consecutive lanes read consecutive addresses
 //   otherwise  lanes along r: one output per warp, its lanes share the sum
-// A lane takes kLanes neighbours along its direction at once, where they lie together.
+// A lane takes kVecSize neighbours along its direction at once, where they lie together.
 // r is cut into `slices` of `slice_length` so that few outputs still fill the GPU. With one slice the result is stored
 // at once; with more, partials[slice * outputs + m] holds the pieces and `combine_slices` adds them in order.
 //
@@ -25,12 +25,12 @@ constexpr int kMostTerms = 4;       // whose loads are issued together ...
 constexpr int kMostTermWords = 60;  // ... where they take no more registers
 constexpr int kValue = -1;          // instead of a slot: the terms are values
 
-template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_, int kLanes_>
+template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_, int kVecSize_>
 struct SumOver {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
   using Slots = typename MakeIndices<Sources_::kSize>::type;
-  static constexpr int kLanes = kLanes_;
+  static constexpr int kVecSize = kVecSize_;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kStreams = kOperands + 2;  // operands, grad_output, the result
   static constexpr int kElementStream = kOperands;
@@ -44,10 +44,10 @@ struct SumOver {
   const Dimensions<kStreams, kRank_>& kept;  // kernel parameters: copies would go to local memory
   const Dimensions<kStreams, kRank_>& reduced;
 
-  // kLanes neighbouring terms.
+  // kVecSize neighbouring terms.
   struct Terms {
-    typename LoadedTuple<kLanes, Sources_>::type operands;
-    typename LoadedElement<Element_, kLanes>::type grad_output;
+    typename LoadedTuple<kVecSize, Sources_>::type operands;
+    typename LoadedElement<Element_, kVecSize>::type grad_output;
   };
 
   __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms) const {
@@ -60,16 +60,16 @@ struct SumOver {
  private:
   template <int... kSlot>
   __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms, Indices<kSlot...>) const {
-    ((get<kSlot>(terms.operands) = ::load<kLanes>(get<kSlot>(sources), at[kSlot])), ...);
-    if constexpr (kScaledPerElement) terms.grad_output = ::load<kLanes>(element, at[kElementStream]);
+    ((get<kSlot>(terms.operands) = ::load<kVecSize>(get<kSlot>(sources), at[kSlot])), ...);
+    if constexpr (kScaledPerElement) terms.grad_output = ::load<kVecSize>(element, at[kElementStream]);
   }
 
   template <int... kSlot>
   __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane, Indices<kSlot...>) const {
-    const auto y = loss(variable<kMask, kSlot>(get<kSlot>(terms.operands).template lane<Compute>(lane))...);
+    const auto y = loss(variable<kMask, kSlot>(get<kSlot>(terms.operands).template element<Compute>(lane))...);
     if constexpr (kSlot_ == kValue) return y.value;
     const Compute d = y.value != y.value ? y.value : tangent_or_zero(y, kSlot_);  // as in pointwise.cuh
-    if constexpr (kScaledPerElement) return d * terms.grad_output.template lane<Compute>(lane);
+    if constexpr (kScaledPerElement) return d * terms.grad_output.template element<Compute>(lane);
     return d;
   }
 };
@@ -89,20 +89,20 @@ struct Deposit {
   }
 };
 
-// Preconditions: blockDim.x is a multiple of 32. With more than one lane per vector, kLanes divides `outputs` (columns)
-// or `length` and `slice_length`. Warps work independently.
+// Preconditions: blockDim.x is a multiple of 32. With more than one lane per vector, kVecSize divides `outputs`
+// (columns) or `length` and `slice_length`. Warps work independently.
 template <bool kColumns, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
                                            double* partials) {
   constexpr int kStreams = Program::kStreams;
-  constexpr int kLanes = Program::kLanes;
+  constexpr int kVecSize = Program::kVecSize;
   // Fewer of a heavy loss in 16 bits, whose elements are computed together without a branch between them.
   constexpr int kMost = kNarrow ? kMostTerms >> Program::Loss::kHeavy : kMostTerms;
-  constexpr int kInFlight = in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
-  constexpr int kTotals = kColumns ? kLanes : 1;
+  constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
+  constexpr int kTotals = kColumns ? kVecSize : 1;
   constexpr int kBundle = kWarp * kTotals;  // outputs of a warp with lanes along them
-  constexpr int kStride = kColumns ? 1 : kWarp * kLanes;
+  constexpr int kStride = kColumns ? 1 : kWarp * kVecSize;
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 bundles = kColumns ? (outputs + kBundle - 1) / kBundle : outputs;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
     int64 base[kStreams];
     program.kept.offsets(active ? output : 0, base);
     double total[kTotals] = {};
-    for (int64 r = slice * slice_length + (kColumns ? 0 : lane * kLanes); r < end; r += kInFlight * kStride) {
+    for (int64 r = slice * slice_length + (kColumns ? 0 : lane * kVecSize); r < end; r += kInFlight * kStride) {
       typename Program::Terms terms[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
@@ -130,7 +130,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
       for (int i = 0; i < kInFlight; ++i) {
         if (r + i * kStride >= end) continue;
 #pragma unroll
-        for (int v = 0; v < kLanes; ++v) total[v % kTotals] += program.evaluate(terms[i], v);
+        for (int v = 0; v < kVecSize; ++v) total[v % kTotals] += program.evaluate(terms[i], v);
       }
     }
     if (!kColumns) {

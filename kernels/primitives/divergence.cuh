@@ -88,7 +88,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, fl
   const float tangent = 0.5f * twice;
   const float w = tangent * tangent;
   const float tail = scalar_atanh_tail(w);
-  const bool near = fabsf(difference) * 3.0f <= sum && sum <= scalar_largest(0.0f);
+  const bool near = fabsf(difference) * 3.0f <= sum && sum <= scalar_max(0.0f);
   return {near ? scalar_fma(twice * w, tail, twice) : log, tangent, tail, near};
 }
 
@@ -101,14 +101,14 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float dif
   const float tangent = 0.5f * twice;
   const float w = tangent * tangent;
   const float tail = scalar_atanh_tail(w);
-  const float rest = near ? 0.0f : static_cast<float>(exponent) * 8.26295824e-8f;  // log(2) / 2^23
-  return {scalar_fma(twice * w, tail, twice) + rest, tangent, tail, near};
+  const float log2_low = near ? 0.0f : static_cast<float>(exponent) * 8.26295824e-8f;  // log(2) / 2^23
+  return {scalar_fma(twice * w, tail, twice) + log2_low, tangent, tail, near};
 }
 
 // log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of significands is formed, so that
 // nothing overflows; one polynomial serves near and far.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
-  if (kNarrow) return scalar_log_ratio(difference, sum, computed(scalar_log_difference(a, b)));
+  if (kNarrow) return scalar_log_ratio(difference, sum, force_computed(scalar_log_difference(a, b)));
   constexpr int kSignificand = 0x007fffff, kOne = 0x3f800000, kExponent = 0x7f800000;
   const int a_bits = __float_as_int(a), b_bits = __float_as_int(b);
   const float x = __int_as_float((a_bits & kSignificand) | kOne);
@@ -126,7 +126,7 @@ __device__ __forceinline__ LogRatio<double> scalar_log_ratio(double a, double b,
   const double tangent = difference / sum;
   const double w = tangent * tangent;
   const double tail = scalar_atanh_tail(w);
-  if (fabs(difference) * 3.0 <= sum && sum <= scalar_largest(0.0))
+  if (fabs(difference) * 3.0 <= sum && sum <= scalar_max(0.0))
     return {2.0 * scalar_fma(tangent * w, tail, tangent), tangent, tail, true};
   const double ratio = a / b;
   const bool in_range = ratio > 1e-300 && ratio < 1e300;
@@ -139,7 +139,7 @@ __device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>&
   const T x = T(1) + a.value;
   const T y = T(1) + b.value;
   const T ends = scalar_log_difference(x, y);
-  const bool usual = kNarrow || scalar_abs(ends) <= scalar_largest(T());
+  const bool usual = kNarrow || scalar_abs(ends) <= scalar_max(T());
   const T log = usual ? scalar_log_ratio(x, y, a.value - b.value, T(2) + (a.value + b.value)).log : ends;
   // The inverse of the largest numbers is out of range.
   const T twice = log + log;
@@ -159,7 +159,7 @@ template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = a.value - b.value;
   const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference, a.value + b.value);
-  const T usual = computed(scalar_relative_entropy(a.value, ratio, difference));
+  const T usual = force_computed(scalar_relative_entropy(a.value, ratio, difference));
   const bool empty = a.value == T(0);
   const bool impossible = b.value == T(0);
   const T positive = impossible ? scalar_infinity(T()) : usual;
@@ -169,8 +169,8 @@ __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& 
   const T inverse = scalar_divide_in_range(T(1), b.value), quotient = scalar_divide_in_range(a.value, b.value);
   return chain(a, b, value, empty ? T(0) : slope,
                empty ? T(1)
-                     : with_slopes(scalar_divide_in_range(-difference, b.value), -inverse, a.value, quotient * inverse,
-                                   b.value));
+                     : with_partials(scalar_divide_in_range(-difference, b.value), -inverse, a.value,
+                                     quotient * inverse, b.value));
 }
 
 // log(a / m), and a log(a / m) - a + m, for a >= 0 and m > 0 of moderate size, from a - m and 1 / m.
@@ -231,10 +231,10 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
   const T sum = scalar_fma(beta.value, of_a.value, rest.value * of_b.value) * T(0x1p-24);
   // Without mass a and b do not move.
   const T across = -(beta.value * rest.value * (inverse * T(0x1p24)));
-  const T by_a = with_slopes(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
-                             empty_b ? T(0) : across, b.value);
-  const T by_b = with_slopes(rest.value * of_b.log, empty_a ? T(0) : across, a.value,
-                             -across * scalar_divide_in_range(x, y), b.value);
+  const T by_a = with_partials(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
+                               empty_b ? T(0) : across, b.value);
+  const T by_b = with_partials(rest.value * of_b.log, empty_a ? T(0) : across, a.value,
+                               -across * scalar_divide_in_range(x, y), b.value);
   return chain(a, b, valid ? (mean > T(0) ? sum : T(0)) : scalar_nan(T()), empty_a ? T(0) : by_a,
                empty_b ? T(0) : by_b);
 }
@@ -261,11 +261,11 @@ template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
   const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
   const T difference = scalar_exp_difference(log_a.value, log_b.value, a, b);
-  const T by_log = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
+  const T grad_log = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
   const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
   const bool near = ratio.near && a > T(0) && b > T(0);
-  const T value = computed(near ? scalar_relative_entropy(a, ratio, difference) : by_log - difference);
-  return chain(log_a, log_b, value, by_log, -difference);
+  const T value = force_computed(near ? scalar_relative_entropy(a, ratio, difference) : grad_log - difference);
+  return chain(log_a, log_b, value, grad_log, -difference);
 }
 
 // beta q log(q / m) + rest p log(p / m) with rest = 1 - beta and m = beta q + rest p, by the logarithms of q and p;
@@ -285,16 +285,16 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
   const LogRatio<T> ratio = scalar_log_ratio(t.value, x.value, difference, t.value + x.value);
   const T excess = scalar_divide_in_range(difference, x.value);
   const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, -ratio.tangent), ratio.tail, T(1));
-  const T usual = computed(ratio.near ? excess * ratio.tangent * correction : excess - ratio.log);
+  const T usual = force_computed(ratio.near ? excess * ratio.tangent * correction : excess - ratio.log);
   const bool silent = t.value == T(0) || x.value == T(0);
   const bool valid =
       is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
   const T value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
-  const bool beyond = excess > scalar_largest(T());
+  const bool beyond = excess > scalar_max(T());
   // 1 / x - 1 / t
-  const T by_t = scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value);
+  const T grad_t = scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value);
   const T of_t = scalar_divide_in_range(T(1), t.value), of_x = scalar_divide_in_range(T(1), x.value);
-  return chain(t, x, value, with_slopes(by_t, of_t * of_t, t.value, -(of_x * of_x), x.value),
+  return chain(t, x, value, with_partials(grad_t, of_t * of_t, t.value, -(of_x * of_x), x.value),
                -scalar_divide_in_range(excess, x.value));
 }
 

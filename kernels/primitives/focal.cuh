@@ -24,7 +24,7 @@ __device__ __forceinline__ Decision<T> scalar_decision(T x, T y) {
 template <class T>
 struct Fraction {
   T value;
-  T rest;
+  T complement;
 };
 
 template <class T>
@@ -85,15 +85,15 @@ template <class T>
 __device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
   const Power<T> power = scalar_power(x.value, t);
   if (kNarrow) return power;
-  return {scalar_fma(power.first, t * x.rest, power.first), power.second};
+  return {scalar_fma(power.first, t * x.complement, power.first), power.second};
 }
 
 // -log(1 - q), given q and 1 - q, of which the larger one may have rounded the digits of the other one away.
-__device__ __forceinline__ float scalar_minus_log_of_rest(float q, float rest) {
-  return q < 0.33f ? -scalar_log1p_near_zero(-q) : -scalar_log(rest);
+__device__ __forceinline__ float scalar_minus_log_of_complement(float q, float complement) {
+  return q < 0.33f ? -scalar_log1p_near_zero(-q) : -scalar_log(complement);
 }
-__device__ __forceinline__ double scalar_minus_log_of_rest(double q, double rest) {
-  return q < 0.5 ? -log1p(-q) : -log(rest);
+__device__ __forceinline__ double scalar_minus_log_of_complement(double q, double complement) {
+  return q < 0.5 ? -log1p(-q) : -log(complement);
 }
 
 // sigmoid(|x|) - sigmoid(-|x|) = tanh(|x| / 2)
@@ -113,16 +113,16 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
   const T of_yes = balanced ? alpha.value : T(1);
   const T of_no = balanced ? rest.value : T(1);
   const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
-  const T log_loss = with_slopes(scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess), d.size, d.wrong,
-                                 d.wrong, d.size, T(1), d.at.excess);
+  const T log_loss = with_partials(scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess), d.size, d.wrong,
+                                   d.wrong, d.size, T(1), d.at.excess);
   const T e = scalar_exp(-d.size);
   const Fraction<T> miss = scalar_fraction(scalar_fma(d.right, e, d.wrong), e);
   const Power<T> power = scalar_power(miss, gamma.value);
   const T per_miss = miss.value > T(0) ? scalar_divide_roughly(T(1), miss.value) : T(0);
-  const T moved = d.at.larger * d.at.smaller * per_miss;
+  const T change = d.at.larger * d.at.smaller * per_miss;
   const T slope = scalar_fma(d.wrong, d.at.larger, -(d.right * d.at.smaller));
-  const T bent = moved == T(0) ? slope : scalar_fma(gamma.value * (d.wrong - d.right) * moved, log_loss, slope);
-  const bool infinite = d.size > scalar_largest(T());
+  const T bent = change == T(0) ? slope : scalar_fma(gamma.value * (d.wrong - d.right) * change, log_loss, slope);
+  const bool infinite = d.size > scalar_max(T());
   const bool nothing = factor == T(0) || (infinite ? d.wrong : power.first) == T(0);
   const bool valid = d.wrong * d.right >= T(0);
   const T by_power = scalar_fma(gamma.value * scalar_confidence(d), power.times(factor * (log_loss * per_miss)),
@@ -131,7 +131,7 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
   const T value = nothing ? T(0) : (infinite ? d.size : factor * power.times(log_loss));
   const T by_logit = d.side * (factor * power.times(bent));
   return chain(x, y, valid ? value : scalar_nan(T()),
-               fixed_if(infinite, with_slopes(nothing ? T(0) : by_logit, T(1), by_logit)),
+               constant_if(infinite, with_partials(nothing ? T(0) : by_logit, T(1), by_logit)),
                infinite ? T(0) : by_factor - d.side * by_power);
 }
 
@@ -143,7 +143,7 @@ __device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, cons
   // The usual case, and the same for all rows.
   if (gamma.value == T(0)) return chain(nll, rest, nll.value, T(1), T(0));
   const Power<T> power = scalar_power(Fraction<T>{rest.value, T(0)}, gamma.value);
-  const bool infinite = nll.value > scalar_largest(T());
+  const bool infinite = nll.value > scalar_max(T());
   // Where rest vanishes, nll does so as fast.
   const T ratio = rest.value > T(0) ? scalar_divide_roughly(nll.value, rest.value) : T(1);
   return chain(nll, rest, power.times(nll.value), power.times(T(1)),
@@ -161,14 +161,14 @@ __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Du
   // threefold.
   const T e = scalar_exp(-d.size);
   const Fraction<T> fraction = scalar_fraction(e, e);
-  const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.rest, fraction.value);
+  const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.complement, fraction.value);
   const T of_right = scalar_fma(sum.value, smaller, scalar_log_beyond_linear(smaller));
   const T more = scalar_fma(epsilon.value, scalar_confidence(d), d.size);
   const T slope = scalar_fma(d.wrong * d.at.larger, scalar_fma(epsilon.value, smaller, T(1)),
                              -(d.right * smaller * scalar_fma(-epsilon.value, smaller, sum.value)));
-  const bool infinite = d.size > scalar_largest(T());
-  return chain(x, y, scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : more, of_right), fixed_if(infinite, d.side * slope),
-               infinite ? T(0) : -d.side * more);
+  const bool infinite = d.size > scalar_max(T());
+  return chain(x, y, scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : more, of_right),
+               constant_if(infinite, d.side * slope), infinite ? T(0) : -d.side * more);
 }
 
 // y (1 - p)^gamma_pos (-log p) + (1 - y) q^gamma_neg (-log(1 - q)) with p = sigmoid(x), q = max(p - clip, 0). An
@@ -198,22 +198,22 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
     const bool active = difference > T(0);
     const T inverse = active ? scalar_divide_roughly(T(1), difference) : T(0);
     const T rounded_off = (p.value - difference) - clip.value;
-    q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.rest, rounded_off) * inverse};
+    q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.complement, rounded_off) * inverse};
     const T not_q = not_p.value + clip.value;
-    const T moved = active ? at.larger * at.smaller : T(0);
-    log_miss = active ? scalar_minus_log_of_rest(q.value, not_q) : q.value;
-    per_q = moved * inverse;
-    per_not_q = scalar_divide_roughly(moved, not_q);
+    const T change = active ? at.larger * at.smaller : T(0);
+    log_miss = active ? scalar_minus_log_of_complement(q.value, not_q) : q.value;
+    per_q = change * inverse;
+    per_not_q = scalar_divide_roughly(change, not_q);
   }
   const Power<T> power_miss = scalar_power(q, gamma_neg.value);
   const T bent_miss = per_q == T(0) ? per_not_q : scalar_fma(gamma_neg.value * per_q, log_miss, per_not_q);
   const T miss = power_miss.times(log_miss);
 
-  const T of_hit = y.value == T(0) && hit > scalar_largest(T()) ? T(0) : hit;
-  const T of_miss = not_y == T(0) && miss > scalar_largest(T()) ? T(0) : miss;
+  const T of_hit = y.value == T(0) && hit > scalar_max(T()) ? T(0) : hit;
+  const T of_miss = not_y == T(0) && miss > scalar_max(T()) ? T(0) : miss;
   const T by_logit = scalar_fma(not_y, power_miss.times(bent_miss), -(y.value * power_hit.times(bent_hit)));
   return chain(x, y, scalar_fma(y.value, of_hit, not_y * of_miss),
-               fixed_if(scalar_abs(x.value) > scalar_largest(T()), by_logit), of_hit - of_miss);
+               constant_if(scalar_abs(x.value) > scalar_max(T()), by_logit), of_hit - of_miss);
 }
 
 // (1 - e^(-q s)) / q, which is the integral of e^(-q s) over s; given 1 / q and e^(-q s).

@@ -4,14 +4,14 @@
 
 // log(t!) = log Gamma(1 + t) for 0 <= t <= 1, and its derivative, digamma(1 + t): polynomials in float, rational
 // functions in double, each to the accuracy of its type relative to t, or to 1.
-__device__ __forceinline__ Point<float> scalar_log_factorial(float t) {
+__device__ __forceinline__ ValueAndSlope<float> scalar_log_factorial(float t) {
   return {t * scalar_polynomial(t, -0.577215552f, 0.822456658f, -0.400458008f, 0.268425882f, -0.196365833f,
                                 0.135368302f, -0.0746930093f, 0.0271075834f, -0.00462601706f),
           scalar_polynomial(t, -0.577215672f, 1.64493382f, -1.20202374f, 1.08157527f, -1.02935457f, 0.974021614f,
                             -0.852000177f, 0.622659445f, -0.336415797f, 0.114699475f, -0.0180953369f)};
 }
 
-__device__ __forceinline__ Point<double> scalar_log_factorial(double t) {
+__device__ __forceinline__ ValueAndSlope<double> scalar_log_factorial(double t) {
   const double value =
       scalar_polynomial(t, -0.5772156649015329, -0.7410253242511072, 0.26080419598936605, 0.7037642309661976,
                         0.30870703510417696, 0.043544749068222685, 0.0014207780246765984) /
@@ -28,14 +28,14 @@ __device__ __forceinline__ Point<double> scalar_log_factorial(double t) {
 // What Stirling's formula, t log t - t + log(2 pi t) / 2, leaves of log(t!) for t >= 1, and what log t leaves of the
 // derivative of log(t!), which is digamma(1 + t). In float polynomials of 1 / t; in double Stieltjes functions of t^2,
 // which rational functions approach fast.
-__device__ __forceinline__ Point<float> scalar_stirling_remainder(float t) {
+__device__ __forceinline__ ValueAndSlope<float> scalar_stirling_remainder(float t) {
   const float w = scalar_divide_roughly(1.0f, t);
   return {w * scalar_polynomial(w, 0.0833332539f, 1.4261218e-06f, -0.00278320257f, -2.09734881e-05f, 0.000999916228f,
                                 -0.000596316822f, 0.000127364794f),
           w * scalar_polynomial(w, 0.499999672f, -0.0833229125f, -0.00011061789f, 0.00887052435f, -0.00123787974f,
                                 -0.00318499235f, 0.0023036066f, -0.000533068844f)};
 }
-__device__ __forceinline__ Point<double> scalar_stirling_remainder(double t) {
+__device__ __forceinline__ ValueAndSlope<double> scalar_stirling_remainder(double t) {
   const double w = 1.0 / t;
   const double z = w * w;
   const double value =
@@ -62,11 +62,11 @@ enum LogFactorial { kNoTerm = 0, kStirling = 1, kExact = 2 };
 // counted: 0 log 0 = 0 log inf = 0, with derivative 0. Where e^x overflows, so does the loss, whatever t x is. A number
 // that is no count has no log(t!).
 template <class T>
-__device__ __forceinline__ Point<T> scalar_poisson(T rate, T shift, T log_rate, T log_ratio, T t, int terms) {
-  if (terms != kNoTerm && (t > scalar_largest(T()) || (terms == kExact && t < T(0)))) {
+__device__ __forceinline__ ValueAndSlope<T> scalar_poisson(T rate, T shift, T log_rate, T log_ratio, T t, int terms) {
+  if (terms != kNoTerm && (t > scalar_max(T()) || (terms == kExact && t < T(0)))) {
     return {scalar_nan(T()), scalar_nan(T())};
   }
-  const bool overflow = rate > scalar_largest(T()) && scalar_abs(log_rate) + scalar_abs(t) <= scalar_largest(T());
+  const bool overflow = rate > scalar_max(T()) && scalar_abs(log_rate) + scalar_abs(t) <= scalar_max(T());
   if (terms != kNoTerm && t > T(1)) {
     constexpr int kTerms = kSingle<T> ? 8 : 15;
     T series = T(1);
@@ -78,13 +78,13 @@ __device__ __forceinline__ Point<T> scalar_poisson(T rate, T shift, T log_rate, 
     const T deviance = near ? scalar_fma(t, squared * series, -shift) : far;
     const T constant = scalar_fma(T(0.5), scalar_log(t), T(0.91893853320467274));  // log(2 pi t) / 2
     if (terms == kStirling) return {deviance + constant, scalar_divide_roughly(T(0.5), t) - log_ratio};
-    const Point<T> remainder = scalar_stirling_remainder(t);
+    const ValueAndSlope<T> remainder = scalar_stirling_remainder(t);
     return {deviance + (constant + remainder.value), remainder.slope - log_ratio};
   }
-  const bool nothing = t == T(0) && scalar_abs(log_rate) > scalar_largest(T());
-  const Point<T> plain = {nothing || overflow ? rate : rate - t * log_rate, nothing ? T(0) : -log_rate};
+  const bool nothing = t == T(0) && scalar_abs(log_rate) > scalar_max(T());
+  const ValueAndSlope<T> plain = {nothing || overflow ? rate : rate - t * log_rate, nothing ? T(0) : -log_rate};
   if (terms != kExact) return plain;
-  const Point<T> factorial = scalar_log_factorial(t);
+  const ValueAndSlope<T> factorial = scalar_log_factorial(t);
   return {plain.value + factorial.value, plain.slope + factorial.slope};
 }
 
@@ -99,12 +99,12 @@ template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX>& x, const Dual<T, kT>& t, int terms) {
   const T rate = scalar_exp(x.value);
   // The rate knows its distance from t to its own digits; x, which is large where the rate is, does not.
-  const bool normal = rate > T(1e-30) && rate <= scalar_largest(T());
+  const bool normal = rate > T(1e-30) && rate <= scalar_max(T());
   const T log_ratio = normal ? scalar_log_rate_ratio(rate, t.value) : x.value - scalar_log(t.value);
-  const Point<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
+  const ValueAndSlope<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
   // An infinite x is no slope of a t of 0, which counts for nothing then.
-  const T against = t.value == T(0) && scalar_abs(x.value) > scalar_largest(T()) ? T(0) : T(-1);
-  return chain(x, t, loss.value, with_slopes(rate - t.value, rate, x.value, against, t.value), loss.slope);
+  const T against = t.value == T(0) && scalar_abs(x.value) > scalar_max(T()) ? T(0) : T(-1);
+  return chain(x, t, loss.value, with_partials(rate - t.value, rate, x.value, against, t.value), loss.slope);
 }
 
 // x - t log(x + epsilon), plus log(t!) by `terms`; see scalar_poisson.
@@ -115,15 +115,15 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const T rate = x.value + epsilon.value;
   const T part = rate - x.value;
   const T rounded_off = (x.value - (rate - part)) + (epsilon.value - part);
-  const bool finite = rate > T(0) && rate <= scalar_largest(T());
+  const bool finite = rate > T(0) && rate <= scalar_max(T());
   const T log_rate = scalar_log(rate) + (finite ? scalar_divide_roughly(rounded_off, rate) : T(0));
   const T scale = t.value > T(1e30) ? T(0.0625) : T(1);  // the fast inverse of 2^126 is 0
   const T log_ratio = scalar_log_rate_ratio(rate * scale, t.value * scale);
-  const Point<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
+  const ValueAndSlope<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
   const T by_x = t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate);
   // Where the rate is 0 too, nothing counts.
   const T inverse = t.value == T(0) && rate == T(0) ? T(0) : scalar_divide_in_range(T(1), rate);
   return chain(x, t, loss.value,
-               with_slopes(by_x, scalar_divide_in_range(t.value, rate) * inverse, x.value, -inverse, t.value),
+               with_partials(by_x, scalar_divide_in_range(t.value, rate) * inverse, x.value, -inverse, t.value),
                loss.slope);
 }

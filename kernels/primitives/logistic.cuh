@@ -104,10 +104,10 @@ __device__ __forceinline__ auto log_loss_of_logit(const Dual<T, kX>& x, const Du
   const T value = scalar_fma(scalar_fma(w.value, y.value, not_y), at.excess, linear) + T(0) * w.value;
   const T falling = w.value * y.value;
   const T partial = scalar_fma(negative ? falling : not_y, at.larger, -((negative ? not_y : falling) * at.smaller));
-  const bool free = nothing && size > scalar_largest(T());
+  const bool free = nothing && size > scalar_max(T());
   const T by_label = free ? T(0) : (negative ? w.value * size : -size);
   const T against = at.excess + (negative && !free ? size : T(0));
-  return chain(x, y, w, value, fixed_if(free, negative ? -partial : partial),
+  return chain(x, y, w, value, constant_if(free, negative ? -partial : partial),
                scalar_fma(w.value - T(1), at.excess, by_label), y.value * against);
 }
 

@@ -96,7 +96,7 @@ __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, const Dual<T, kB>& x) {
   const bool unused = weight.value == T(0);
-  const T partial = unused && !(scalar_abs(x.value) <= scalar_largest(T())) ? T(0) : x.value;
+  const T partial = unused && !(scalar_abs(x.value) <= scalar_max(T())) ? T(0) : x.value;
   Dual<T, kA | kB> y;
   y.value = unused ? T(0) : weight.value * x.value;
 #pragma unroll

@@ -12,7 +12,7 @@ __device__ __forceinline__ double scalar_limited(double x) {
 }
 
 // log(cosh(x)) and tanh(x). In float both from one exponential, and polynomials in x^2 where that cancels.
-__device__ __forceinline__ Point<float> scalar_log_cosh(float x) {
+__device__ __forceinline__ ValueAndSlope<float> scalar_log_cosh(float x) {
   const float a = fabsf(x);
   const float w = x * x;
   const float e = scalar_exp(-2.0f * a);
@@ -31,7 +31,7 @@ __device__ __forceinline__ Point<float> scalar_log_cosh(float x) {
   return {near ? value : (a - 0.69314718f) + log1p,
           near ? slope : copysignf(scalar_divide_closely(1.0f - e, 1.0f + e), x)};
 }
-__device__ __forceinline__ Point<double> scalar_log_cosh(double x) {
+__device__ __forceinline__ ValueAndSlope<double> scalar_log_cosh(double x) {
   const double a = fabs(x);
   const double half = sinh(0.5 * x);
   return {a < 1.0 ? log1p(2.0 * half * half) : log1p(exp(-2.0 * a)) + (a - 0.69314718055994530942), tanh(x)};
@@ -39,7 +39,7 @@ __device__ __forceinline__ Point<double> scalar_log_cosh(double x) {
 
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> log_cosh(const Dual<T, kMask>& x) {
-  const Point<T> y = scalar_log_cosh(x.value);
+  const ValueAndSlope<T> y = scalar_log_cosh(x.value);
   return chain(x, y.value, y.slope);
 }
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ Dual<T, kMask> hypotenuse_minus_one(const Dual<T, kMa
   const T root = scalar_fma(scalar_fma(-rough, rough, sum), T(0.5) * inverse, rough);
   const T beyond = scalar_abs(x.value) - scalar_abs(limited);
   return chain(x, scalar_divide_closely(square, root + T(1)) + beyond,
-               with_slopes(limited * inverse, inverse * inverse * inverse, x.value));
+               with_partials(limited * inverse, inverse * inverse * inverse, x.value));
 }
 
 // log(1 + x^2 / 2)
@@ -95,7 +95,7 @@ __device__ __forceinline__ Dual<T, kMask> geman_mcclure(const Dual<T, kMask>& x)
 template <class T>
 struct LogParts {
   T exponent;
-  T rest;
+  T remainder;
 };
 
 // The power of two by which x is between 2/3 and 4/3, as an addend to the bits.
@@ -136,8 +136,8 @@ __device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
   const bool large = d > T(1), small = c < T(1);
   const LogParts<T> r = scalar_log_parts((large ? d * kDown : d) / (small ? c / kDown : c));
   const LogParts<T> of_b = scalar_log_parts(b);
-  const T moved = (large ? kPower : T(0)) + (small ? kPower : T(0));
-  return {T(2) * (r.exponent + moved) - of_b.exponent, T(2) * r.rest - of_b.rest};
+  const T shift = (large ? kPower : T(0)) + (small ? kPower : T(0));
+  return {T(2) * (r.exponent + shift) - of_b.exponent, T(2) * r.remainder - of_b.remainder};
 }
 
 // A number that may be beyond the range, as a factor and two like powers of two, which are multiplied one by one: its
@@ -159,8 +159,8 @@ struct Scaled {
 template <class T>
 __device__ __forceinline__ Scaled<T> scalar_power(const LogParts<T>& x, T t) {
   constexpr T kMost = kSingle<T> ? T(254) : T(2046);
-  const T n = scalar_round(t * scalar_fma(x.rest, T(1.4426950408889634), x.exponent));
-  const T factor = scalar_exp(scalar_fma(scalar_fma(t, x.exponent, -n), T(0.69314718055994530942), t * x.rest));
+  const T n = scalar_round(t * scalar_fma(x.remainder, T(1.4426950408889634), x.exponent));
+  const T factor = scalar_exp(scalar_fma(scalar_fma(t, x.exponent, -n), T(0.69314718055994530942), t * x.remainder));
   if (!(n <= kMost)) return {n * scalar_infinity(T()), T(1), T(1)};
   if (n < T(2) - kMost) return {T(0), T(1), T(1)};
   const T half = scalar_round(T(0.5) * n);
@@ -226,7 +226,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
   const T u = b == T(0) ? T(0) : scalar_divide_in_range(z, b);
   const bool far = b > T(0) && !(u < T(kFloat ? 0x1p30 : 0x1p60));
   const LogParts<T> parts = far ? scalar_log_parts(scalar_abs(d.value), c, b) : scalar_log1p_parts(u);
-  const T log = scalar_fma(parts.exponent, T(0.69314718055994530942), parts.rest);
+  const T log = scalar_fma(parts.exponent, T(0.69314718055994530942), parts.remainder);
   const Scaled<T> power = scalar_power(parts, T(0.5) * a);
   const T inverse = scalar_divide_roughly(T(1), far ? T(1) : T(1) + u);
   const T mass = far ? b : z * inverse;  // z / (1 + u)
@@ -252,10 +252,10 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
   const T curve = (far ? scalar_divide_in_range(by_d, d.value) : scalar_divide_in_range(power.times(inverse, c), c));
   const T turn = endless || b == T(0) ? T(0) : T(0.5) * by_d * excess;
   const T across = -scalar_divide_in_range(by_d, c) * (T(2) + bend);
-  const T along_d = with_slopes(by_d, curve * (T(1) + bend), d.value, turn, alpha.value, across, c);
-  const T along_scale = with_slopes(by_scale, across, d.value, -r * turn, alpha.value,
-                                    r * scalar_divide_in_range(by_d, c) * (T(3) + bend), c);
+  const T along_d = with_partials(by_d, curve * (T(1) + bend), d.value, turn, alpha.value, across, c);
+  const T along_scale = with_partials(by_scale, across, d.value, -r * turn, alpha.value,
+                                      r * scalar_divide_in_range(by_d, c) * (T(3) + bend), c);
   const T by_alpha = b == T(0) || log == T(0) || endless ? T(0) : scalar_robust_slope(a, b, log, v, p, power);
-  const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_largest(T());
+  const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_max(T());
   return chain(d, alpha, scale, valid ? value : scalar_nan(T()), along_d, by_alpha, along_scale);
 }

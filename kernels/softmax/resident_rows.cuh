@@ -13,50 +13,50 @@
 // What is kept of each class in place of its logit: its exponential and its slope as a product, where they take long.
 // They may need twice the room: the second half is as far away as there are places.
 template <class Compute, class P>
-struct Products;
-template <class Compute, class Storage, int kLanes>
-struct Products<Compute, Pack<Storage, kLanes>> {
-  using P = Pack<Storage, kLanes>;
+struct ExpSlopeProducts;
+template <class Compute, class Storage, int kVecSize>
+struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
+  using P = Pack<Storage, kVecSize>;
   static constexpr int kHalves = sizeof(Compute) / sizeof(Storage);
 
   // The sum of the exponentials but that of lane `target`, as add_classes finds it.
   template <class Program>
-  static __device__ __forceinline__ Compute put(const Program& program, int target, Compute largest, P* place,
-                                                int half) {
-    Compute raw[kLanes], e[kLanes];
-    unpack(whole(place), raw);
-    Pack<Compute, kLanes> products;
+  static __device__ __forceinline__ Compute store(const Program& program, int target, Compute max_logit, P* slot,
+                                                  int half) {
+    Compute raw[kVecSize], e[kVecSize];
+    unpack(load_words(slot), raw);
+    Pack<Compute, kVecSize> products;
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
+    for (int i = 0; i < kVecSize; ++i) {
       Compute z, slope;
       program.logit.evaluate(raw[i], z, slope);
-      e[i] = program.logit.exponential_of(z, largest);
-      products.lane[i] = e[i] * slope;
+      e[i] = program.logit.exponential_of(z, max_logit);
+      products.element[i] = e[i] * slope;
     }
 #pragma unroll
-    for (int i = 0; i < kHalves; ++i) place[i * half] = whole(reinterpret_cast<const P*>(&products) + i);
+    for (int i = 0; i < kHalves; ++i) slot[i * half] = load_words(reinterpret_cast<const P*>(&products) + i);
     if (target >= 0) {
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i) {
+      for (int i = 0; i < kVecSize; ++i) {
         if (i == target) e[i] = Compute(0);
       }
     }
-    return sum_of_lanes(e);
+    return sum_elements(e);
   }
-  static __device__ __forceinline__ void get(const P* place, int half, Compute (&products)[kLanes]) {
-    Pack<Compute, kLanes> all;
+  static __device__ __forceinline__ void load(const P* slot, int half, Compute (&products)[kVecSize]) {
+    Pack<Compute, kVecSize> all;
 #pragma unroll
-    for (int i = 0; i < kHalves; ++i) reinterpret_cast<P*>(&all)[i] = whole(place + i * half);
+    for (int i = 0; i < kHalves; ++i) reinterpret_cast<P*>(&all)[i] = load_words(slot + i * half);
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) products[i] = all.lane[i];
+    for (int i = 0; i < kVecSize; ++i) products[i] = all.element[i];
   }
 };
 
-// kAhead: whether a row is brought to the cache ahead of its turn. Precondition of that: a block takes it.
-template <int kLanes, bool kAhead>
+// kPrefetch: whether a row is brought to the cache ahead of its turn. Precondition of that: a block takes it.
+template <int kVecSize, bool kPrefetch>
 struct ResidentReader {
   // Vectors that a thread takes together, so that their steps overlap.
-  static constexpr int kTogether = 4;
+  static constexpr int kUnroll = 4;
 
   // This thread's k-th vector is at [k * blockDim.x].
   template <class P>
@@ -67,154 +67,159 @@ struct ResidentReader {
 
   // f(v, at) for every staged vector v of the thread in front of `end`, which is at `at`.
   template <class P, class F>
-  static __device__ __forceinline__ void each(int v, P* at, int end, int count, const F& f) {
+  static __device__ __forceinline__ void for_each_staged(int v, P* at, int end, int count, const F& f) {
 #pragma unroll 1
-    for (; v + (kTogether - 1) * count < end; v += kTogether * count, at += kTogether * blockDim.x) {
+    for (; v + (kUnroll - 1) * count < end; v += kUnroll * count, at += kUnroll * blockDim.x) {
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) f(v + k * count, at + k * blockDim.x);
+      for (int k = 0; k < kUnroll; ++k) f(v + k * count, at + k * blockDim.x);
     }
 #pragma unroll 1
     for (; v < end; v += count, at += blockDim.x) f(v, at);
   }
 
   // How many places there are for so many vectors.
-  static __device__ __forceinline__ int places(int vectors, int count) {
+  static __device__ __forceinline__ int slots(int vectors, int count) {
     return (vectors + count - 1) / count * blockDim.x;
   }
 
   // Has a short row that counts brought to the cache, so that few blocks are enough to keep the memory busy: with many
   // of them, and with longer rows, what is read and written at once is more than the cache holds.
-  template <class Unit, class Program>
-  static __device__ __forceinline__ void bring(const Program& program, const Unit& unit, int64 row) {
+  template <class Group, class Program>
+  static __device__ __forceinline__ void prefetch_row(const Program& program, const Group& group, int64 row) {
     using Input = typename Program::Input;
-    if (unit.index() != 0 || row >= program.space.rows) return;
+    if (group.thread_rank() != 0 || row >= program.space.rows) return;
     const auto t = program.target(row);
-    if (!t.counts) return;
-    const RowView<Input, kLanes, int> view(program.input, t.offset[kLogits], static_cast<int>(program.space.classes));
-    if (view.vectors > 0) bring_to_cache(program.input + t.offset[kLogits] + view.head, view.vectors * 16u);
+    if (!t.active) return;
+    const RowVectors<Input, kVecSize, int> view(program.input, t.offset[kLogits],
+                                                static_cast<int>(program.space.classes));
+    if (view.vectors > 0) prefetch_l2(program.input + t.offset[kLogits] + view.head, view.vectors * 16u);
   }
 
-  template <bool kGradient, class Unit, class Program, class Scale>
-  static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Unit& unit, int64 r,
-                                                                    bool exists, int64 next, Turn& turn, Scale& scale) {
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Group& group, int64 r,
+                                                                    bool exists, int64 next, SyncState& sync,
+                                                                    Scale& scale) {
     using Compute = typename Program::Compute;
     using Input = typename Program::Input;
-    using P = Pack<Input, kLanes>;
+    using P = Pack<Input, kVecSize>;
     // The target is replaced by -inf, which adds nothing, so that no class has to be compared with it.
-    constexpr bool kPlain = !Program::kSmoothed && !Program::kCapped, kOnce = Program::kOnce;
+    constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped, kKeepsProducts = Program::kKeepsProducts;
     // The exponentials take the places of their logits where they fit, and are relative to the largest logit of the row
     // at once: those of a warp's part would have to be related to it, and gradients of one pass had other bits then.
-    constexpr bool kExponentials = kGradient && !Program::kCapped && !Unit::kBlock && kSameType<Input, Compute>;
+    constexpr bool kKeepsExponentials =
+        kGradient && !Program::kCapped && !Group::kMultiWarp && kSameType<Input, Compute>;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
-    const int index = unit.index(), count = unit.count(), classes = static_cast<int>(program.space.classes);
+    const int index = group.thread_rank(), count = group.num_threads(),
+              classes = static_cast<int>(program.space.classes);
     P* const row = stage<P>();
 
     RowTarget<Compute> t = program.target(exists ? r : 0);
-    t.counts &= exists;
-    t.wrong &= exists;
-    const RowView<Input, kLanes, int> view(program.input, t.offset[kLogits], classes);
+    t.active &= exists;
+    t.invalid_label &= exists;
+    const RowVectors<Input, kVecSize, int> view(program.input, t.offset[kLogits], classes);
     const Input* const input = program.input + t.offset[kLogits];
-    const int single = view.end(index), present = t.counts ? view.vectors : 0;
-    const bool has_end = t.counts && single >= 0;
+    const int edge = view.edge_class(index), present = t.active ? view.vectors : 0;
+    const bool has_edge = t.active && edge >= 0;
     const P* const from = reinterpret_cast<const P*>(input + view.head);
-    each(index, row, present, count, [&](int i, P* place) { stage_pack(place, from + i); });
-    Input logit{}, end{};
-    if (t.counts) logit = input[t.label];
-    if (has_end) end = input[single];
+    for_each_staged(index, row, present, count, [&](int i, P* slot) { cp_async(slot, from + i); });
+    Input logit{}, edge_logit{};
+    if (t.active) logit = input[t.label];
+    if (has_edge) edge_logit = input[edge];
 
     // Where the target is: behind the head it is in a vector.
-    const int behind = static_cast<int>(t.label) - view.head;
-    const bool in_vector = t.counts && behind >= 0 && behind / kLanes < view.vectors;
-    const int target_vector = in_vector ? behind / kLanes : -1, target_lane = behind % kLanes;
-    const bool in_end = has_end && single == t.label;
-    const bool has_target = in_end || (in_vector && (target_vector & (count - 1)) == index);
-    const auto lane_of = [&](int i) { return !kPlain && i == target_vector ? target_lane : -1; };
-    const int end_lane = !kPlain && in_end ? 0 : -1;
+    const int target_offset = static_cast<int>(t.label) - view.head;
+    const bool in_vector = t.active && target_offset >= 0 && target_offset / kVecSize < view.vectors;
+    const int target_vector = in_vector ? target_offset / kVecSize : -1, target_element = target_offset % kVecSize;
+    const bool target_in_edge = has_edge && edge == t.label;
+    const bool has_target = target_in_edge || (in_vector && (target_vector & (count - 1)) == index);
+    const auto element_of = [&](int i) { return !kMasksTarget && i == target_vector ? target_element : -1; };
+    const int edge_element = !kMasksTarget && target_in_edge ? 0 : -1;
 
-    if constexpr (kAhead && sizeof(P) == 16) bring(program, unit, next);
-    wait_for_copies();
-    Largest<Compute, Input, kLanes> found;
-    each(index, row, present, count, [&](int, const P* place) { found.add(whole(place)); });
-    const Compute raw = has_end ? larger(found.get(), widen<Compute>(end)) : found.get();
-    const int half = places(view.vectors, count);
-    if (kPlain && has_target && in_vector) {
-      reinterpret_cast<Input*>(row + target_vector / count * blockDim.x)[target_lane] = lowest;
+    if constexpr (kPrefetch && sizeof(P) == 16) prefetch_row(program, group, next);
+    cp_async_wait_all();
+    RunningMax<Compute, Input, kVecSize> running;
+    for_each_staged(index, row, present, count, [&](int, const P* slot) { running.add(load_words(slot)); });
+    const Compute raw = has_edge ? max_ignoring_nan(running.get(), widen<Compute>(edge_logit)) : running.get();
+    const int half = slots(view.vectors, count);
+    if (kMasksTarget && has_target && in_vector) {
+      reinterpret_cast<Input*>(row + target_vector / count * blockDim.x)[target_element] = lowest;
     }
-    if (kPlain && in_end) end = lowest;
+    if (kMasksTarget && target_in_edge) edge_logit = lowest;
 
-    const auto of_target = [&] { return t.counts ? program.logit.value(widen<Compute>(logit)) : Compute(0); };
+    const auto of_target = [&] { return t.active ? program.logit.value(widen<Compute>(logit)) : Compute(0); };
     Compute z = Compute(0);
     if constexpr (Program::kSmoothed) z = of_target();
-    RowPart<Compute> part{program.logit.value(join_lanes(raw, unit.lanes(), Larger{})), {0, 0, 0}};
+    PartialSoftmax<Compute> part{program.logit.value(subwarp_reduce(raw, group.subwarp_size(), MaxOp{})), {0, 0, 0}};
     // Of products that are kept nothing may be relative to a part of the row.
-    if constexpr (kOnce) part.largest = largest_of_warps(unit, part.largest, turn);
-    const Compute relative_to = reference(part.largest);
-    each(index, row, present, count, [&](int i, P* place) {
-      if constexpr (kOnce && kGradient) {
-        part.sums.rest += Products<Compute, P>::put(program, lane_of(i), relative_to, place, half);
-      } else if constexpr (kExponentials) {
-        add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums, place);
+    if constexpr (kKeepsProducts) part.max_logit = group_max(group, part.max_logit, sync);
+    const Compute shift = exp_shift(part.max_logit);
+    for_each_staged(index, row, present, count, [&](int i, P* slot) {
+      if constexpr (kKeepsProducts && kGradient) {
+        part.sums.exp_sum += ExpSlopeProducts<Compute, P>::store(program, element_of(i), shift, slot, half);
+      } else if constexpr (kKeepsExponentials) {
+        add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), part.sums, slot);
       } else {
-        add_classes(program, view.first(i), lane_of(i), z, relative_to, whole(place), part.sums);
+        add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), part.sums);
       }
     });
-    if (has_end) add_classes(program, single, end_lane, z, relative_to, Pack<Input, 1>{{end}}, part.sums);
-    join_sums<Program::kSmoothed>(part.sums, unit.lanes());
-    join_warps<Program::kSmoothed>(unit, part, turn);
+    if (has_edge) add_classes(program, edge, edge_element, z, shift, Pack<Input, 1>{{edge_logit}}, part.sums);
+    subwarp_reduce_sums<Program::kSmoothed>(part.sums, group.subwarp_size());
+    group_combine<Program::kSmoothed>(group, part, sync);
     if constexpr (!Program::kSmoothed) z = of_target();
 
-    const RowLoss<Compute> y = program.finish(t, z, part.largest, part.sums, exists && index == 0);
+    const RowResult<Compute> y = program.finish(t, z, part.max_logit, part.sums, exists && index == 0);
     if constexpr (kGradient) {
-      RowSlopes<Compute> slopes = y.slopes;
-      scale_slopes(program, slopes, scale.factor());
-      const bool none = slopes.none();
+      GradCoeffs<Compute> grad_coeffs = y.grad_coeffs;
+      scale_grad_coeffs(program, grad_coeffs, scale.factor());
+      const bool all_zero = grad_coeffs.all_zero();
       Input* const gradients = program.gradients + t.offset[kGradients];
       const int stored = exists ? view.vectors : 0;
-      if (exists && single >= 0) {
-        store_gradient(program, gradients + single, single, end_lane, slopes, none, Pack<Input, 1>{{end}});
+      if (exists && edge >= 0) {
+        store_gradient(program, gradients + edge, edge, edge_element, grad_coeffs, all_zero,
+                       Pack<Input, 1>{{edge_logit}});
       }
-      if (none) {
+      if (all_zero) {
         for (int i = index; i < stored; i += count) {
-          store_gradient(program, gradients + view.first(i), 0, -1, slopes, true, Pack<Input, kLanes>{});
+          store_gradient(program, gradients + view.first(i), 0, -1, grad_coeffs, true, Pack<Input, kVecSize>{});
         }
       } else {
-        each(index, row, stored, count, [&](int i, P* place) {
-          if constexpr (kOnce) {
-            Compute g[kLanes];
-            Products<Compute, P>::get(place, half, g);
+        for_each_staged(index, row, stored, count, [&](int i, P* slot) {
+          if constexpr (kKeepsProducts) {
+            Compute g[kVecSize];
+            ExpSlopeProducts<Compute, P>::load(slot, half, g);
 #pragma unroll
-            for (int k = 0; k < kLanes; ++k) g[k] *= slopes.common;
-            store_pack<kLanes>(gradients + view.first(i), NarrowPack<Input, kLanes>::from(g));
+            for (int k = 0; k < kVecSize; ++k) g[k] *= grad_coeffs.exp_coeff;
+            store_pack<kVecSize>(gradients + view.first(i), NarrowPack<Input, kVecSize>::from(g));
           } else {
-            store_gradient<kExponentials>(program, gradients + view.first(i), view.first(i), lane_of(i), slopes, false,
-                                          whole(place));
+            store_gradient<kKeepsExponentials>(program, gradients + view.first(i), view.first(i), element_of(i),
+                                               grad_coeffs, false, load_words(slot));
           }
         });
       }
       // By the thread that has just stored something else there.
-      if ((kPlain || (kOnce && in_vector)) && has_target && !none) {
-        gradients[t.label] = Narrow<Input>::from(slopes.target * program.logit.slope(widen<Compute>(logit)));
+      if ((kMasksTarget || (kKeepsProducts && in_vector)) && has_target && !all_zero) {
+        gradients[t.label] = Narrow<Input>::from(grad_coeffs.target * program.logit.slope(widen<Compute>(logit)));
       }
     }
     return y.value;
   }
 
-  template <bool kGradient, class Unit, class Program, class Scale>
+  template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
-    static constexpr bool kLooksAhead = kAhead;
+    static constexpr bool kNeedsNextRow = kPrefetch;
     const Program& program;
-    const Unit& unit;
+    const Group& group;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64 next, Turn& turn) const {
-      return visit<kGradient>(program, unit, row, exists, next, turn, scale);
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64 next, SyncState& sync) const {
+      return visit<kGradient>(program, group, row, exists, next, sync, scale);
     }
   };
 
-  // As LongReader's.
-  template <bool kGradient, class Unit, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
+  // As TwoPassReader's.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
-    walk_rows(unit, scale, program.space.rows, groups, work,
-              Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale});
   }
 };

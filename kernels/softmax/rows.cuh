@@ -3,7 +3,7 @@
 //   value      sum over rows of loss(row) / divisor, or a value per row
 //   gradient   g[r, c] = grad_output * scale * d loss(r) / d x[r, c]
 //
-// Each logit is read once and each gradient written once: a unit of threads (row_units.cuh) keeps the row on chip
+// Each logit is read once and each gradient written once: a unit of threads (row_groups.cuh) keeps the row on chip
 // (resident_rows.cuh) while it finds the largest logit, the sum of exponentials, and the gradient (softmax.cuh). Rows
 // that are too long for that are read a second time. Nothing is known of a loss but the functor that the glue supplies.
 //
@@ -14,8 +14,8 @@
 // Order of additions: within a row by the unit's fixed tree, rows in the order of groups. Both follow from the sizes.
 #pragma once
 #include "pointwise/pointwise.cuh"
-#include "softmax/row_units.cuh"
-#include "softmax/row_view.cuh"
+#include "softmax/row_groups.cuh"
+#include "softmax/row_vectors.cuh"
 #include "softmax/softmax.cuh"
 
 // Streams of a row.
@@ -84,11 +84,11 @@ struct RowSpace {
     for (int s = 0; s < kRowStreams; ++s) offset[s] = 0;
 #pragma unroll 1
     for (int d = 0; d < at.rank; ++d) {
-      const unsigned size = static_cast<unsigned>(at.size[d]), rest = d + 1 < at.rank ? index / size : 0;
-      const int64 coordinate = index - rest * size;
+      const unsigned size = static_cast<unsigned>(at.size[d]), outer_index = d + 1 < at.rank ? index / size : 0;
+      const int64 coordinate = index - outer_index * size;
 #pragma unroll
       for (int s = 0; s < kRowStreams; ++s) offset[s] += coordinate * at.stride[s][d];
-      index = rest;
+      index = outer_index;
     }
   }
 };
@@ -99,8 +99,8 @@ struct RowTarget {
   int64 offset[kRowStreams];
   int64 label;
   Compute weight;
-  bool counts;  // whether the logits matter
-  bool wrong;   // whether the label is out of range
+  bool active;         // whether the logits matter
+  bool invalid_label;  // whether the label is out of range
 };
 
 template <class Loss_, class Space_, class Input_, class Label_, class Weight_, class Mask_, class Result_,
@@ -115,7 +115,7 @@ struct RowProgram {
   static constexpr bool kSmoothed = kSmoothed_;
   static constexpr bool kCapped = kCapped_;
   // Whether a class's exponential and slope are best found together, once: their product is all that gradients need.
-  static constexpr bool kOnce = kCapped && !kSmoothed;
+  static constexpr bool kKeepsProducts = kCapped && !kSmoothed;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kMasked = !kIsAbsent<Mask_>;
 
@@ -134,11 +134,11 @@ struct RowProgram {
   Result* values;
   Compute* lse;
   unsigned char* correct;
-  RowSlopes<Compute>* slopes;
+  GradCoeffs<Compute>* grad_coeffs;
   int64 per_row;  // 0 where none of these is wanted: one question instead of four
 
   __device__ __forceinline__ Compute weight(int64 c) const {
-    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).lane[0]);
+    if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
     return Compute(1);
   }
 
@@ -150,31 +150,31 @@ struct RowProgram {
   }
   // What the label says. Precondition: the offsets are known.
   __device__ __forceinline__ void read_label(RowTarget<Compute>& t) const {
-    judge(t, note(t.offset));
+    validate_label(t, load_label(t.offset));
   }
 
   // What memory says of a row's label. It is read without a look at it, so that it can be on its way for long.
-  struct Note {
+  struct LabelLoad {
     Label_ label;
-    bool shown;
+    bool unmasked;
   };
-  __device__ __forceinline__ Note note(const int64 (&offset)[kRowStreams]) const {
-    const int64 zero = unknown_zero();
-    Note found{labels[offset[kLabels] + zero], true};
-    if constexpr (kMasked) found.shown = mask[offset[kRowMask] + zero] != Mask_(0);
-    return found;
+  __device__ __forceinline__ LabelLoad load_label(const int64 (&offset)[kRowStreams]) const {
+    const int64 zero = opaque_zero();
+    LabelLoad load{labels[offset[kLabels] + zero], true};
+    if constexpr (kMasked) load.unmasked = mask[offset[kRowMask] + zero] != Mask_(0);
+    return load;
   }
-  __device__ __forceinline__ void judge(RowTarget<Compute>& t, const Note& found) const {
-    t.label = found.shown ? static_cast<int64>(found.label) : 0;
-    t.counts = found.shown && t.label != ignored;
-    t.wrong = t.counts && (t.label < 0 || t.label >= space.classes);
-    t.counts &= !t.wrong;
-    t.weight = t.counts ? weight(t.label) : Compute(0);
+  __device__ __forceinline__ void validate_label(RowTarget<Compute>& t, const LabelLoad& load) const {
+    t.label = load.unmasked ? static_cast<int64>(load.label) : 0;
+    t.active = load.unmasked && t.label != ignored;
+    t.invalid_label = t.active && (t.label < 0 || t.label >= space.classes);
+    t.active &= !t.invalid_label;
+    t.weight = t.active ? weight(t.label) : Compute(0);
   }
   // What such a row adds to what a mean is divided by.
-  __device__ __forceinline__ Compute counted(const Note& found) const {
+  __device__ __forceinline__ Compute divisor_term(const LabelLoad& load) const {
     RowTarget<Compute> t;
-    judge(t, found);
+    validate_label(t, load);
     return t.weight;
   }
 
@@ -183,182 +183,186 @@ struct RowProgram {
     return input + offset[kLogits];
   }
   // Where the gradients of a row are stored.
-  __device__ __forceinline__ Gradient* places(const int64 (&offset)[kRowStreams]) const {
+  __device__ __forceinline__ Gradient* gradient_pointer(const int64 (&offset)[kRowStreams]) const {
     return gradients + offset[kGradients];
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return input[offset[kLogits] + c * space.class_stride[kLogits]];
   }
   // A row whose classes are neighbours.
-  template <int kLanes>
-  __device__ __forceinline__ RowView<Input, kLanes> view(const int64 (&offset)[kRowStreams]) const {
+  template <int kVecSize>
+  __device__ __forceinline__ RowVectors<Input, kVecSize> view(const int64 (&offset)[kRowStreams]) const {
     return {input, offset[kLogits], space.classes};
   }
 
   // The loss of a row of which the sums are known, and whatever of it is to be stored.
   // Precondition: `first` holds in one thread of the unit.
-  __device__ __forceinline__ RowLoss<Compute> finish(const RowTarget<Compute>& t, Compute z, Compute largest,
-                                                     const RowSums<Compute>& sums, bool first) const {
-    RowLoss<Compute> y = uncounted(t);
-    if (t.counts) y = row_loss<kSmoothed>(loss, z, largest, sums, t.weight, space.classes);
-    if (first) store(t, y, t.counts && z == largest);
+  __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z, Compute max_logit,
+                                                       const RowSums<Compute>& sums, bool first) const {
+    RowResult<Compute> y = inactive_result(t);
+    if (t.active) y = row_result<kSmoothed>(loss, z, max_logit, sums, t.weight, space.classes);
+    if (first) store(t, y, t.active && z == max_logit);
     return y;
   }
 
   // The loss of a row that does not count, or has a wrong label.
-  __device__ __forceinline__ RowLoss<Compute> uncounted(const RowTarget<Compute>& t) const {
-    const Compute value = t.wrong ? scalar_nan(Compute()) : Compute(0);
+  __device__ __forceinline__ RowResult<Compute> inactive_result(const RowTarget<Compute>& t) const {
+    const Compute value = t.invalid_label ? scalar_nan(Compute()) : Compute(0);
     return {value, value, {Compute(0), Compute(0), Compute(0), Compute(0)}};
   }
 
-  __device__ __forceinline__ void store(const RowTarget<Compute>& t, const RowLoss<Compute>& y, bool is_correct) const {
+  __device__ __forceinline__ void store(const RowTarget<Compute>& t, const RowResult<Compute>& y,
+                                        bool is_correct) const {
     const int64 at = t.offset[kResults];
-    if (t.wrong) report_label(status, site, at, t.label, space.classes);
+    if (t.invalid_label) report_label(status, site, at, t.label, space.classes);
     if (per_row == 0) return;
     if (values != nullptr) values[at] = Narrow<Result>::from(y.value);
     if (lse != nullptr) lse[at] = y.lse;
     if (correct != nullptr) correct[at] = is_correct;
-    if (slopes != nullptr) slopes[at] = y.slopes;
+    if (grad_coeffs != nullptr) grad_coeffs[at] = y.grad_coeffs;
   }
 };
 
-// Which of kLanes neighbouring classes from `first` is the target, or -1.
-template <int kLanes, class Compute>
-__device__ __forceinline__ int target_lane(const RowTarget<Compute>& t, int64 first) {
+// Which of kVecSize neighbouring classes from `first` is the target, or -1.
+template <int kVecSize, class Compute>
+__device__ __forceinline__ int target_element(const RowTarget<Compute>& t, int64 first) {
   const int64 lane = t.label - first;
-  return t.counts && lane >= 0 && lane < kLanes ? static_cast<int>(lane) : -1;
+  return t.active && lane >= 0 && lane < kVecSize ? static_cast<int>(lane) : -1;
 }
 
-// The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `none`:
-// slopes.none(). kExponentials: x holds not the logits but exp(z - largest), of logits without a cap.
-template <bool kExponentials = false, int kLanes, class Program, class Place, class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_gradient(const Program& program, Place place, int64 first, int target,
-                                               const RowSlopes<Compute>& slopes, bool none,
-                                               const Pack<typename Program::Input, kLanes>& x) {
-  Compute g[kLanes];
-  if (none) {
+// The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `all_zero`:
+// slopes.all_zero(). kKeepsExponentials: x holds not the logits but exp(z - largest), of logits without a cap.
+template <bool kKeepsExponentials = false, int kVecSize, class Program, class Pointer,
+          class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_gradient(const Program& program, Pointer to, int64 first, int target,
+                                               const GradCoeffs<Compute>& grad_coeffs, bool all_zero,
+                                               const Pack<typename Program::Input, kVecSize>& x) {
+  Compute g[kVecSize];
+  if (all_zero) {
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) g[i] = Compute(0);
+    for (int i = 0; i < kVecSize; ++i) g[i] = Compute(0);
   } else {
-    Compute raw[kLanes];
+    Compute raw[kVecSize];
     unpack(x, raw);
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
+    for (int i = 0; i < kVecSize; ++i) {
       const Compute slope = program.logit.slope(raw[i]);
-      g[i] = kExponentials ? raw[i] : program.logit.exponential(raw[i], slopes.largest);
-      if constexpr (Program::kOnce) g[i] *= slope;
-      g[i] *= slopes.common;
-      if constexpr (Program::kSmoothed) g[i] -= slopes.weighted * program.weight(first + i);
-      if constexpr (!Program::kOnce) g[i] = (i == target ? slopes.target : g[i]) * slope;
-      if (Program::kOnce && i == target) g[i] = slopes.target * slope;
+      g[i] = kKeepsExponentials ? raw[i] : program.logit.exponential(raw[i], grad_coeffs.max_logit);
+      if constexpr (Program::kKeepsProducts) g[i] *= slope;
+      g[i] *= grad_coeffs.exp_coeff;
+      if constexpr (Program::kSmoothed) g[i] -= grad_coeffs.weight_coeff * program.weight(first + i);
+      if constexpr (!Program::kKeepsProducts) g[i] = (i == target ? grad_coeffs.target : g[i]) * slope;
+      if (Program::kKeepsProducts && i == target) g[i] = grad_coeffs.target * slope;
     }
   }
-  store_pack<kLanes>(place, NarrowPack<typename Program::Gradient, kLanes>::from(g));
+  store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
 }
 
 // The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit. Where there is
 // a place for them, the exponentials are kept.
-template <int kLanes, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z, Compute largest,
-                                            const Pack<typename Program::Input, kLanes>& x, RowSums<Compute>& sums,
-                                            Pack<Compute, kLanes>* exponentials = nullptr) {
-  Compute raw[kLanes], e[kLanes];
+template <int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z,
+                                            Compute max_logit, const Pack<typename Program::Input, kVecSize>& x,
+                                            RowSums<Compute>& sums, Pack<Compute, kVecSize>* exponentials = nullptr) {
+  Compute raw[kVecSize], e[kVecSize];
   unpack(x, raw);
 #pragma unroll
-  for (int i = 0; i < kLanes; ++i) {
-    e[i] = program.logit.exponential(raw[i], largest);
+  for (int i = 0; i < kVecSize; ++i) {
+    e[i] = program.logit.exponential(raw[i], max_logit);
     if constexpr (Program::kSmoothed) {
       const Compute w = program.weight(first + i);
-      sums.distance += w == Compute(0) ? Compute(0) : w * (z - program.logit.value(raw[i]));
-      sums.weights += w;
+      sums.weighted_gap += w == Compute(0) ? Compute(0) : w * (z - program.logit.value(raw[i]));
+      sums.weight_sum += w;
     }
   }
   if (exponentials != nullptr) {
-    Pack<Compute, kLanes> kept;
+    Pack<Compute, kVecSize> kept;
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) kept.lane[i] = e[i];
-    *exponentials = whole(&kept);
+    for (int i = 0; i < kVecSize; ++i) kept.element[i] = e[i];
+    *exponentials = load_words(&kept);
   }
   if (target >= 0) {
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
+    for (int i = 0; i < kVecSize; ++i) {
       if (i == target) e[i] = Compute(0);
     }
   }
-  sums.rest += sum_of_lanes(e);
+  sums.exp_sum += sum_elements(e);
 }
 
-template <int kLanes, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ Compute largest_of(const Program& program, const Pack<typename Program::Input, kLanes>& x,
-                                              Compute largest) {
-  Largest<Compute, typename Program::Input, kLanes> raw;
+template <int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ Compute max_with_pack(const Program& program,
+                                                 const Pack<typename Program::Input, kVecSize>& x, Compute max_logit) {
+  RunningMax<Compute, typename Program::Input, kVecSize> raw;
   raw.add(x);
-  return larger(largest, program.logit.value(raw.get()));
+  return max_ignoring_nan(max_logit, program.logit.value(raw.get()));
 }
 
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ Compute target_logit(const Program& program, const RowTarget<Compute>& t) {
-  return t.counts ? program.logit.value(widen<Compute>(program.raw(t.offset, t.label))) : Compute(0);
+  return t.active ? program.logit.value(widen<Compute>(program.raw(t.offset, t.label))) : Compute(0);
 }
 
 // The slopes of a row for a grad_output, with what all logits have in common.
 template <class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void scale_slopes(const Program& program, RowSlopes<Compute>& slopes, Compute factor) {
+__device__ __forceinline__ void scale_grad_coeffs(const Program& program, GradCoeffs<Compute>& grad_coeffs,
+                                                  Compute factor) {
   // 0 * inf must not arise where nothing is to follow.
-  if (slopes.none()) return;
+  if (grad_coeffs.all_zero()) return;
   factor *= program.logit.common_slope();
-  slopes.common *= factor;
-  slopes.weighted *= factor;
-  slopes.target *= factor;
+  grad_coeffs.exp_coeff *= factor;
+  grad_coeffs.weight_coeff *= factor;
+  grad_coeffs.target *= factor;
 }
 
 // The factor of a row's gradient: for a grad_output per row, or one for all.
 template <class Compute, class Result>
-struct RowScale {
+struct PerRowScale {
   const Result* grad_output;
   double weight;
 };
 template <class Compute, class Result>
-__device__ __forceinline__ Compute row_factor(RowScale<Compute, Result>& scale, const int64 (&offset)[kRowStreams]) {
+__device__ __forceinline__ Compute grad_factor(PerRowScale<Compute, Result>& scale,
+                                               const int64 (&offset)[kRowStreams]) {
   return static_cast<Compute>(widen<double>(scale.grad_output[offset[kResults]]) * scale.weight);
 }
 template <class Scale>
-__device__ __forceinline__ auto row_factor(Scale& scale, const int64 (&)[kRowStreams]) {
+__device__ __forceinline__ auto grad_factor(Scale& scale, const int64 (&)[kRowStreams]) {
   return scale.factor();
 }
 
 // The part of a row that is every `step`-th vector from `begin` to `end`, and one class of its ends (or -1), read once.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
-__device__ __forceinline__ RowPart<Compute> row_part(const Program& program, const View& view,
-                                                     const RowTarget<Compute>& t, Compute z, int64 begin, int64 end,
-                                                     int64 step, int64 single) {
+__device__ __forceinline__ PartialSoftmax<Compute> partial_softmax(const Program& program, const View& view,
+                                                                   const RowTarget<Compute>& t, Compute z, int64 begin,
+                                                                   int64 end, int64 step, int64 edge) {
   using Input = typename Program::Input;
-  constexpr int kLanes = View::kLanes;
-  RowPart<Compute> part{z, {}};
+  constexpr int kVecSize = View::kVecSize;
+  PartialSoftmax<Compute> part{z, {}};
   const auto input = program.logits(t.offset);
-  if (single >= 0) {
-    const auto x = load_stream<1>(input + single);
-    part.largest = largest_of(program, x, z);
-    add_classes(program, single, target_lane<1>(t, single), z, reference(part.largest), x, part.sums);
+  if (edge >= 0) {
+    const auto x = load_stream<1>(input + edge);
+    part.max_logit = max_with_pack(program, x, z);
+    add_classes(program, edge, target_element<1>(t, edge), z, exp_shift(part.max_logit), x, part.sums);
   }
 #pragma unroll 1
   for (int64 vector = begin; vector < end; vector += step * kVectors) {
-    Pack<Input, kLanes> x[kVectors];
-    Compute largest = part.largest;
+    Pack<Input, kVecSize> x[kVectors];
+    Compute max_logit = part.max_logit;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (vector + k * step < end) x[k] = load_stream<kLanes>(input + view.first(vector + k * step));
+      if (vector + k * step < end) x[k] = load_stream<kVecSize>(input + view.first(vector + k * step));
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (vector + k * step < end) largest = largest_of(program, x[k], largest);
+      if (vector + k * step < end) max_logit = max_with_pack(program, x[k], max_logit);
     }
-    relate(part, largest);
+    rescale(part, max_logit);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (vector + k * step < end) {
         const int64 first = view.first(vector + k * step);
-        add_classes(program, first, target_lane<kLanes>(t, first), z, reference(largest), x[k], part.sums);
+        add_classes(program, first, target_element<kVecSize>(t, first), z, exp_shift(max_logit), x[k], part.sums);
       }
     }
   }
@@ -367,123 +371,126 @@ __device__ __forceinline__ RowPart<Compute> row_part(const Program& program, con
 
 // The sums of all lanes that share a row, of which the parts are relative to the same z.
 template <bool kSmoothed, class Compute>
-__device__ __forceinline__ void join_sums(RowSums<Compute>& sums, int lanes) {
-  sums.rest = join_lanes(sums.rest, lanes, Plus{});
+__device__ __forceinline__ void subwarp_reduce_sums(RowSums<Compute>& sums, int lanes) {
+  sums.exp_sum = subwarp_reduce(sums.exp_sum, lanes, AddOp{});
   if constexpr (kSmoothed) {
-    sums.distance = join_lanes(sums.distance, lanes, Plus{});
-    sums.weights = join_lanes(sums.weights, lanes, Plus{});
+    sums.weighted_gap = subwarp_reduce(sums.weighted_gap, lanes, AddOp{});
+    sums.weight_sum = subwarp_reduce(sums.weight_sum, lanes, AddOp{});
   }
 }
 
 // The parts of some neighbouring lanes, in each of them.
 template <bool kSmoothed, class Compute>
-__device__ __forceinline__ void join_parts(RowPart<Compute>& part, int lanes) {
-  relate(part, join_lanes(part.largest, lanes, Larger{}));
-  join_sums<kSmoothed>(part.sums, lanes);
+__device__ __forceinline__ void subwarp_combine(PartialSoftmax<Compute>& part, int lanes) {
+  rescale(part, subwarp_reduce(part.max_logit, lanes, MaxOp{}));
+  subwarp_reduce_sums<kSmoothed>(part.sums, lanes);
 }
 
 // The parts of `count` warps, at most kMost, in each lane of a warp.
 template <bool kSmoothed, int kMost, class Compute>
-__device__ __forceinline__ RowPart<Compute> join_shared(const RowPart<Compute>* all, int count) {
+__device__ __forceinline__ PartialSoftmax<Compute> combine_warp_partials(const PartialSoftmax<Compute>* all,
+                                                                         int count) {
   const int lane = threadIdx.x % kWarp;
-  RowPart<Compute> part{-scalar_infinity(Compute()), {}};
+  PartialSoftmax<Compute> part{-scalar_infinity(Compute()), {}};
   if (lane < count) part = all[lane];
 #pragma unroll
   for (int i = kWarp; i < kMost; i += kWarp) {
     if (lane + i >= count) continue;
-    RowPart<Compute> other = all[lane + i];
-    const Compute largest = larger(part.largest, other.largest);
-    relate(part, largest);
-    relate(other, largest);
-    part.sums.rest += other.sums.rest;
+    PartialSoftmax<Compute> other = all[lane + i];
+    const Compute max_logit = max_ignoring_nan(part.max_logit, other.max_logit);
+    rescale(part, max_logit);
+    rescale(other, max_logit);
+    part.sums.exp_sum += other.sums.exp_sum;
     if constexpr (kSmoothed) {
-      part.sums.distance += other.sums.distance;
-      part.sums.weights += other.sums.weights;
+      part.sums.weighted_gap += other.sums.weighted_gap;
+      part.sums.weight_sum += other.sums.weight_sum;
     }
   }
-  join_parts<kSmoothed>(part, kWarp);
+  subwarp_combine<kSmoothed>(part, kWarp);
   return part;
 }
 
 // The parts that the warps of a unit found, in each thread of it.
-template <bool kSmoothed, class Unit, class Compute>
-__device__ __forceinline__ void join_warps(const Unit& unit, RowPart<Compute>& part, Turn& turn) {
-  if constexpr (Unit::kBlock) {
-    const RowPart<Compute>* all;
-    unit.share(part, turn, all);
-    part = join_shared<kSmoothed, Unit::kBlocks * kWarp>(all, unit.warps());
+template <bool kSmoothed, class Group, class Compute>
+__device__ __forceinline__ void group_combine(const Group& group, PartialSoftmax<Compute>& part, SyncState& sync) {
+  if constexpr (Group::kMultiWarp) {
+    const PartialSoftmax<Compute>* all;
+    group.all_gather(part, sync, all);
+    part = combine_warp_partials<kSmoothed, Group::kClusterSize * kWarp>(all, group.num_warps());
   }
 }
 
 // The largest of what the warps of a unit found, in each thread of it.
-template <class Unit, class Compute>
-__device__ __forceinline__ Compute largest_of_warps(const Unit& unit, Compute largest, Turn& turn) {
-  if constexpr (Unit::kBlock) {
+template <class Group, class Compute>
+__device__ __forceinline__ Compute group_max(const Group& group, Compute max_logit, SyncState& sync) {
+  if constexpr (Group::kMultiWarp) {
     const Compute* all;
-    unit.share(largest, turn, all);
-    const int lane = threadIdx.x % kWarp, warps = unit.warps();
-    largest = -scalar_infinity(Compute());
-    for (int i = lane; i < warps; i += kWarp) largest = larger(largest, all[i]);
-    largest = join_lanes(largest, kWarp, Larger{});
+    group.all_gather(max_logit, sync, all);
+    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
+    max_logit = -scalar_infinity(Compute());
+    for (int i = lane; i < warps; i += kWarp) max_logit = max_ignoring_nan(max_logit, all[i]);
+    max_logit = subwarp_reduce(max_logit, kWarp, MaxOp{});
   }
-  return largest;
+  return max_logit;
 }
 
 // The gradients of such a part, which is read again.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradients(const Program& program, const View& view, const RowTarget<Compute>& t,
-                                                const RowSlopes<Compute>& slopes, int64 begin, int64 end, int64 step,
-                                                int64 single) {
+                                                const GradCoeffs<Compute>& grad_coeffs, int64 begin, int64 end,
+                                                int64 step, int64 edge) {
   using Input = typename Program::Input;
-  constexpr int kLanes = View::kLanes;
-  const bool none = slopes.none(), read = !none;
+  constexpr int kVecSize = View::kVecSize;
+  const bool all_zero = grad_coeffs.all_zero(), read = !all_zero;
   const auto input = program.logits(t.offset);
-  const auto gradients = program.places(t.offset);
-  if (single >= 0) {
-    store_gradient(program, gradients + single, single, target_lane<1>(t, single), slopes, none,
-                   read ? load_stream<1>(input + single) : Pack<Input, 1>{});
+  const auto gradients = program.gradient_pointer(t.offset);
+  if (edge >= 0) {
+    store_gradient(program, gradients + edge, edge, target_element<1>(t, edge), grad_coeffs, all_zero,
+                   read ? load_stream<1>(input + edge) : Pack<Input, 1>{});
   }
 #pragma unroll 1
   for (int64 vector = begin; vector < end; vector += step * kVectors) {
-    Pack<Input, kLanes> x[kVectors];
+    Pack<Input, kVecSize> x[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (read && vector + k * step < end) x[k] = load_stream<kLanes>(input + view.first(vector + k * step));
+      if (read && vector + k * step < end) x[k] = load_stream<kVecSize>(input + view.first(vector + k * step));
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (vector + k * step >= end) continue;
       const int64 first = view.first(vector + k * step);
-      store_gradient(program, gradients + first, first, target_lane<kLanes>(t, first), slopes, none, x[k]);
+      store_gradient(program, gradients + first, first, target_element<kVecSize>(t, first), grad_coeffs, all_zero,
+                     x[k]);
     }
   }
 }
 
 // One row of any length: a first read finds the sums, relative to the largest logit so far, a second one the gradient.
-// Preconditions: every thread of the unit calls it together, for a LaneUnit every lane of the warp; `exists` is false
-// where a warp has fewer rows left than it takes at once.
-template <bool kGradient, int kLanes, int kVectors, class Unit, class Program, class Scale>
-__device__ __forceinline__ typename Program::Compute long_row(const Program& program, const Unit& unit, int64 row,
-                                                              bool exists, Turn& turn, Scale& scale) {
+// Preconditions: every thread of the unit calls it together, for a SubwarpGroup every lane of the warp; `exists` is
+// false where a warp has fewer rows left than it takes at once.
+template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
+__device__ __forceinline__ typename Program::Compute two_pass_row(const Program& program, const Group& group, int64 row,
+                                                                  bool exists, SyncState& sync, Scale& scale) {
   using Compute = typename Program::Compute;
   RowTarget<Compute> t = program.target(exists ? row : 0);
-  t.counts &= exists;
-  t.wrong &= exists;
-  const auto view = program.template view<kLanes>(t.offset);
+  t.active &= exists;
+  t.invalid_label &= exists;
+  const auto view = program.template view<kVecSize>(t.offset);
   const Compute z = target_logit(program, t);
-  RowPart<Compute> part{z, {}};
-  if (t.counts) {
-    part = row_part<kVectors>(program, view, t, z, unit.index(), view.vectors, unit.count(), view.end(unit.index()));
+  PartialSoftmax<Compute> part{z, {}};
+  if (t.active) {
+    part = partial_softmax<kVectors>(program, view, t, z, group.thread_rank(), view.vectors, group.num_threads(),
+                                     view.edge_class(group.thread_rank()));
   }
-  join_parts<Program::kSmoothed>(part, unit.lanes());
-  join_warps<Program::kSmoothed>(unit, part, turn);
-  const RowLoss<Compute> y = program.finish(t, z, part.largest, part.sums, exists && unit.index() == 0);
+  subwarp_combine<Program::kSmoothed>(part, group.subwarp_size());
+  group_combine<Program::kSmoothed>(group, part, sync);
+  const RowResult<Compute> y = program.finish(t, z, part.max_logit, part.sums, exists && group.thread_rank() == 0);
   if constexpr (kGradient) {
-    RowSlopes<Compute> slopes = y.slopes;
-    scale_slopes(program, slopes, row_factor(scale, t.offset));
+    GradCoeffs<Compute> grad_coeffs = y.grad_coeffs;
+    scale_grad_coeffs(program, grad_coeffs, grad_factor(scale, t.offset));
     if (exists) {
-      store_gradients<kVectors>(program, view, t, slopes, unit.index(), view.vectors, unit.count(),
-                                view.end(unit.index()));
+      store_gradients<kVectors>(program, view, t, grad_coeffs, group.thread_rank(), view.vectors, group.num_threads(),
+                                view.edge_class(group.thread_rank()));
     }
   }
   return y.value;
@@ -492,109 +499,109 @@ __device__ __forceinline__ typename Program::Compute long_row(const Program& pro
 // ---------------------------------------------------------------------------------------------------------------------
 // Many rows
 
-// The rows that a team visits. Row r belongs to group r / unit.rows() % groups, which one team takes whole.
-template <class Unit>
-struct RowWalk {
-  int group;
+// The rows that a team visits. Row r belongs to group r / group.rows_at_once() % groups, which one team takes whole.
+template <class Group>
+struct RowIterator {
+  int chunk;
   int64 first;
 
-  __device__ __forceinline__ explicit RowWalk(const Unit& unit)
-      : group(static_cast<int>(unit.team())), first(unit.team() * unit.rows()) {
+  __device__ __forceinline__ explicit RowIterator(const Group& group)
+      : chunk(static_cast<int>(group.worker())), first(group.worker() * group.rows_at_once()) {
   }
   // Whether these are the last ones of their group.
-  __device__ __forceinline__ bool ends(const Unit& unit, int64 groups, int64 rows) const {
-    return first + groups * unit.rows() >= rows;
+  __device__ __forceinline__ bool last_in_chunk(const Group& group, int64 chunks, int64 rows) const {
+    return first + chunks * group.rows_at_once() >= rows;
   }
-  // Preconditions: those of GroupQueue::after.
-  __device__ __forceinline__ void advance(const Unit& unit, GroupQueue<Unit>& queue, int64 groups, int64 rows,
-                                          unsigned joins) {
-    const bool last = ends(unit, groups, rows);
-    first += groups * unit.rows();
+  // Preconditions: those of WorkQueue::after.
+  __device__ __forceinline__ void advance(const Group& group, WorkQueue<Group>& queue, int64 chunks, int64 rows,
+                                          unsigned syncs) {
+    const bool last = last_in_chunk(group, chunks, rows);
+    first += chunks * group.rows_at_once();
     if (!last) return;
-    group = queue.after(unit, group, joins);
-    first = static_cast<int64>(group) * unit.rows();
+    chunk = queue.next(group, chunk, syncs);
+    first = static_cast<int64>(chunk) * group.rows_at_once();
   }
 };
 
 // What is left of a group: the sum of its values, if there is room for it, and the grad_output that it expected.
-template <class Unit, class Scale>
-__device__ __forceinline__ void close_group(const Unit& unit, const Scale& scale, int64 group, double total,
-                                            double* partials, Turn& turn) {
-  note_scale(scale, unit, group);
+template <class Group, class Scale>
+__device__ __forceinline__ void finish_chunk(const Group& group, const Scale& scale, int64 chunk, double total,
+                                             double* partials, SyncState& sync) {
+  record_scale(scale, group, chunk);
   if (partials == nullptr) return;
-  total = unit.total(total, turn);
-  if (unit.leads()) partials[group] = total;
+  total = group.worker_sum(total, sync);
+  if (group.is_leader()) partials[chunk] = total;
 }
 // Of a warp, which tells nobody anything.
 template <class Scale>
-__device__ __forceinline__ void close_group(const LaneUnit& unit, const Scale& scale, int64 group, double total,
-                                            double* partials) {
-  Turn none{0, 0};
-  close_group(unit, scale, group, total, partials, none);
+__device__ __forceinline__ void finish_chunk(const SubwarpGroup& group, const Scale& scale, int64 chunk, double total,
+                                             double* partials) {
+  SyncState unused{0, 0};
+  finish_chunk(group, scale, chunk, total, partials, unused);
 }
 
 // Visits every row once: visit(row, exists, next, turn) yields its value, where `next` is the row after it, for visits
-// that look ahead, and none if it is beyond the last. It is a register more.
-template <class Unit, class Scale, class Visit>
-__device__ __forceinline__ void walk_rows(const Unit& unit, const Scale& scale, int64 rows, int64 groups,
-                                          const Workspace& work, const Visit& visit) {
-  RowWalk<Unit> walk(unit);
-  if (walk.group >= groups) return;
-  unit.open();
-  GroupQueue<Unit> queue(unit, work.drawn);
-  Turn turn{0, 0};
+// that look ahead, and all_zero if it is beyond the last. It is a register more.
+template <class Group, class Scale, class Visit>
+__device__ __forceinline__ void for_each_row(const Group& group, const Scale& scale, int64 rows, int64 chunks,
+                                             const Workspace& work, const Visit& visit) {
+  RowIterator<Group> rows_left(group);
+  if (rows_left.chunk >= chunks) return;
+  group.cluster_start();
+  WorkQueue<Group> queue(group, work.claim_counter);
+  SyncState sync{0, 0};
   double total = 0.0;
 #pragma unroll 1
-  while (walk.group < groups) {
-    const int group = walk.group;
-    const int64 row = walk.first + unit.row();
-    const bool last = walk.ends(unit, groups, rows);
+  while (rows_left.chunk < chunks) {
+    const int chunk = rows_left.chunk;
+    const int64 row = rows_left.first + group.row_slot();
+    const bool last = rows_left.last_in_chunk(group, chunks, rows);
     int64 next = rows;
-    if constexpr (Visit::kLooksAhead) {
-      walk.advance(unit, queue, groups, rows, turn.joins);
-      if (walk.group < groups) next = walk.first + unit.row();
+    if constexpr (Visit::kNeedsNextRow) {
+      rows_left.advance(group, queue, chunks, rows, sync.syncs);
+      if (rows_left.chunk < chunks) next = rows_left.first + group.row_slot();
     }
-    turn.drawn = queue.drawn;
-    total += static_cast<double>(visit(row, row < rows, next, turn));
+    sync.claimed = queue.claimed;
+    total += static_cast<double>(visit(row, row < rows, next, sync));
     if (last) {
-      close_group(unit, scale, group, total, work.partials, turn);
+      finish_chunk(group, scale, chunk, total, work.partials, sync);
       total = 0.0;
     }
-    if constexpr (!Visit::kLooksAhead) walk.advance(unit, queue, groups, rows, turn.joins);
+    if constexpr (!Visit::kNeedsNextRow) rows_left.advance(group, queue, chunks, rows, sync.syncs);
   }
 }
 
 // Rows that are read twice, because they are too long for what is on chip.
-template <int kLanes, int kVectors>
-struct LongReader {
-  template <bool kGradient, class Unit, class Program, class Scale>
+template <int kVecSize, int kVectors>
+struct TwoPassReader {
+  template <bool kGradient, class Group, class Program, class Scale>
   struct Visit {
-    static constexpr bool kLooksAhead = false;
+    static constexpr bool kNeedsNextRow = false;
     const Program& program;
-    const Unit& unit;
+    const Group& group;
     Scale& scale;
-    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, Turn& turn) const {
-      return long_row<kGradient, kLanes, kVectors>(program, unit, row, exists, turn, scale);
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, SyncState& sync) const {
+      return two_pass_row<kGradient, kVecSize, kVectors>(program, group, row, exists, sync, scale);
     }
   };
 
   // Every row once; `work` may hold nothing.
-  template <bool kGradient, class Unit, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const Unit& unit, Scale& scale, int64 groups,
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
-    walk_rows(unit, scale, program.space.rows, groups, work,
-              Visit<kGradient, Unit, Program, Scale>{program, unit, scale});
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale});
   }
 };
 
 // The sum of all partials over the divisor, by the block that arrives last.
 // Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
 template <class Result>
-__device__ __forceinline__ void divide_sum(int64 groups, double* memory, double divisor, Result* value) {
+__device__ __forceinline__ void divide_sum(int64 chunks, double* memory, double divisor, Result* value) {
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return;
-  if (threadIdx.x == 0) *work.drawn = 0;
-  const double total = sum_partials(work.partials, groups);
+  if (threadIdx.x == 0) *work.claim_counter = 0;
+  const double total = sum_partials(work.partials, chunks);
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
 }
 
@@ -602,70 +609,70 @@ __device__ __forceinline__ void divide_sum(int64 groups, double* memory, double 
 // What the entry points call
 
 // value = sum of losses / divisor; per row what the program asks for.
-template <class Reader, class Unit, class Program, class Result>
-__device__ __forceinline__ void row_value(const Program& program, const Unit& unit, int64 groups, double* memory,
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void row_value(const Program& program, const Group& group, int64 chunks, double* memory,
                                           double divisor, Result* value) {
   KnownScale<typename Program::Compute> unused{0};
-  Reader::template sweep<false>(program, unit, unused, groups, workspace(memory));
-  divide_sum(groups, memory, divisor, value);
+  Reader::template sweep<false>(program, group, unused, chunks, workspace(memory));
+  divide_sum(chunks, memory, divisor, value);
 }
 
 // The same, and the gradients for the expected grad_output; scale = 1 / divisor.
-template <class Reader, class Unit, class Program, class Result>
-__device__ __forceinline__ void row_value_and_gradient(const Program& program, const Unit& unit, int64 groups,
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void row_value_and_gradient(const Program& program, const Group& group, int64 chunks,
                                                        double* memory, double divisor, double scale, Result* value,
-                                                       const double* expected, double* used) {
-  TeamScale<Unit, typename Program::Compute> expectation(expected, used, scale);
-  Reader::template sweep<true>(program, unit, expectation, groups, workspace(memory));
-  divide_sum(groups, memory, divisor, value);
+                                                       const double* expected_grad_output, double* used_grad_output) {
+  WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
+  Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
+  divide_sum(chunks, memory, divisor, value);
 }
 
 // The gradients for the true grad_output, unless those of this team's groups were written with it already.
-template <class Reader, class Unit, class Program, class Result>
-__device__ __forceinline__ void verify_row_gradient(const Program& program, const Unit& unit, int64 groups,
-                                                    double scale, const Result* grad_output, const double* used,
-                                                    double* expected) {
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void verify_row_gradient(const Program& program, const Group& group, int64 chunks,
+                                                    double scale, const Result* grad_output,
+                                                    const double* used_grad_output, double* expected_grad_output) {
   const double g = widen<double>(*grad_output);
-  if (!verify_team(unit, groups, g, used, expected)) return;
+  if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};
-  Reader::template sweep<true>(program, unit, known, groups, {});
+  Reader::template sweep<true>(program, group, known, chunks, {});
 }
 
 // A value per row, and the slopes for the gradient.
-template <class Reader, class Unit, class Program>
-__device__ __forceinline__ void row_values(const Program& program, const Unit& unit, int64 groups) {
+template <class Reader, class Group, class Program>
+__device__ __forceinline__ void row_values(const Program& program, const Group& group, int64 chunks) {
   KnownScale<typename Program::Compute> unused{0};
-  Reader::template sweep<false>(program, unit, unused, groups, {});
+  Reader::template sweep<false>(program, group, unused, chunks, {});
 }
 
 // The gradients for a grad_output per row.
-template <class Reader, class Unit, class Program, class Result>
-__device__ __forceinline__ void row_gradient(const Program& program, const Unit& unit, int64 groups,
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void row_gradient(const Program& program, const Group& group, int64 chunks,
                                              const Result* grad_output) {
-  RowScale<typename Program::Compute, Result> scale{grad_output, 1.0};
-  Reader::template sweep<true>(program, unit, scale, groups, {});
+  PerRowScale<typename Program::Compute, Result> scale{grad_output, 1.0};
+  Reader::template sweep<true>(program, group, scale, chunks, {});
 }
 
-// The gradients from slopes that were stored, in pieces of rows: for a grad_output per row (`result_stride` 1) or one
+// The gradients from slopes that were stored, in slices of rows: for a grad_output per row (`result_stride` 1) or one
 // for all (0). The gradient may lie where the logits do.
-template <int kLanes, int kVectors, class Unit, class Program, class Result>
-__device__ __forceinline__ void apply_row_slopes(const Program& program, const Unit& unit, int64 pieces,
-                                                 int64 result_stride, double scale, const Result* grad_output) {
+template <int kVecSize, int kVectors, class Group, class Program, class Result>
+__device__ __forceinline__ void apply_grad_coeffs(const Program& program, const Group& group, int64 slices,
+                                                  int64 result_stride, double scale, const Result* grad_output) {
   using Compute = typename Program::Compute;
-  const int64 items = program.space.rows * pieces, per = unit.rows();
+  const int64 items = program.space.rows * slices, rows_per_step = group.rows_at_once();
 #pragma unroll 1
-  for (int64 first = unit.team() * per; first < items; first += unit.teams() * per) {
-    const int64 item = first + unit.row();
+  for (int64 first = group.worker() * rows_per_step; first < items; first += group.workers() * rows_per_step) {
+    const int64 item = first + group.row_slot();
     if (item >= items) continue;
-    const int64 row = item / pieces, piece = item - row * pieces;
+    const int64 row = item / slices, slice = item - row * slices;
     const RowTarget<Compute> t = program.target(row);
-    const RowView<typename Program::Input, kLanes> view(program.input, t.offset[kLogits], program.space.classes);
-    RowSlopes<Compute> slopes = program.slopes[t.offset[kResults]];
+    const RowVectors<typename Program::Input, kVecSize> view(program.input, t.offset[kLogits], program.space.classes);
+    GradCoeffs<Compute> grad_coeffs = program.grad_coeffs[t.offset[kResults]];
     const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
-    scale_slopes(program, slopes, static_cast<Compute>(g * scale));
-    const int64 length = (view.vectors + pieces - 1) / pieces;
-    const int64 end = (piece + 1) * length < view.vectors ? (piece + 1) * length : view.vectors;
-    store_gradients<kVectors>(program, view, t, slopes, piece * length + unit.index(), end, unit.count(),
-                              piece == 0 ? view.end(unit.index()) : -1);
+    scale_grad_coeffs(program, grad_coeffs, static_cast<Compute>(g * scale));
+    const int64 length = (view.vectors + slices - 1) / slices;
+    const int64 end = (slice + 1) * length < view.vectors ? (slice + 1) * length : view.vectors;
+    store_gradients<kVectors>(program, view, t, grad_coeffs, slice * length + group.thread_rank(), end,
+                              group.num_threads(), slice == 0 ? view.edge_class(group.thread_rank()) : -1);
   }
 }

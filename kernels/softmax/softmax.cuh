@@ -26,14 +26,14 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
 
 // exp(x) of an x that is not above 0. In half the instructions of expf: what rounding x / log 2 leaves out is put right
 // behind the power, and not in front of it. Below -1000, where the power is 0, it would be infinite.
-__device__ __forceinline__ float exponential_below(float x) {
+__device__ __forceinline__ float exp_nonpositive(float x) {
   constexpr float kLn2 = 0.693147181f;
-  x = larger_or_nan(x, -1000.0f);
-  const float power = x * kLog2E, e = exp2_or_zero(power);
+  x = max_propagating_nan(x, -1000.0f);
+  const float power = x * kLog2E, e = exp2_ftz(power);
   return fmaf(e, fmaf(-power, kLn2, x), e);
 }
 template <class T>
-__device__ __forceinline__ T exponential_below(T x) {
+__device__ __forceinline__ T exp_nonpositive(T x) {
   return scalar_exp(x);
 }
 
@@ -59,16 +59,16 @@ struct Logit {
     return scale * x;
   }
   // exp(value(x) - largest). Precondition: value(x) is no larger.
-  __device__ __forceinline__ Compute exponential(Compute x, Compute largest) const {
-    if constexpr (kCapped) return exponential_of(value(x), largest);
+  __device__ __forceinline__ Compute exponential(Compute x, Compute max_logit) const {
+    if constexpr (kCapped) return exponential_of(value(x), max_logit);
     // One rounding less, and two instructions: what `largest` loses in the product is the same for all classes.
-    if constexpr (kNarrow && kSingle<Compute>) return exp2_or_zero(fmaf(x, scale * kLog2E, -largest * kLog2E));
-    return exponential_below(scalar_fma(x, scale, -largest));
+    if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, scale * kLog2E, -max_logit * kLog2E));
+    return exp_nonpositive(scalar_fma(x, scale, -max_logit));
   }
   // The same of z = value(x), where that is known.
-  __device__ __forceinline__ Compute exponential_of(Compute z, Compute largest) const {
-    if constexpr (kNarrow && kSingle<Compute>) return exp2_or_zero(fmaf(z, kLog2E, -largest * kLog2E));
-    return exponential_below(z - largest);
+  __device__ __forceinline__ Compute exponential_of(Compute z, Compute max_logit) const {
+    if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(z, kLog2E, -max_logit * kLog2E));
+    return exp_nonpositive(z - max_logit);
   }
   // dz/dx, but for the factor that is the same everywhere.
   __device__ __forceinline__ Compute common_slope() const {
@@ -102,89 +102,92 @@ struct Logit {
 // w_c (z_y - z_c) and of w_c.
 template <class Compute>
 struct RowSums {
-  Compute rest;
-  Compute distance;
-  Compute weights;
+  Compute exp_sum;
+  Compute weighted_gap;
+  Compute weight_sum;
 };
 
 // The sums of some classes of a row, and the largest z among them, or a larger one, that they are relative to.
 template <class Compute>
-struct RowPart {
-  Compute largest;
+struct PartialSoftmax {
+  Compute max_logit;
   RowSums<Compute> sums;
 };
 
 // What exponentials are relative to, where all logits so far are -inf: their sum is 0 then, not NaN.
 template <class Compute>
-__device__ __forceinline__ Compute reference(Compute largest) {
-  return largest == -scalar_infinity(largest) ? Compute(0) : largest;
+__device__ __forceinline__ Compute exp_shift(Compute max_logit) {
+  return max_logit == -scalar_infinity(max_logit) ? Compute(0) : max_logit;
 }
 
 // The part, relative to another z that is no smaller.
 template <class Compute>
-__device__ __forceinline__ void relate(RowPart<Compute>& part, Compute largest) {
+__device__ __forceinline__ void rescale(PartialSoftmax<Compute>& part, Compute max_logit) {
   // A part without logits above -inf has nothing to relate, and exp(0 - largest) could be infinite.
-  const Compute factor = part.largest == -scalar_infinity(largest) ? Compute(1) : scalar_exp(part.largest - largest);
-  part.sums.rest *= factor;
-  part.largest = largest;
+  const Compute factor =
+      part.max_logit == -scalar_infinity(max_logit) ? Compute(1) : scalar_exp(part.max_logit - max_logit);
+  part.sums.exp_sum *= factor;
+  part.max_logit = max_logit;
 }
 
 // The gradient of a row: common_slope() slope(x_c) * (common exp(z_c - largest) - weighted w_c), and `target` in place
 // of the bracket at the target. All of them are 0 where a row does not count, whatever its logits are.
 template <class Compute>
-struct RowSlopes {
-  Compute common;
-  Compute weighted;
+struct GradCoeffs {
+  Compute exp_coeff;
+  Compute weight_coeff;
   Compute target;
-  Compute largest;
+  Compute max_logit;
 
-  __device__ __forceinline__ bool none() const {
-    return vanishes(common) && vanishes(weighted) && vanishes(target);
+  __device__ __forceinline__ bool all_zero() const {
+    return is_zero(exp_coeff) && is_zero(weight_coeff) && is_zero(target);
   }
 };
 
 template <class Compute>
-struct RowLoss {
+struct RowResult {
   Compute value;
   Compute lse;
-  RowSlopes<Compute> slopes;
+  GradCoeffs<Compute> grad_coeffs;
 };
 
 // The loss of a row and its slopes, from z_y, the largest z, and the sums.
 template <bool kSmoothed, class Loss, class Compute>
-__device__ __forceinline__ RowLoss<Compute> row_loss(const Loss& loss, Compute z, Compute largest,
-                                                     const RowSums<Compute>& sums, Compute weight, int64 classes) {
-  const Compute e = scalar_exp(z - largest);
-  const Compute sum = sums.rest + e;
+__device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compute z, Compute max_logit,
+                                                         const RowSums<Compute>& sums, Compute weight, int64 classes) {
+  const Compute e = scalar_exp(z - max_logit);
+  const Compute sum = sums.exp_sum + e;
   // The largest logit adds 1 to the sum, in `e` if it is the target's and in `rest` if not. An e of 1 may move.
   const bool leads = e == Compute(1);
-  const Compute log_sum = scalar_log1p((leads ? sums.rest : sums.rest - Compute(1)) + (leads ? e - Compute(1) : e));
-  const Compute nll = (largest - z) + log_sum;
+  const Compute log_sum =
+      scalar_log1p((leads ? sums.exp_sum : sums.exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
+  const Compute nll = (max_logit - z) + log_sum;
   // One division instead of four: every warp of a block does this for each row.
-  const Compute by_sum = Compute(1) / sum,
-                by_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
-  const Compute rest = sums.rest * by_sum, p = e * by_sum, lse = largest + log_sum;
-  const Compute mean_weight = kSmoothed ? sums.weights * by_count : Compute(0);
+  const Compute inv_sum = Compute(1) / sum,
+                inv_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
+  const Compute complement = sums.exp_sum * inv_sum, p = e * inv_sum, lse = max_logit + log_sum;
+  const Compute mean_weight = kSmoothed ? sums.weight_sum * inv_count : Compute(0);
   Compute smooth = Compute(0);
   if constexpr (kSmoothed) {
     // A target of probability 0 is a class that is smoothed over.
-    smooth = nll == scalar_infinity(nll) ? nll : mean_weight * nll + sums.distance * by_count;
+    smooth = nll == scalar_infinity(nll) ? nll : mean_weight * nll + sums.weighted_gap * inv_count;
   }
   constexpr unsigned kAll = kSmoothed ? 15u : 7u;
-  const auto y = loss(variable<kAll, 0>(nll), variable<kAll, 1>(rest), variable<kAll, 2>(lse),
+  const auto y = loss(variable<kAll, 0>(nll), variable<kAll, 1>(complement), variable<kAll, 2>(lse),
                       variable<kAll, 3>(smooth), variable<0u, 4>(weight));
   // A loss that is NaN has no gradient to follow.
   const bool lost = y.value != y.value;
-  const Compute value = lost ? undefined(y.value) : y.value;
-  const Compute by_target = tangent_or_zero(y, 0) + tangent_or_zero(y, 1) * p;
-  const Compute by_lse = tangent_or_zero(y, 2), by_smooth = tangent_or_zero(y, 3);
-  RowLoss<Compute> result;
+  const Compute value = lost ? nan_result(y.value) : y.value;
+  const Compute target_grad = tangent_or_zero(y, 0) + tangent_or_zero(y, 1) * p;
+  const Compute lse_grad = tangent_or_zero(y, 2), smooth_grad = tangent_or_zero(y, 3);
+  RowResult<Compute> result;
   result.value = value;
   result.lse = lse;
-  result.slopes.common = lost ? value : (by_target + by_lse + by_smooth * mean_weight) * by_sum;
-  result.slopes.weighted = kSmoothed ? by_smooth * by_count : Compute(0);
-  result.slopes.target =
-      lost ? value : p * (by_lse + by_smooth * mean_weight) - by_target * rest - result.slopes.weighted * weight;
-  result.slopes.largest = lost ? value : largest;
+  result.grad_coeffs.exp_coeff = lost ? value : (target_grad + lse_grad + smooth_grad * mean_weight) * inv_sum;
+  result.grad_coeffs.weight_coeff = kSmoothed ? smooth_grad * inv_count : Compute(0);
+  result.grad_coeffs.target = lost ? value
+                                   : p * (lse_grad + smooth_grad * mean_weight) - target_grad * complement -
+                                         result.grad_coeffs.weight_coeff * weight;
+  result.grad_coeffs.max_logit = lost ? value : max_logit;
   return result;
 }

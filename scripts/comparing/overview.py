@@ -135,7 +135,7 @@ def _of_rows(loss: SoftmaxLoss, device: str, seed: int) -> dict[str, RowCheck]:
         planned += [replace(plain, reduction=x) for x in ("none", "sum", "batchmean")]
         narrow = [replace(plain, dtypes=NARROW, layout=x) for x in ("block", plain.layout)]
         planned += [x for x in narrow if x.possible][:1]
-        planned += [replace(plain, layout=x) for x in (ROW_LAYOUTS if first else ("columns",))]
+        planned += [replace(plain, layout=x) for x in (ROW_LAYOUTS if first else ("thread_per_row",))]
     return {x.id: x for x in planned if x.possible}
 
 

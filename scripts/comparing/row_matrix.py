@@ -18,13 +18,13 @@ DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float
 LAYOUT_DTYPES: Mapping[Dtypes, Sequence[str]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
 
 #: The layouts in which arguments and dtypes are tried.
-USUAL = ("lanes", "gather")
+USUAL = ("subwarp", "label_only")
 
 #: Reductions with distinct orders of additions and distinct results.
 REPEATED_AS = ("mean", "none")
 
 #: Layouts in which arrays of another library are tried.
-ARRAY_LAYOUTS = (*USUAL, "columns")
+ARRAY_LAYOUTS = (*USUAL, "thread_per_row")
 
 #: With `few`: the loss that tries every layout and reduction. The others share its kernels' skeletons.
 FIRST = ("cross_entropy", "indices")

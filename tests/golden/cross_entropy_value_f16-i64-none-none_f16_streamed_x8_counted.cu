@@ -9,11 +9,11 @@ struct Loss {
   __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
 #line 1 "cross_entropy.hard"
     const double hard_ = 1.0 - label_smoothing_;
-    label_smoothing_kept = kept(static_cast<float>(label_smoothing_));
-    z_loss_kept = kept(static_cast<float>(z_loss_));
-    gamma_kept = kept(static_cast<float>(gamma_));
-    poly_kept = kept(static_cast<float>(poly_));
-    hard_kept = kept(static_cast<float>(hard_));
+    label_smoothing_kept = opaque(static_cast<float>(label_smoothing_));
+    z_loss_kept = opaque(static_cast<float>(z_loss_));
+    gamma_kept = opaque(static_cast<float>(gamma_));
+    poly_kept = opaque(static_cast<float>(poly_));
+    hard_kept = opaque(static_cast<float>(hard_));
   }
 
   template <class nll_, class rest_, class lse_, class smooth_, class weight_>
@@ -39,13 +39,13 @@ using Compute = Program::Compute;
 using Reader = StreamedReader<8>;
 
 extern "C" __global__ void __launch_bounds__(128, 5)
-cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, RowSlopes<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 groups, int width, const __grid_constant__ Space space) {
+cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const double divisor = multiple * __ldcg(count);
   const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, nullptr, target,
                           nullptr,
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, lse, correct, residual,
                           lse != nullptr || correct != nullptr || residual != nullptr};
-  const StandingUnit unit{{}, width};
-  row_value<Reader>(program, unit, groups, memory, divisor, value);
+  const StreamingBlock group{{}, width};
+  row_value<Reader>(program, group, chunks, memory, divisor, value);
 }

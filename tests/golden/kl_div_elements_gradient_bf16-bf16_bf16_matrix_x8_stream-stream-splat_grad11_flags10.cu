@@ -23,12 +23,12 @@ using Result = bfloat16_t;
 using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>>;
 using Sinks = Tuple<Sink<bfloat16_t>, Sink<bfloat16_t>>;
 using Element = Source<bfloat16_t, Access::kSplat>;
-using Layout = Rows<8, 5, 1>;
+using Layout = StridedLayout<8, 5, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_elements_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* input_gradients, bfloat16_t* target_gradients, const Result* grad_output, double divisor, double scale, int64 groups, const __grid_constant__ Layout layout) {
+kl_div_elements_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* input_gradients, bfloat16_t* target_gradients, const Result* grad_output, double divisor, double scale, int64 chunks, const __grid_constant__ Layout layout) {
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}),
       make_tuple(Sink<bfloat16_t>{input_gradients}, Sink<bfloat16_t>{target_gradients}), Element{grad_output}};
-  map_elements<4>(program, groups, scale);
+  map_elements<4>(program, chunks, scale);
 }

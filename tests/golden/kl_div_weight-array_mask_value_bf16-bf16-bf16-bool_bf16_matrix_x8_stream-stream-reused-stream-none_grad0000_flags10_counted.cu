@@ -24,13 +24,13 @@ using Result = bfloat16_t;
 using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>, Source<bool, Access::kStream>>;
 using Sinks = Tuple<Absent, Absent, Absent, Absent>;
 using Element = Absent;
-using Layout = Rows<8, 9, 1>;
+using Layout = StridedLayout<8, 9, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-kl_div_value_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, double* memory, Result* value, double multiple, const double* count, int64 groups, const __grid_constant__ Layout layout) {
+kl_div_value_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, double* memory, Result* value, double multiple, const double* count, int64 chunks, const __grid_constant__ Layout layout) {
   const double divisor = multiple * __ldcg(count);
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kReused>{weight_}, Source<bool, Access::kStream>{mask_}),
       make_tuple(Absent{}, Absent{}, Absent{}, Absent{}), Absent{}};
-  reduce_value<4>(program, groups, memory, divisor, value);
+  reduce_value<4>(program, chunks, memory, divisor, value);
 }

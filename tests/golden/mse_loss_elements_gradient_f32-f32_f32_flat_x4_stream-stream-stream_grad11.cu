@@ -15,13 +15,13 @@ using Result = float;
 using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Sink<float>, Sink<float>>;
 using Element = Source<float, Access::kStream>;
-using Layout = Flat<4>;
+using Layout = FlatLayout<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-mse_loss_elements_gradient_f32(const float* input_, const float* target_, float* input_gradients, float* target_gradients, const Result* grad_output, double divisor, double scale, int64 groups, int64 elements) {
+mse_loss_elements_gradient_f32(const float* input_, const float* target_, float* input_gradients, float* target_gradients, const Result* grad_output, double divisor, double scale, int64 chunks, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Sink<float>{input_gradients}, Sink<float>{target_gradients}), Element{grad_output}};
-  map_elements<4>(program, groups, scale);
+  map_elements<4>(program, chunks, scale);
 }

@@ -15,13 +15,13 @@ using Result = float;
 using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStream>>;
 using Sinks = Tuple<Absent, Absent>;
 using Element = Absent;
-using Layout = Flat<4>;
+using Layout = FlatLayout<4>;
 
 extern "C" __global__ void __launch_bounds__(256, 3)
-mse_loss_value_f32(const float* input_, const float* target_, double* memory, Result* value, double divisor, double scale, int64 groups, int64 elements) {
+mse_loss_value_f32(const float* input_, const float* target_, double* memory, Result* value, double divisor, double scale, int64 chunks, int64 elements) {
   const Layout layout{elements};
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Absent{}, Absent{}), Absent{}};
-  reduce_value<4>(program, groups, memory, divisor, value);
+  reduce_value<4>(program, chunks, memory, divisor, value);
 }

@@ -101,8 +101,17 @@ class RowKernel(Kernel):
         storage, result = STORAGE[self.dtype][0], STORAGE[self.result][0]
         own = {
             "value": ["double* memory", f"{result}* value"],
-            "value_and_gradient": ["double* memory", f"{result}* value", "const double* expected", "double* used"],
-            "verify_gradient": [f"const {result}* grad_output", "const double* used", "double* expected"],
+            "value_and_gradient": [
+                "double* memory",
+                f"{result}* value",
+                "const double* expected_grad_output",
+                "double* used_grad_output",
+            ],
+            "verify_gradient": [
+                f"const {result}* grad_output",
+                "const double* used_grad_output",
+                "double* expected_grad_output",
+            ],
             "unreduced": [f"{result}* values"],
             "gradient": [f"const {result}* grad_output"],
         }[self.kind]
@@ -120,10 +129,11 @@ class RowKernel(Kernel):
         )
         body = {
             "value": total.replace("FACTOR", "1.0"),
-            "value_and_gradient": "ExpectedScale<double> known(expected, used, scale);\n  known.factor();\n  "
-            + total.replace("FACTOR", "known.factor()"),
+            "value_and_gradient": "SpeculativeScale<double> known(expected_grad_output, used_grad_output, scale);\n"
+            "  known.factor();\n  " + total.replace("FACTOR", "known.factor()"),
             "verify_gradient": "const double given = widen<double>(*grad_output);\n"
-            "  if (!verify(given, used, expected)) return;\n  " + call.replace("FACTOR", "given * scale"),
+            "  if (!grad_scale_is_stale(given, used_grad_output, expected_grad_output)) return;\n  "
+            + call.replace("FACTOR", "given * scale"),
             "unreduced": call.replace("FACTOR", "1.0"),
             "gradient": call.replace("FACTOR", "widen<double>(grad_output[r]) * scale"),
         }[self.kind]

@@ -10,7 +10,7 @@
 // Each element is read once; a row of the gradient is written once.
 // Preconditions: rows are contiguous; one block of 32 threads.
 #pragma once
-#include "core/expectation.cuh"
+#include "core/speculative_grad.cuh"
 #include "core/reduce.cuh"
 
 struct Largest {

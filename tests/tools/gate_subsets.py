@@ -53,7 +53,7 @@ def broad(loss: Loss, architecture: str, whole: bool = True) -> list[PointwiseKe
     if not whole:
         return _of_training(loss, usual, architecture)
     everything = variants(loss)
-    training = [x for x in everything if (x.kind, x.layout) == ("value_and_gradient", "flat") and x.lanes > 1]
+    training = [x for x in everything if (x.kind, x.layout) == ("value_and_gradient", "flat") and x.vec_size > 1]
     if architecture == BROADEST:
         found = [
             *_one_of_each(usual, "kind", "layout", "access", "columns"),
@@ -209,7 +209,7 @@ def row_kind(variant: SoftmaxKernel) -> Iterator[Hashable]:
 def row_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
-    for name in ("input", "cluster", "ahead", "capped", "smoothed"):
+    for name in ("input", "cluster", "prefetch", "capped", "smoothed"):
         if hasattr(variant, name):
             yield variant.indices, name, getattr(variant, name)
 

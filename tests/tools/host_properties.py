@@ -29,12 +29,12 @@ BLOCKS = (1, 3, 50)
 PROCESSORS = (1, 7)
 
 #: So few groups of partial sums that even small losses have several batches per group, as large ones do.
-FEW_GROUPS = 5
+FEW_CHUNKS = 5
 
 
 def few_groups() -> Any:
-    """Within this context, plans cut losses into at most :data:`FEW_GROUPS` groups."""
-    return mock.patch.object(pointwise_layout, "MAX_GROUPS", FEW_GROUPS)
+    """Within this context, plans cut losses into at most :data:`FEW_CHUNKS` groups."""
+    return mock.patch.object(pointwise_layout, "MAX_CHUNKS", FEW_CHUNKS)
 
 
 @contextmanager

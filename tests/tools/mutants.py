@@ -14,13 +14,13 @@ POINTWISE = "kernels/pointwise/pointwise.cuh"
 BROADCAST = "kernels/pointwise/sum_over.cuh"
 REDUCE = "kernels/core/reduce.cuh"
 LAYOUT = "kernels/core/layout.cuh"
-EXPECTATION = "kernels/core/expectation.cuh"
+SPECULATIVE_GRAD = "kernels/core/speculative_grad.cuh"
 ROWS = "kernels/softmax/rows.cuh"
-ROW_UNITS = "kernels/softmax/row_units.cuh"
-ROW_VIEW = "kernels/softmax/row_view.cuh"
+ROW_GROUPS = "kernels/softmax/row_groups.cuh"
+ROW_VECTORS = "kernels/softmax/row_vectors.cuh"
 RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
-ROW_GATHER = "kernels/softmax/row_gather.cuh"
-ROW_TERMS = "kernels/softmax/row_terms.cuh"
+LABEL_ONLY = "kernels/softmax/label_only.cuh"
+DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -31,7 +31,7 @@ BARRIER = r"__syncthreads\(\);"
 MUTANTS: tuple[Mutant, ...] = (
     # The visited elements.
     Mutant("tail off by one", POINTWISE, "visit_partial", "i < present", "i + 1 < present", ("truth",)),
-    Mutant("a warp takes one group only", POINTWISE, "sweep", r"group \+= warps", "group += groups", ("any order",)),
+    Mutant("a warp takes one chunk only", POINTWISE, "sweep", r"chunk \+= warps", "chunk += chunks", ("any order",)),
     Mutant("row not carried", LAYOUT, "advance", r"\+\+cursor\.row;", "", ("truth, strided",)),
     Mutant(
         "last slice lost",
@@ -147,13 +147,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("weights and masks",),
     ),
     # One pass
-    Mutant("stale gradient accepted", EXPECTATION, "verify", "return stale", "return false", ("one pass or two",)),
     Mutant(
-        "note written to another warp's place",
-        EXPECTATION,
+        "stale gradient accepted",
+        SPECULATIVE_GRAD,
+        "grad_scale_is_stale",
+        "return stale",
+        "return false",
+        ("one pass or two",),
+    ),
+    Mutant(
+        "grad_output recorded in another warp's slot",
+        SPECULATIVE_GRAD,
         "factor",
-        r"used\[global_warp\(\)\] =",
-        "used[threadIdx.x / 32] =",
+        r"used_grad_output\[global_warp\(\)\] =",
+        "used_grad_output[threadIdx.x / 32] =",
         ("truth",),
     ),
     Mutant(
@@ -167,85 +174,97 @@ MUTANTS: tuple[Mutant, ...] = (
     # Rows of logits
     Mutant(
         "last class of a row skipped",
-        ROW_VIEW,
-        "end",
+        ROW_VECTORS,
+        "edge_class",
         r"thread < head \+ tail",
         "thread + 1 < head + tail",
-        ("rows, lanes",),
+        ("rows, subwarp",),
     ),
     Mutant(
-        "every row taken for aligned", ROW_VIEW, "RowView", "head = beyond == 0 [^;]*;", "head = 0;", ("rows, lanes",)
+        "every row taken for aligned",
+        ROW_VECTORS,
+        "RowVectors",
+        "head = misaligned == 0 [^;]*;",
+        "head = 0;",
+        ("rows, subwarp",),
     ),
-    Mutant("no barrier behind the parts of a block", ROW_UNITS, "share", BARRIER, "", ("rows, block",)),
+    Mutant("no barrier behind the parts of a block", ROW_GROUPS, "all_gather", BARRIER, "", ("rows, block",)),
     Mutant(
         "parts of a cluster kept in their block",
-        ROW_UNITS,
-        "share",
-        r"(store_in_cluster\(place[^,]*), lane,",
+        ROW_GROUPS,
+        "all_gather",
+        r"(store_dsmem\(slot[^,]*), lane,",
         r"\1, rank(),",
         ("rows, cluster",),
     ),
     Mutant(
-        "a group drawn by one team, and taken by two",
-        ROW_UNITS,
-        "draw",
-        r"drawn = atomicAdd\(counter, 1u\)",
-        "drawn = *counter, *counter = drawn + 1",
-        ("rows, drawn",),
+        "a chunk claimed by one worker, and taken by two",
+        ROW_GROUPS,
+        "claim",
+        r"claimed = atomicAdd\(counter, 1u\)",
+        "claimed = *counter, *counter = claimed + 1",
+        ("rows, claimed",),
     ),
     Mutant(
         "sum not moved to a new largest logit",
         "kernels/softmax/softmax.cuh",
-        "relate",
-        r"part\.sums\.rest \*= factor;",
+        "rescale",
+        r"part\.sums\.exp_sum \*= factor;",
         "",
-        ("rows, long",),
+        ("rows, two_pass",),
     ),
     Mutant(
-        "vector brought to where it is not looked for",
+        "vector staged where nobody reads it",
         RESIDENT_ROWS,
         "visit",
-        r"stage_pack\(place,",
-        "stage_pack(place + blockDim.x,",
+        r"cp_async\(slot,",
+        "cp_async(slot + blockDim.x,",
         ("rows, cluster",),
     ),
-    Mutant("rows counted without their weights", ROWS, "counted", r"return t\.weight", "return 1", ("rows, weighted",)),
     Mutant(
-        "number of classes taken for a class", ROWS, "judge", "t.label >= space", "t.label > space", ("rows, labels",)
+        "rows counted without their weights", ROWS, "divisor_term", r"return t\.weight", "return 1", ("rows, weighted",)
+    ),
+    Mutant(
+        "number of classes taken for a class",
+        ROWS,
+        "validate_label",
+        "t.label >= space",
+        "t.label > space",
+        ("rows, labels",),
     ),
     Mutant(
         "last class left without a gradient",
-        ROW_GATHER,
-        "store_gathered",
+        LABEL_ONLY,
+        "store_label_only",
         r"c < program\.space\.classes",
         r"\g<0> - 1",
-        ("rows, gathered",),
+        ("rows, label_only",),
     ),
     Mutant(
-        "direction looked for where the logit lies",
-        "kernels/softmax/row_second.cuh",
+        "tangent read where the logit lies",
+        "kernels/softmax/second_derivatives.cuh",
         "logits",
-        r"offset\[kDirections\]",
+        r"offset\[kTangents\]",
         "offset[kLogits]",
         ("rows, second",),
     ),
     # Rows with dense targets.
     Mutant(
         "largest logit among the others",
-        ROW_TERMS,
+        DENSE_ROWS,
         "add_logits",
-        "leader = same[^;]*;",
+        "leader = identical[^;]*;",
         "leader = -1;",
-        ("terms, lanes",),
+        ("dense, subwarp",),
     ),
-    Mutant("gradient without the penalty's", ROW_TERMS, "through", r" - slope\)", ")", ("terms, everything",)),
+    Mutant("gradient without the penalty's", DENSE_ROWS, "softmax_vjp", r" - slope\)", ")", ("dense, everything",)),
     Mutant(
         "targets of the row before",
-        "kernels/softmax/resident_terms.cuh",
+        "kernels/softmax/resident_dense_rows.cuh",
         "refill",
-        r"stage_pack\(at\.t,",
+        r"cp_async\(at\.t,",
         r"if (v == 0) \g<0>",
-        ("terms, block",),
+        ("dense, block",),
     ),
 )
 
@@ -255,12 +274,12 @@ OUTSIDE: tuple[Mutant, ...] = (
         "last vector taken for a whole one",
         LAYOUT,
         "whole_up_to",
-        r"\(vector \+ 1\) \* kLanes <= elements",
-        "vector * kLanes <= elements",
+        r"\(vector \+ 1\) \* kVecSize <= elements",
+        "vector * kVecSize <= elements",
         ("truth",),
     ),
     Mutant(
-        "room for the notes of all warps but one",
+        "room for the records of all warps but one",
         PLAN,
         "ElementLaunch",
         r"self\.warps = .*",

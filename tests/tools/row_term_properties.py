@@ -38,12 +38,12 @@ TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True, threads=512)
 
 #: Operand shapes that such a GPU takes in each layout, in float32, with the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
-    "lanes": (37, 43),
+    "subwarp": (37, 43),
     "block": (3, 301),
     "block, cluster": (3, 803),
-    "long": (2, 4103),
-    "columns": (3, 5, 4, 8),
-    "lanes, copied": (2, 199, 5, 3),
+    "two_pass": (2, 4103),
+    "thread_per_row": (3, 5, 4, 8),
+    "subwarp, copied": (2, 199, 5, 3),
 }
 
 
@@ -104,13 +104,13 @@ def draw_terms(
 def noted_term_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
     """Records the layouts of new plans within the context."""
     found: list[softmax_layout.RowLayout] = []
-    layout = softmax_layout.term_layout
+    layout = softmax_layout.dense_layout
 
     def note(*arguments: Any) -> softmax_layout.RowLayout:
         found.append(layout(*arguments))
         return found[-1]
 
-    with mock.patch.object(softmax_layout, "term_layout", note):
+    with mock.patch.object(softmax_layout, "dense_layout", note):
         yield found
 
 

@@ -86,9 +86,9 @@ def _plan(
     options: tuple[bool, bool, bool, bool],
     machine: Machine,
     flags: tuple[int, ...] = (),
-    moving: tuple[bool, ...] = (),
+    has_tangent: tuple[bool, ...] = (),
 ) -> Plan:
-    """The plan of a call; of its derivative along tangents if some operands are ``moving``."""
+    """The plan of a call; of its derivative along tangents if some operands are ``has_tangent``."""
     weighted, masked, smoothed, capped = options
     logits, target = operands
     kind = "indices" if target.dtype in checks.INTEGER else str(loss.dense)
@@ -98,8 +98,8 @@ def _plan(
         masked=masked,
         class_dim=dim,
         ignore_index=-100,
-        reduction="none" if moving else "mean",
-        out_dtype="float64" if moving else None,
+        reduction="none" if has_tangent else "mean",
+        out_dtype="float64" if has_tangent else None,
         flags=flags,
         smoothed=smoothed,
         capped=capped,
@@ -107,12 +107,12 @@ def _plan(
         accuracy=False,
         inplace=False,
         check="off",
-        moving=moving,
+        has_tangent=has_tangent,
     )
     rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
     others = [_tensor(logits.dtype, logits.shape[dim : dim + 1])] if weighted else []
     others += [_tensor("bool", rows)] if masked else []
-    tangents = [x for x, moves in zip(operands, moving, strict=False) if moves]
+    tangents = [x for x, moves in zip(operands, has_tangent, strict=False) if moves]
     call = Call(loss, (), static)
     return loss.engine.plan(call, (*operands, *others, *tangents), logits.dtype, machine)
 
@@ -134,7 +134,7 @@ def _of_indices(
     rows = (*logits.shape[:dim], *logits.shape[dim + 1 :])
     operands = logits, _tensor(label, rows)
     plan = _plan(loss, operands, dim, options, machine)
-    _launch(_plan(loss, operands, dim, options, machine, moving=(True,)), "hvp", (True,), False)
+    _launch(_plan(loss, operands, dim, options, machine, has_tangent=(True,)), "hvp", (True,), False)
     _launch(plan, "value", (False,), True)
     _launch(plan, "value_and_gradient", (True,), True)
     _launch(plan, "verify_gradient", (True,), True)
@@ -177,7 +177,7 @@ def described(variant: SoftmaxKernel) -> dict[str, str]:
     """Traits of a variant for a column of the gate's table beyond its name."""
     target, wanted = variant.target, (*variant.gradients, False)[:2]
     flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
-    flags += ["smoothed"] * variant.smoothed + ["ahead"] * variant.ahead
+    flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch
     flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
     dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
     names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]

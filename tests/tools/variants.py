@@ -138,7 +138,7 @@ def wide_accesses(variant: PointwiseKernel | SoftmaxKernel) -> tuple[int, int]:
     """The minimum of 16-byte loads and stores that one vector of a contiguous variant takes."""
 
     def words(dtype: str) -> int:
-        return variant.lanes * interop.ITEMSIZE[dtype] // 16
+        return variant.vec_size * interop.ITEMSIZE[dtype] // 16
 
     if not isinstance(variant, PointwiseKernel):
         return _wide_accesses_of_rows(variant)
@@ -152,7 +152,7 @@ def wide_accesses(variant: PointwiseKernel | SoftmaxKernel) -> tuple[int, int]:
 
 def _wide_accesses_of_rows(variant: SoftmaxKernel) -> tuple[int, int]:
     """The minimum of 16-byte loads and stores of a kernel that moves neighbouring classes, or rows."""
-    words = variant.lanes * interop.ITEMSIZE[variant.input] // 16
-    if variant.kind == "denominator" or variant.layout == "gather":
+    words = variant.vec_size * interop.ITEMSIZE[variant.input] // 16
+    if variant.kind == "denominator" or variant.layout == "label_only":
         return 0, 0
     return words, words * (variant.kind in ("value_and_gradient", "verify_gradient", "from_residual", "gradient"))

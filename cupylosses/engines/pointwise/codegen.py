@@ -64,7 +64,7 @@ class PointwiseKernel(Kernel):
     storage: tuple[str, ...]
     result: str
     layout: str
-    lanes: int
+    vec_size: int
     access: tuple[str, ...]
     gradients: tuple[bool, ...]
     columns: bool = False
@@ -78,7 +78,7 @@ class PointwiseKernel(Kernel):
         wanted = "".join("1" if x else "0" for x in self.gradients)
         access = "-".join(self.access)
         flags = "".join(str(int(x)) for x in self.flags)
-        parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.lanes}", access]
+        parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}", access]
         parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
         if self.compute != ("float64" if self.result == "float64" else "float32"):
             parts.append(f"in-{STORAGE[self.compute][1]}")
@@ -118,8 +118,13 @@ def title(loss: Loss) -> str:
 #: The arguments of each entry point that stand between the tensors and the parameters.
 _OWN_ARGUMENTS = {
     "value": ["double* memory", "Result* value"],
-    "value_and_gradient": ["double* memory", "Result* value", "const double* expected", "double* used"],
-    "verify_gradient": ["const Result* grad_output", "const double* used", "double* expected"],
+    "value_and_gradient": [
+        "double* memory",
+        "Result* value",
+        "const double* expected_grad_output",
+        "double* used_grad_output",
+    ],
+    "verify_gradient": ["const Result* grad_output", "const double* used_grad_output", "double* expected_grad_output"],
     "elements": ["Result* values"],
     "elements_gradient": ["const Result* grad_output"],
 } | {
@@ -191,7 +196,7 @@ def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
             lines += [f"    const auto _{name}_slope = ::lift<{number}>({cuda(expression)});"]
             result = f"::with_derivative({result}, {name}, _{name}_slope)"
         if loss.derivatives and number == "_number":
-            result = f"::with_directions({', '.join([result, *operands])})"
+            result = f"::with_tangents({', '.join([result, *operands])})"
         if form and form.weight:
             result = f"::weighted(weight, {result})"
         lines += [f"    return {f'::where(mask != 0, {result}, 0)' if form and form.mask else result};"]
@@ -201,7 +206,7 @@ def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
 def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[str]:
     """The derivative of `Base` along the directions that are the last operands."""
     operands = [x.name for x in loss.operands]
-    along = sum(1 << i for i, moves in enumerate(loss.along) if moves)
+    tangents = sum(1 << i for i, moves in enumerate(loss.has_tangent) if moves)
     counts = ["mask != 0"] if loss.mask else []
     counts += [{"array": "weight != 0", "number": "_base.weight_ != 0"}[loss.weight]] if loss.weight else []
     return [
@@ -211,8 +216,8 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[
         "  Base _base;",
         "",
         *call_signature(operands),
-        f"    const bool _counts = {' && '.join(counts) or 'true'};",
-        f"    return ::directional<{along}u>(_base, _counts, {', '.join(operands)});",
+        f"    const bool _active = {' && '.join(counts) or 'true'};",
+        f"    return ::jvp<{tangents}u>(_base, _active, {', '.join(operands)});",
         "  }",
         "};",
     ]
@@ -266,13 +271,13 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     if isinstance(variant.loss, TangentLoss):
         return BLOCKS_PER_SM_OTHERS
     widths = {ITEMSIZE[x] for x in variant.storage}
-    small = len(widths) == 1 and variant.lanes * sum(variant.gradients) <= 8
-    simple = variant.layout == "flat" or variant.lanes * len(variant.storage) <= 8
+    small = len(widths) == 1 and variant.vec_size * sum(variant.gradients) <= 8
+    simple = variant.layout == "flat" or variant.vec_size * len(variant.storage) <= 8
     if variant.loss.heavy:
         simple = variant.layout == "flat" and variant.compute == "float32"
     if variant.loss.heavy > 1:
         simple &= "splat" not in variant.access[:-1]
-        if variant.layout != "flat" and variant.lanes * sum(variant.gradients) > 8:
+        if variant.layout != "flat" and variant.vec_size * sum(variant.gradients) > 8:
             return 1
     return BLOCKS_PER_SM if variant.kind in REDUCED and small and simple else BLOCKS_PER_SM_OTHERS
 
@@ -287,27 +292,28 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
     wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
     sinks = ", ".join(f"Sink<{storage}>{{{name}_gradients}}" if w else "Absent{}" for name, storage, w in wanted)
     if variant.layout == "flat":
-        layout_type, layout_parameter = f"Flat<{variant.lanes}>", "int64 elements"
+        layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
     else:
         rank = _rank(variant)
-        layout_type = f"Rows<{variant.lanes}, {2 * len(operands) + 1}, {rank}>"
+        layout_type = f"StridedLayout<{variant.vec_size}, {2 * len(operands) + 1}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
-    unroll = f"<{UNROLL[variant.lanes]}>"
+    unroll = f"<{UNROLL[variant.vec_size]}>"
     element, call = {
-        "value": ("Absent{}", f"reduce_value{unroll}(program, groups, memory, divisor, value)"),
+        "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
         "value_and_gradient": (
             "Absent{}",
-            f"reduce_value_and_gradient{unroll}(program, groups, memory, divisor, scale, value, expected, used)",
+            f"reduce_value_and_gradient{unroll}(program, chunks, memory, divisor, scale, value, expected_grad_output, "
+            "used_grad_output)",
         ),
         "verify_gradient": (
             "Absent{}",
-            f"verify_gradient{unroll}(program, groups, scale, grad_output, used, expected)",
+            f"verify_gradient{unroll}(program, chunks, scale, grad_output, used_grad_output, expected_grad_output)",
         ),
-        "elements": ("Element{values}", f"map_elements{unroll}(program, groups, scale)"),
-        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, groups, scale)"),
+        "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
+        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
     }[variant.kind]
-    fixed = ["int64 groups", layout_parameter]
+    fixed = ["int64 chunks", layout_parameter]
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
@@ -316,7 +322,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
         *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
-        f"  const Pointwise<Loss, Layout, {variant.lanes}, Sources, Sinks, Element> program{{",
+        f"  const Pointwise<Loss, Layout, {variant.vec_size}, Sources, Sinks, Element> program{{",
         f"      {loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
         f"  {call};",
@@ -352,7 +358,7 @@ def _sum_entry(variant: PointwiseKernel) -> str:
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
-        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.lanes}> program{{",
+        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.vec_size}> program{{",
         f"      {loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
         f"  const Deposit<{storage}, Result> deposit{{",

@@ -172,14 +172,14 @@ class PointwiseEngine(Engine):
 
     def primal(self, call: Call) -> tuple[Call, Wanted, tuple[Any, ...]]:
         loss: Any = call.loss
-        count = len(loss.along)
+        count = len(loss.has_tangent)
         arrays, tangents = list(call.arrays[:count]), call.arrays[count:]
         rest = iter(tangents)
-        for i, moves in enumerate(loss.along):
+        for i, moves in enumerate(loss.has_tangent):
             if moves and (tangent := next(rest)).ndim > arrays[i].ndim:
                 # A batch of tangents has come to one array.
                 arrays[i] = arrays[i].expand(tangent.shape)
-        return call._replace(loss=loss.base, arrays=tuple(arrays)), loss.along, tangents
+        return call._replace(loss=loss.base, arrays=tuple(arrays)), loss.has_tangent, tangents
 
     def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
         samples = [x if d is None else x.select(d, 0) for x, d in zip(call.arrays, dims, strict=True)]

@@ -20,26 +20,26 @@ from cupylosses.engines.pointwise.reference import elements as formula_elements
 
 @dataclass(frozen=True, eq=False)
 class TangentLoss(ModifiedLoss):
-    """``base``, which is a loss or a form of one, differentiated along a direction for each operand that ``along`` has.
+    """``base``, a loss or a form of one, differentiated along a tangent of each operand that has one (``has_tangent``).
 
     The directions are operands behind those of ``base``, in their order. An element that a mask or a weight of 0 leaves
     out is 0 whatever its directions hold, but for the derivative with respect to the weight.
     """
 
-    along: tuple[bool, ...] = ()
+    has_tangent: tuple[bool, ...] = ()
 
     @cached_property
     def key(self) -> str:
         """The key of the loss, and what is modified."""
         base = self.base or self
         modified = base.key if "~" in base.key else f"{base.key}~~~~"
-        return modified + "".join([str(int(x)) for x in self.along])
+        return modified + "".join([str(int(x)) for x in self.has_tangent])
 
     @property
     def suffix(self) -> str:
         """What distinguishes it from other forms of its loss, for the names of kernels."""
         form = [self.base.suffix] if isinstance(self.base, ModifiedLoss) else []
-        return "_".join([*form, f"along{''.join(str(int(x)) for x in self.along)}"])
+        return "_".join([*form, f"tangent{''.join(str(int(x)) for x in self.has_tangent)}"])
 
 
 def tangent_name(operand: Operand) -> str:
@@ -48,36 +48,40 @@ def tangent_name(operand: Operand) -> str:
 
 
 @cache
-def along_tangents(loss: Loss, along: tuple[bool, ...]) -> TangentLoss:
+def along_tangents(loss: Loss, has_tangent: tuple[bool, ...]) -> TangentLoss:
     """The derivative of a loss, or of a form of it, along directions; the same object for the same arguments.
 
-    ``along`` says for each operand whether it has a direction; the caller sees to it that these are floating.
+    ``has_tangent`` has an entry per operand. The caller makes sure that operands with a tangent are floating.
 
     Raises:
         TypeError: ``loss`` is directional itself. Third derivatives are those of the reference formula.
-        ValueError: ``along`` has not one entry per operand, or none that is true.
+        ValueError: ``has_tangent`` has not one entry per operand, or none that is true.
     """
     if isinstance(loss, TangentLoss):
         raise TypeError(
             f"{loss.name}: it is the derivative along a direction already; differentiate its reference formula"
         )
-    if len(along) != len(loss.operands) or not any(along):
-        raise ValueError(f"{loss.name}: `along` must say for each of {len(loss.operands)} operands whether it moves")
-    moving = [x for x, moves in zip(loss.operands, along, strict=True) if moves]
+    if len(has_tangent) != len(loss.operands) or not any(has_tangent):
+        raise ValueError(
+            f"{loss.name}: `has_tangent` must say for each of {len(loss.operands)} operands whether it moves"
+        )
+    moving = [x for x, moves in zip(loss.operands, has_tangent, strict=True) if moves]
     directions = tuple(Operand(tangent_name(x), f"The direction of `{x.name}`.") for x in moving)
     own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
     own |= {"operands": (*loss.operands, *directions), "kinks": Loss.kinks, "cases": ({},), "warn_broadcast": False}
     # What a vector takes in registers is twice that of the loss, and more.
-    own |= {"heavy": min(loss.heavy + 1, 2), "reference": loss.reference and _reference(loss, along)}
+    own |= {"heavy": min(loss.heavy + 1, 2), "reference": loss.reference and _reference(loss, has_tangent)}
     form = (
         loss
         if isinstance(loss, ModifiedLoss)
         else ModifiedLoss(**{x.name: getattr(loss, x.name) for x in fields(Loss)})
     )
-    return TangentLoss(**own, base=loss, numbers=form.numbers, weight=form.weight, mask=form.mask, along=tuple(along))
+    return TangentLoss(
+        **own, base=loss, numbers=form.numbers, weight=form.weight, mask=form.mask, has_tangent=tuple(has_tangent)
+    )
 
 
-def _reference(loss: Loss, along: tuple[bool, ...]) -> Callable[..., Any]:
+def _reference(loss: Loss, has_tangent: tuple[bool, ...]) -> Callable[..., Any]:
     """The formula of the derivative from that of the loss, by torch: NumPy has no derivatives."""
     count = len(loss.operands)
 
@@ -92,7 +96,7 @@ def _reference(loss: Loss, along: tuple[bool, ...]) -> Callable[..., Any]:
             full = torch.broadcast_tensors(*arrays)
             given = [x if x.requires_grad else x.detach().requires_grad_(x.is_floating_point()) for x in full]
             elements = formula_elements(loss, given[:count], values)
-            moving = [x for x, moves in zip(given[:count], along, strict=True) if moves]
+            moving = [x for x, moves in zip(given[:count], has_tangent, strict=True) if moves]
             slopes = torch.autograd.grad(elements.sum(), moving, create_graph=True, allow_unused=True)
             named = dict(zip((x.name for x in loss.operands), full, strict=False))
             weight = named.get("weight", values.get("weight")) if isinstance(loss, ModifiedLoss) and loss.weight else 1

@@ -4,7 +4,7 @@ Nothing here knows a device, an array library or a loss; all of it is tested wit
 
 ``layout``
     which dimensions can be merged, which one is innermost, and how many neighbouring elements a lane takes at once;
-``groups`` and ``threads``
+``chunks`` and ``threads``
     how the elements are cut, which fixes the order of additions (never from the device);
 ``grid``
     how many blocks run (the only thing that looks at the device).
@@ -30,12 +30,12 @@ MAX_THREADS = 256
 BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2
 
-#: Vectors a lane has in flight, by lanes per vector.
+#: Vectors a lane has in flight, by elements of a vector.
 UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4}
 
 #: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
 #: the last block to add at once.
-MAX_GROUPS = 3 << 10
+MAX_CHUNKS = 3 << 10
 
 #: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
 MIN_BLOCKS = 64
@@ -60,7 +60,7 @@ class Layout:
     """A merged index space. ``sizes`` and each of ``strides`` run from the innermost dimension outwards."""
 
     kind: str
-    lanes: int
+    vec_size: int
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     access: tuple[str, ...]
@@ -73,11 +73,11 @@ class Layout:
     @property
     def vectors(self) -> int:
         """The number of vectors; only a flat layout may end in a partial one."""
-        return -(-self.elements // self.lanes)
+        return -(-self.elements // self.vec_size)
 
     def words(self) -> list[int]:
         """The kernel's ``Rows`` as 64-bit words, in the order of its fields."""
-        rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.lanes
+        rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
         head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
         rank = 1 if self.kind == "matrix" else max_rank(len(self.strides) // 2)
@@ -99,65 +99,65 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
-    lanes = 1
+    vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
-        lanes = _widest(sizes, strides, streams, flat)
-    access = tuple(_access(s, lanes, flat) for s in strides)
+        vec_size = _widest(sizes, strides, streams, flat)
+    access = tuple(_access(s, vec_size, flat) for s in strides)
     kind = "flat" if flat else "matrix" if len(sizes) <= 2 else "rows"
-    return Layout(kind, lanes, sizes, strides, access)
+    return Layout(kind, vec_size, sizes, strides, access)
 
 
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
     # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
     read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
     items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
-    lanes = min(16 // min(items), 32 // max(items))
-    while lanes > 1:
-        fits = flat or sizes[0] % lanes == 0
+    vec_size = min(16 // min(items), 32 // max(items))
+    while vec_size > 1:
+        fits = flat or sizes[0] % vec_size == 0
         for stream, stride in zip(streams, strides, strict=True):
             if stride[0] == 1:
-                word = min(16, lanes * stream.itemsize)
-                fits = fits and stream.misalignment % word == 0 and all(s % lanes == 0 for s in stride[1:])
+                word = min(16, vec_size * stream.itemsize)
+                fits = fits and stream.misalignment % word == 0 and all(s % vec_size == 0 for s in stride[1:])
         if fits:
             break
-        lanes //= 2
-    return lanes
+        vec_size //= 2
+    return vec_size
 
 
-def _access(strides: Sequence[int], lanes: int, flat: bool) -> str:
-    if strides[0] == 0 and (flat or lanes > 1):
+def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
+    if strides[0] == 0 and (flat or vec_size > 1):
         return "splat"
     return "reused" if 0 in strides else "stream"
 
 
-def groups(vectors: int, lanes: int) -> int:
+def chunks(vectors: int, vec_size: int) -> int:
     """How many partial sums the vectors are cut into ("Order of additions" in ``kernels/pointwise/pointwise.cuh``).
 
     Depends on nothing else, by design: the sum has the same bits on every GPU.
     """
-    return min(-(-vectors // (WARP * UNROLL[lanes])), MAX_GROUPS)
+    return min(-(-vectors // (WARP * UNROLL[vec_size])), MAX_CHUNKS)
 
 
-def threads(groups: int) -> int:
-    """Threads of a block: fewer where there are few groups, for at least MIN_BLOCKS blocks.
+def threads(chunks: int) -> int:
+    """Threads of a block: fewer where there are few chunks, for at least MIN_BLOCKS blocks.
 
-    Depends on the groups alone, because the last block's sum over the partials is cut by it.
+    Depends on the chunks alone, because the last block's sum over the partials is cut by it.
     """
     count = MAX_THREADS
-    while count > 64 and groups * WARP < count * MIN_BLOCKS:
+    while count > 64 and chunks * WARP < count * MIN_BLOCKS:
         count //= 2
     return count
 
 
-def grid(groups: int, threads: int, processors: int) -> int:
-    """Blocks for ``groups`` groups of one warp each on a GPU with this many SMs.
+def grid(chunks: int, threads: int, processors: int) -> int:
+    """Blocks for ``chunks`` chunks of one warp each on a GPU with this many SMs.
 
     No more than run at once, and no more than it takes for the same number of rounds: full rounds finish together.
     """
     per_block = threads // WARP
     most = processors * BLOCKS_PER_SM * (MAX_THREADS // threads) * per_block
-    rounds = -(-groups // most)
-    return max(1, -(-groups // (rounds * per_block)))
+    rounds = -(-chunks // most)
+    return max(1, -(-chunks // (rounds * per_block)))
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,13 @@ class SumLayout:
     kept_strides: tuple[tuple[int, ...], ...]
     reduced: tuple[int, ...]
     reduced_strides: tuple[tuple[int, ...], ...]
-    lanes: int = 1
+    vec_size: int = 1
     access: tuple[str, ...] = ()
 
     @property
     def warps(self) -> int:
         """How many warps find something to do."""
-        return (-(-self.outputs // (WARP * self.lanes)) if self.columns else self.outputs) * self.slices
+        return (-(-self.outputs // (WARP * self.vec_size)) if self.columns else self.outputs) * self.slices
 
 
 def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
@@ -234,15 +234,15 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> S
     strides = list(zip(*((x.kept_strides, x.reduced_strides) if x.columns else (x.reduced_strides, x.kept_strides))))
     everything = [*streams, result] if x.columns else list(streams)
     inner = [strides[i][0][0] for i in range(len(everything))]
-    lanes = 1
+    vec_size = 1
     if all(s in (0, 1) for s in inner):
         others = [(*a[1:], *b) for a, b in strides[: len(everything)]]
-        lanes = _widest((along[0],), [(i, *o) for i, o in zip(inner, others, strict=True)], everything, False)
+        vec_size = _widest((along[0],), [(i, *o) for i, o in zip(inner, others, strict=True)], everything, False)
     access = ["stream"] * len(streams)
-    if lanes > 1:
-        access = [_access((*a, *b), lanes, False) for a, b in strides[: len(streams)]]
-    length = x.slice_length if x.columns else -(-x.slice_length // lanes) * lanes
-    return replace(x, lanes=lanes, access=tuple(access), slice_length=length, slices=-(-x.length // length))
+    if vec_size > 1:
+        access = [_access((*a, *b), vec_size, False) for a, b in strides[: len(streams)]]
+    length = x.slice_length if x.columns else -(-x.slice_length // vec_size) * vec_size
+    return replace(x, vec_size=vec_size, access=tuple(access), slice_length=length, slices=-(-x.length // length))
 
 
 def _nearest(strides: Sequence[Sequence[int]]) -> int:

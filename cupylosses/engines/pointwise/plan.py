@@ -26,14 +26,14 @@ from cupylosses.jit import compiler, gpu
 
 
 class ElementLaunch:
-    """One launch over all elements: layout, groups and grid, and the kernels for it."""
+    """One launch over all elements: layout, chunks and grid, and the kernels for it."""
 
     def __init__(self, plan: PointwisePlan, streams: Sequence[pointwise_layout.Stream], processors: int) -> None:
         self.plan = plan
         self.layout = pointwise_layout.layout(plan.full_shape, streams)
-        self.groups = pointwise_layout.groups(self.layout.vectors, self.layout.lanes)
-        self.threads = pointwise_layout.threads(self.groups)
-        self.blocks = pointwise_layout.grid(self.groups, self.threads, processors)
+        self.chunks = pointwise_layout.chunks(self.layout.vectors, self.layout.vec_size)
+        self.threads = pointwise_layout.threads(self.chunks)
+        self.blocks = pointwise_layout.grid(self.chunks, self.threads, processors)
         self.warps = self.blocks * self.threads // gpu.WARP
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
@@ -43,7 +43,7 @@ class ElementLaunch:
         if found is None:
             variant = self.variant(kind, gradients, counted)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            found = self.plan.machine.launcher(variant, self.blocks, self.threads, (self.groups, where))
+            found = self.plan.machine.launcher(variant, self.blocks, self.threads, (self.chunks, where))
             self._launchers[kind, gradients, counted] = found
         return found
 
@@ -58,7 +58,7 @@ class ElementLaunch:
             plan.storage,
             plan.result,
             self.layout.kind,
-            self.layout.lanes,
+            self.layout.vec_size,
             (*self.layout.access[:operands], element),
             gradients,
             compute=plan.compute,
@@ -109,7 +109,7 @@ def sum_step(
         plan.storage,
         plan.result,
         "matrix" if rank == 1 else "rows",
-        x.lanes,
+        x.vec_size,
         (*x.access[:operands], x.access[operands] if grad_output else "none"),
         tuple(i == slot for i in range(operands)),
         x.columns,
@@ -177,7 +177,7 @@ class PointwisePlan(Plan):
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
-        return self.elements_launch.groups
+        return self.elements_launch.chunks
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]

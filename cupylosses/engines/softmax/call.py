@@ -35,7 +35,7 @@ class Static(NamedTuple):
         inplace: True if backward may write the gradient over the first operand.
         check: When a label that is no class raises, one of :data:`.definition.CHECKS`.
         normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
-        moving: Of the two operands, those that have a tangent: the call is a derivative along these.
+        has_tangent: Of the two operands, those that have a tangent: the call is a derivative along these.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Static(NamedTuple):
     inplace: bool
     check: str
     normalized: bool = False
-    moving: tuple[bool, ...] = ()
+    has_tangent: tuple[bool, ...] = ()
 
 
 class Rows:

@@ -13,12 +13,12 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
-    LANE_BLOCKS,
-    LANE_THREADS,
-    LONG_TERM_VECTORS,
-    LONG_VECTORS,
     STREAMED_THREADS,
+    SUBWARP_BLOCK_THREADS,
+    SUBWARP_BLOCKS,
     THREADS,
+    TWO_PASS_DENSE_VECTORS,
+    TWO_PASS_VECTORS,
     block_blocks,
 )
 from cupylosses.interop import ITEMSIZE
@@ -32,17 +32,17 @@ FILES = (
     *FUNCTOR,
     "softmax/resident_rows.cuh",
     "softmax/streamed_rows.cuh",
-    "softmax/row_count.cuh",
-    "softmax/columns.cuh",
-    "softmax/short_rows.cuh",
-    "softmax/row_gather.cuh",
+    "softmax/count_rows.cuh",
+    "softmax/thread_per_row.cuh",
+    "softmax/thread_per_row_packed.cuh",
+    "softmax/label_only.cuh",
 )
 #: Those for dense targets.
 DENSE_FILES = (
     *FILES,
-    "softmax/resident_terms.cuh",
-    "softmax/long_terms.cuh",
-    "softmax/term_columns.cuh",
+    "softmax/resident_dense_rows.cuh",
+    "softmax/two_pass_dense.cuh",
+    "softmax/dense_thread_per_row.cuh",
 )
 
 #: Entry points: what each computes. The keys are the kinds of :class:`SoftmaxKernel`.
@@ -65,20 +65,17 @@ _FORWARD = ("value", "value_and_gradient", "unreduced")
 class SoftmaxKernel(Kernel):
     """A compiled module of the softmax engine. Equal ones have equal source.
 
-    ``indices`` tells class indices from dense targets. ``layout`` says how threads take rows: "lanes" of a warp or a
-    "block" with the row in shared memory, one that reads rows twice ("long") or in parts ("streamed"), or a thread per
-    row, with classes in shared memory ("columns" and "short"); of log-probabilities only the label's is read
-    ("gather"). For second derivatives all rows are read twice, in "lanes", by a "block" or by a thread each ("long
-    columns"). A row takes a ``cluster`` of blocks, or has the next one prefetched ``ahead`` of its turn.
-    ``weight`` and ``mask`` are dtypes, or "" where the kernel reads none. ``gradients`` are written; operands that are
-    ``moving`` have a tangent.
+    ``indices`` tells class indices from dense targets. ``layout`` names the mapping of threads to rows, as in
+    :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
+    the next row into L2. ``weight`` and ``mask`` are dtypes, or "" if the kernel reads none. ``gradients`` and
+    ``has_tangent`` have an entry per operand: its gradient is written, it has a tangent.
     """
 
     loss: SoftmaxLoss
     kind: str
     indices: bool
     layout: str
-    lanes: int
+    vec_size: int
     input: str
     target: str
     weight: str
@@ -87,13 +84,13 @@ class SoftmaxKernel(Kernel):
     compute: str
     flags: tuple[int, ...] = ()
     gradients: tuple[bool, ...] = ()
-    moving: tuple[bool, ...] = ()
+    has_tangent: tuple[bool, ...] = ()
     many: bool = False
     smoothed: bool = False
     capped: bool = False
     counted: bool = False
     cluster: int = 1
-    ahead: bool = False
+    prefetch: bool = False
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -107,17 +104,17 @@ class SoftmaxKernel(Kernel):
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         result, layout = STORAGE[self.result][1], self.layout.replace(" ", "-")
         parts = [self.loss.name, *([] if self.indices else ["dense"]), self.kind, dtypes, result, layout]
-        parts += [f"x{self.lanes}"]
-        for name, choices in (("grad", () if self.indices else self.gradients), ("along", self.moving)):
+        parts += [f"x{self.vec_size}"]
+        for name, choices in (("grad", () if self.indices else self.gradients), ("tangent", self.has_tangent)):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
-        parts += [x for x in ("many", "smoothed", "capped", "counted", "ahead") if getattr(self, x)]
+        parts += [x for x in ("many", "smoothed", "capped", "counted", "prefetch") if getattr(self, x)]
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
     def number(self) -> str:
         """The type of the arithmetic: for second derivatives, numbers that carry a derivative."""
-        return f"Nest<{STORAGE[self.compute][0]}>" if self.kind == "hvp" else STORAGE[self.compute][0]
+        return f"NestedDual<{STORAGE[self.compute][0]}>" if self.kind == "hvp" else STORAGE[self.compute][0]
 
     @property
     def entry(self) -> str:
@@ -148,21 +145,30 @@ class SoftmaxKernel(Kernel):
         arrays += [f"const {STORAGE[self.weight][0]}* weights"] if self.weight else []
         arrays += [f"const {STORAGE[self.mask][0]}* mask"] if self.mask else []
         tangents = (f"const {input}* input_tangent", f"const {target}* target_tangent")
-        arrays += [x for x, moves in zip(tangents, self.moving, strict=False) if moves]
+        arrays += [x for x, moves in zip(tangents, self.has_tangent, strict=False) if moves]
         written = zip((f"{input}* input_gradients", f"{target}* target_gradients"), self.gradients, strict=False)
         gradients = [x for x, w in written if w]
         auxiliary = []
         if self.kind in _FORWARD:
             auxiliary = [f"{self.number}* lse"]
             if self.indices:
-                auxiliary += ["unsigned char* correct", f"RowSlopes<{self.number}>* residual"]
+                auxiliary += ["unsigned char* correct", f"GradCoeffs<{self.number}>* residual"]
         own = {
             "value": ["double* memory", f"{result}* value"],
-            "value_and_gradient": ["double* memory", f"{result}* value", "const double* expected", "double* used"],
-            "verify_gradient": [f"const {result}* grad_output", "const double* used", "double* expected"],
+            "value_and_gradient": [
+                "double* memory",
+                f"{result}* value",
+                "const double* expected_grad_output",
+                "double* used_grad_output",
+            ],
+            "verify_gradient": [
+                f"const {result}* grad_output",
+                "const double* used_grad_output",
+                "double* expected_grad_output",
+            ],
             "unreduced": [f"{result}* values"],
             "from_residual": [
-                f"RowSlopes<{self.number}>* residual",
+                f"GradCoeffs<{self.number}>* residual",
                 f"const {result}* grad_output",
                 "int64 result_stride",
             ],
@@ -187,25 +193,29 @@ class SoftmaxKernel(Kernel):
 
 
 _CALLS = {
-    "value": "row_value<Reader>(program, unit, groups, memory, divisor, value)",
+    "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
     "value_and_gradient": (
-        "row_value_and_gradient<Reader>(program, unit, groups, memory, divisor, scale, value, expected, used)"
+        "row_value_and_gradient<Reader>(program, group, chunks, memory, divisor, scale, value, expected_grad_output, "
+        "used_grad_output)"
     ),
-    "verify_gradient": "verify_row_gradient<Reader>(program, unit, groups, scale, grad_output, used, expected)",
-    "unreduced": "row_values<Reader>(program, unit, groups)",
-    "gradient": "row_gradient<Reader>(program, unit, groups, grad_output)",
-    "denominator": "count_rows(program, groups, memory, value)",
-    "hvp": "row_gradient<Reader>(program, unit, groups, grad_output)",
+    "verify_gradient": (
+        "verify_row_gradient<Reader>(program, group, chunks, scale, grad_output, used_grad_output, "
+        "expected_grad_output)"
+    ),
+    "unreduced": "row_values<Reader>(program, group, chunks)",
+    "gradient": "row_gradient<Reader>(program, group, chunks, grad_output)",
+    "denominator": "count_rows(program, chunks, memory, value)",
+    "hvp": "row_gradient<Reader>(program, group, chunks, grad_output)",
 }
 
 
 def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
-    fixed = ["int64 groups", "int width", "const __grid_constant__ Space space"]
+    fixed = ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     fixed = [*(["int64 ignored", "int64 site"] if kernel.indices else []), *fixed]
     program, construct = target.program(kernel)
-    unit, reader = target.reader(kernel)
+    group, reader = target.reader(kernel)
     call = _CALLS.get(kernel.kind) or target.from_residual(kernel)
-    cluster = f" CLUSTER_OF({kernel.cluster})" if kernel.cluster > 1 else ""
+    cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
         f"using Result = {STORAGE[kernel.result][0]};",
         f"using Space = RowSpace<{'kMaxRank' if kernel.many else '1'}>;",
@@ -217,7 +227,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
-        *([f"  const {unit};"] if "unit" in call else []),
+        *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
         "}",
     ]
@@ -244,7 +254,7 @@ def _logit(kernel: SoftmaxKernel) -> str:
 class _Indices:
     """Class indices: the loss of a row is a function of four numbers per row."""
 
-    files = FILES, "softmax/row_second.cuh"
+    files = FILES, "softmax/second_derivatives.cuh"
 
     @staticmethod
     def functors(kernel: SoftmaxKernel) -> str:
@@ -257,7 +267,7 @@ class _Indices:
         lines += [f"  __device__ __forceinline__ explicit Loss({', '.join(f'double {x}_' for x in parameters)}) {{"]
         for name, expression in loss.constants.items():
             lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
-        lines += [*(f"    {x}_kept = kept(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
+        lines += [*(f"    {x}_kept = opaque(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
         lines += call_signature(names)
         lines += [f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers]
         row = cuda(loss.expressions["row"])
@@ -285,69 +295,69 @@ class _Indices:
         ]
         if second:
             rows = [f"{{{rows[0]}", *rows[1:-1], f"{rows[-1]}}}, input_tangent"]
-            program = f"MovingProgram<{program}>"
+            program = f"HvpProgram<{program}>"
         return program, [f"  const Program program{{{rows[0]}", *(f"  {x}" for x in rows[1:-1]), f"  {rows[-1]}}};"]
 
     @staticmethod
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
         """The declaration of the threads that share rows, and the type that moves them."""
         second = kernel.kind == "hvp"
-        if kernel.layout == "gather":
-            return "LaneUnit unit{width}", "GatherReader"
-        if kernel.layout == "short":
-            return "LaneUnit unit{width}", "ShortReader"
-        if kernel.layout == "columns":
-            return "LaneUnit unit{width}", f"ColumnReader<{kernel.lanes}>"
-        unit = "LaneUnit unit{width}"
-        if kernel.layout == "lanes" and kernel.kind not in ("from_residual", "hvp"):
-            unit = "LanesUnit unit{{width}}"
+        if kernel.layout == "label_only":
+            return "SubwarpGroup group{width}", "LabelOnlyReader"
+        if kernel.layout == "thread_per_row_packed":
+            return "SubwarpGroup group{width}", "PackedThreadPerRowReader"
+        if kernel.layout == "thread_per_row":
+            return "SubwarpGroup group{width}", f"ThreadPerRowReader<{kernel.vec_size}>"
+        group = "SubwarpGroup group{width}"
+        if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
+            group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
-            unit = "StandingUnit unit{{}, width}"
-        elif kernel.layout in ("block", "long"):
-            unit = f"BlocksUnit<{kernel.cluster}> unit"
-        if second or kernel.layout == "long":
-            return unit, f"LongReader<{_Indices._size(kernel)}>"
+            group = "StreamingBlock group{{}, width}"
+        elif kernel.layout in ("block", "two_pass"):
+            group = f"ClusterGroup<{kernel.cluster}> group"
+        if second or kernel.layout == "two_pass":
+            return group, f"TwoPassReader<{_Indices._size(kernel)}>"
         if kernel.layout == "streamed":
-            return unit, f"StreamedReader<{kernel.lanes}>"
-        return unit, f"ResidentReader<{kernel.lanes}, {_bool(kernel.ahead)}>"
+            return group, f"StreamedReader<{kernel.vec_size}>"
+        return group, f"ResidentReader<{kernel.vec_size}, {_bool(kernel.prefetch)}>"
 
     @staticmethod
     def _size(kernel: SoftmaxKernel) -> str:
-        return f"{kernel.lanes}, {LONG_TERM_VECTORS if kernel.kind == 'hvp' else LONG_VECTORS}"
+        return f"{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS if kernel.kind == 'hvp' else TWO_PASS_VECTORS}"
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:
-        if kernel.layout == "gather":
-            return "apply_gathered_slopes(program, unit, result_stride, scale, grad_output)"
-        if kernel.layout in ("columns", "short"):
-            return f"apply_column_slopes<{kernel.lanes}>(program, result_stride, scale, grad_output)"
+        if kernel.layout == "label_only":
+            return "apply_grad_coeffs_label_only(program, group, result_stride, scale, grad_output)"
+        if kernel.layout in ("thread_per_row", "thread_per_row_packed"):
+            return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
         size = _Indices._size(kernel)
-        return f"apply_row_slopes<{size}>(program, unit, groups, result_stride, scale, grad_output)"
+        return f"apply_grad_coeffs<{size}>(program, group, chunks, result_stride, scale, grad_output)"
 
     @staticmethod
     def bounds(kernel: SoftmaxKernel) -> str:
         """Threads of a block, and blocks of a multiprocessor."""
         layout, second = kernel.layout, kernel.kind == "hvp"
-        bounds = f"{MAX_THREADS}" if layout in ("block", "long") and not second else f"{THREADS}"
+        bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
         # Numbers of 8 bytes take two registers, and a cap some more, as weights of classes that are smoothed over.
         more = kernel.capped or (kernel.smoothed and ITEMSIZE[kernel.input] == 4 and layout == "block")
         fewer = 2 if kernel.compute == "float64" else 1.5 if more else 1
-        if layout == "lanes" and kernel.kind != "denominator" and not second:
-            return f"{LANE_THREADS}, {int(LANE_BLOCKS / fewer)}"
+        if layout == "subwarp" and kernel.kind != "denominator" and not second:
+            return f"{SUBWARP_BLOCK_THREADS}, {int(SUBWARP_BLOCKS / fewer)}"
         if layout == "block" and kernel.kind != "from_residual" and not second:
             of_block = block_blocks(kernel.cluster, kernel.smoothed or kernel.capped)
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
-        if layout == "columns" and not second:
+        if layout == "thread_per_row" and not second:
             return f"{bounds}, 3"
         if layout == "streamed":
-            return f"{LANE_THREADS}, {STREAMED_THREADS // LANE_THREADS}"
+            return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds
 
 
 class _Dense:
     """Dense targets: each class adds a term, a function of its log-probability and its target."""
 
-    files = DENSE_FILES, "softmax/term_second.cuh"
+    files = DENSE_FILES, "softmax/dense_second_derivatives.cuh"
 
     @staticmethod
     def functors(kernel: SoftmaxKernel) -> str:
@@ -374,7 +384,7 @@ class _Dense:
     def program(kernel: SoftmaxKernel) -> tuple[str, list[str]]:
         types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
         flags = [_bool(x) for x in (kernel.loss.dense == "logits", kernel.capped, *kernel.gradients)]
-        program = f"TermProgram<Term, Penalty, Space, {', '.join([*types, *flags])}>"
+        program = f"DenseRowProgram<Term, Penalty, Space, {', '.join([*types, *flags])}>"
         second, given, parameters = kernel.kind == "hvp", kernel.given, _parameters(kernel)
         tangents = f"}}, {given('input_tangent')}, {given('target_tangent')}"
         construct = [
@@ -385,19 +395,19 @@ class _Dense:
             f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
             f"                        {given('values')}, {given('lse')}{tangents * second}}};",
         ]
-        return f"MovingTermProgram<{program}>" if second else program, construct
+        return f"DenseHvpProgram<{program}>" if second else program, construct
 
     @staticmethod
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
         """The declaration of the threads that share rows, and the type that moves them."""
-        block = kernel.layout in ("block", "long")
-        unit = f"BlocksUnit<{kernel.cluster}> unit" if block else "LaneUnit unit{width}"
-        long = f"TermReader<LongTerms<{kernel.lanes}, {LONG_TERM_VECTORS}>>"
-        return unit, {
-            "long": long,
-            "columns": "TermReader<TermColumns<true>>",
-            "long columns": "TermReader<TermColumns<false>>",
-        }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentTermReader<{kernel.lanes}>")
+        block = kernel.layout in ("block", "two_pass")
+        group = f"ClusterGroup<{kernel.cluster}> group" if block else "SubwarpGroup group{width}"
+        long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS}>>"
+        return group, {
+            "two_pass": long,
+            "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
+            "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
+        }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
 
     @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:
@@ -406,5 +416,5 @@ class _Dense:
     @staticmethod
     def bounds(kernel: SoftmaxKernel) -> str:
         """Threads of a block."""
-        block = kernel.layout in ("block", "long")
+        block = kernel.layout in ("block", "two_pass")
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

@@ -130,9 +130,9 @@ class SoftmaxEngine(Engine):
                     found[i] = softmax_layout.classes_last(x.shape, dim)
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)
-        tangents = len(tensors) - sum(static.moving)
+        tangents = len(tensors) - sum(static.has_tangent)
         rest = iter(range(tangents, len(tensors)))
-        for x, moves in zip(tensors, static.moving, strict=False):
+        for x, moves in zip(tensors, static.has_tangent, strict=False):
             if moves and (i := next(rest)) >= 0:
                 own, lies = x.gradient.strides, tensors[i].strides
                 near = lies[dim] in (0, 1) if x.strides[dim] == 1 else 0 in lies or lies == x.strides
@@ -247,7 +247,7 @@ class SoftmaxEngine(Engine):
 
     def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
         count = 1 if call.static.kind == "indices" else 2
-        static = call.static._replace(moving=tuple(moving[:count]), lse=False, accuracy=False)
+        static = call.static._replace(has_tangent=tuple(moving[:count]), lse=False, accuracy=False)
         return call._replace(static=static, arrays=(*call.arrays, *tangents))
 
     def contracted(self, xp: Any, call: Call, gradients: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -257,8 +257,8 @@ class SoftmaxEngine(Engine):
         return xp.where(counts, sum(terms[1:], terms[0]), 0.0)
 
     def primal(self, call: Call) -> tuple[Call, Wanted, tuple[Any, ...]]:
-        moving, count = call.static.moving, len(call.arrays) - sum(call.static.moving)
-        base = call._replace(arrays=call.arrays[:count], static=call.static._replace(moving=()))
+        moving, count = call.static.has_tangent, len(call.arrays) - sum(call.static.has_tangent)
+        base = call._replace(arrays=call.arrays[:count], static=call.static._replace(has_tangent=()))
         moving = tuple([i < len(moving) and bool(moving[i]) for i in range(count)])
         return base, moving, call.arrays[count:]
 

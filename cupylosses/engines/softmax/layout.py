@@ -1,14 +1,15 @@
-"""Launch geometry of the row engine: which threads take which rows. Pure functions of integers.
+"""Launch geometry of the softmax engine: which threads take which rows. Pure functions of integers.
 
-lanes          the lanes of a warp share a row, or several rows share a warp; the row stays in shared memory
-block          a block to a row, or a cluster of blocks; in shared memory, or in parts where there are no gradients
-long           the same for a row that is too long for it, and read twice
-columns        a thread to a row (or to neighbouring ones), where classes lie apart or are few; in shared memory
-long columns   the same for second derivatives, read again from memory
-short          a thread to a row of few classes without gaps, moved by its warp together; in shared memory
+subwarp                    neighbouring lanes of a warp share a row; the row stays in shared memory
+block                      a block, or a cluster of blocks, takes a row; the row stays in shared memory
+two_pass                   the same for rows too long for shared memory: they are read twice
+thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
+thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
+thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
+label_only                 only the label's class is read: log-probabilities
 
-Rows whose classes lie apart are taken as columns only where that is fast: `copied` says which ones, and the others are
-copied first, their classes next to each other.
+Rows of strided classes are read in place only where that is fast. `copied` has the rule; all others are first copied
+with their classes contiguous.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ VECTORS = 8
 #: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
 FEW_CLASSES = 32
 #: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
-COLUMN_LANES = 4
-COLUMNS_AT_LEAST = 64
+ROWS_PER_THREAD = 4
+THREAD_PER_ROW_THREADS_MIN = 64
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
 #: Classes of log-probabilities whose gradients a thread writes alone, at most, and rows from which on there are enough
 #: such threads for any number of classes. The rows are where both take as long on an H200: 4096 of 5000 classes take
 #: 0.204 ms so, and 0.182 from a copy; 65536 of 1000 take 0.089 and 0.623.
-GATHER_CLASSES = 2048
-GATHER_ROWS = 4608
+LABEL_ONLY_CLASSES = 2048
+LABEL_ONLY_ROWS = 4608
 #: Vectors that a thread reads together, of a row that does not stay on chip.
-LONG_VECTORS = 4
+TWO_PASS_VECTORS = 4
 #: The same of rows with a target for each class, of which there are two vectors.
-TERM_VECTORS = 4
-LONG_TERM_VECTORS = 2
+DENSE_VECTORS = 4
+TWO_PASS_DENSE_VECTORS = 2
 #: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
 MAX_CLUSTER = 8
 #: Blocks that rows are spread over where they are few.
@@ -48,17 +49,17 @@ MANY_BLOCKS = 128
 #: Threads of long rows that a multiprocessor can run at once, as far as registers go.
 RESIDENT_THREADS = 1024
 #: The same of neighbouring rows.
-COLUMN_THREADS = 768
+THREAD_PER_ROW_RESIDENT = 768
 #: Bytes of a row that a block takes, where a cluster can take the others: of logits, and with targets per class.
 PART_BYTES = 65 << 10
-TERM_PART_BYTES = 130 << 10
+DENSE_PART_BYTES = 130 << 10
 #: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
 #: of those that wait for others of a cluster, or have more to compute, and of others.
 BLOCK_THREADS = 512
 BLOCK_BLOCKS = 3
 PLAIN_BLOCKS = 2
-#: Bytes of a row, up to which the next one is brought to the cache ahead of its turn, and half as many blocks run.
-AHEAD_BYTES = 16 << 10
+#: Bytes of a row, up to which the next one is brought to the cache prefetch of its turn, and half as many blocks run.
+PREFETCH_BYTES = 16 << 10
 #: Threads of rows without gradients that a multiprocessor can run at once, where they do not stay on chip: rows that so
 #: many threads would share, at least, and so many rows that they fill a GPU without being shared by several blocks.
 STREAMED_THREADS = 640
@@ -66,16 +67,16 @@ STREAMED_WIDTH = 512
 STREAMED_ROWS = 256
 #: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
 #: registers they spill, and each number that is read back waits for the memory.
-LANE_THREADS = 128
-LANE_BLOCKS = 8
+SUBWARP_BLOCK_THREADS = 128
+SUBWARP_BLOCKS = 8
 #: Threads of a block that are no unit of their own.
 THREADS = 256
 #: Partial sums, and notes of teams, at most.
-MAX_GROUPS = 1 << 14
+MAX_CHUNKS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowStrides:
     """A tensor of rows: strides of the dimensions of the rows, and of the classes, in elements."""
 
     strides: tuple[int, ...]
@@ -86,18 +87,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``groups`` are partial sums, which teams of threads
+    """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``chunks`` are partial sums, which teams of threads
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
-    that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``ahead``.
+    that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way.
     """
 
     kind: str
-    lanes: int
+    vec_size: int
     width: int
     threads: int
-    groups: int
+    chunks: int
     per_block: int
     shared: int
     many: bool
@@ -105,14 +106,14 @@ class RowLayout:
     cluster: int = 1
     resident: int = 2048
     streamed: int = 0
-    ahead: bool = False
+    prefetch: bool = False
 
 
 def row_layout(
     shape: Sequence[int],
     classes: int,
-    logits: Rows,
-    gradients: Rows,
+    logits: RowStrides,
+    gradients: RowStrides,
     others: Sequence[Sequence[int]],
     chip: Chip,
     kept: int = 0,
@@ -124,35 +125,35 @@ def row_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    lanes = _lanes(sizes, strides, logits, gradients, together)
+    vec_size = _vec_size(sizes, strides, logits, gradients, together)
     cluster = 1
     if together and classes > FEW_CLASSES:
-        vector = lanes * max(logits.itemsize, kept)
+        vector = vec_size * max(logits.itemsize, kept)
         kind, width, threads, cluster = _on_chip(
-            classes, lanes, vector, rows, chip, (LANE_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
+            classes, vec_size, vector, rows, chip, (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
         )
-        shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * vector
+        shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
     else:
-        lanes, threads, shared = _of_columns(classes, 1 if together else lanes, logits.itemsize)
-        kind = "columns"
+        vec_size, threads, shared = _thread_per_row(classes, 1 if together else vec_size, logits.itemsize)
+        kind = "thread_per_row"
         if together and classes > 1 and _without_gaps(classes, sizes, strides[0]) and strides[1] == strides[0]:
-            kind, threads = "short", THREADS
+            kind, threads = "thread_per_row_packed", THREADS
             shared = (classes | 1) * logits.itemsize * threads
             while shared > SHARED_BYTES:
                 threads, shared = threads // 2, shared // 2
         width, per_block = 1, threads // WARP
-        units = -(-rows // (lanes * WARP))
+        units = -(-rows // (vec_size * WARP))
     words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    resident = _resident(kind, lanes, block_blocks(cluster, heavy))
-    ahead = kind == "block" and cluster == 1 and not heavy and classes * logits.itemsize <= AHEAD_BYTES
+    resident = _resident(kind, vec_size, block_blocks(cluster, heavy))
+    prefetch = kind == "block" and cluster == 1 and not heavy and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
     if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH:
-        fits = _stage(classes // lanes, width * cluster) <= VECTORS
-        streamed = fits * min(LANE_THREADS, threads * cluster)
-    groups, many = _groups(units), len(sizes) > 1
+        fits = _stage(classes // vec_size, width * cluster) <= VECTORS
+        streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
+    chunks, many = _chunks(units), len(sizes) > 1
     return RowLayout(
-        kind, lanes, width, threads, groups, per_block, shared, many, words, cluster, resident, streamed, ahead
+        kind, vec_size, width, threads, chunks, per_block, shared, many, words, cluster, resident, streamed, prefetch
     )
 
 
@@ -161,7 +162,7 @@ def block_blocks(cluster: int, heavy: bool) -> int:
     return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
 
 
-def copied(shape: Sequence[int], classes: int, tensors: Sequence[Rows], read: int, softmax: bool) -> bool:
+def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], read: int, softmax: bool) -> bool:
     """True of rows that are copied, their classes next to each other, before kernels take them.
 
     They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
@@ -176,8 +177,8 @@ def copied(shape: Sequence[int], classes: int, tensors: Sequence[Rows], read: in
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if not softmax:
-        return classes > GATHER_CLASSES and rows < GATHER_ROWS
-    return classes * sum(x.itemsize for x in tensors[:read]) * COLUMNS_AT_LEAST > SHARED_BYTES
+        return classes > LABEL_ONLY_CLASSES and rows < LABEL_ONLY_ROWS
+    return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
 
 
 def classes_last(shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
@@ -187,8 +188,13 @@ def classes_last(shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
     return (*strides[:class_dim], 1, *strides[class_dim:])
 
 
-def gather_layout(
-    shape: Sequence[int], classes: int, logits: Rows, gradients: Rows, others: Sequence[Sequence[int]], _: Chip
+def label_only_layout(
+    shape: Sequence[int],
+    classes: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    others: Sequence[Sequence[int]],
+    _: Chip,
 ) -> RowLayout:
     """The layout of rows of which only the label's class is read: a warp writes the gradients of a row, or a thread
     where classes lie apart.
@@ -198,11 +204,11 @@ def gather_layout(
     width = WARP if gradients.class_stride == 1 and classes > 1 else 1
     units = -(-prod(shape) // (WARP // width))
     words = _words(prod(shape), classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    return RowLayout("gather", 1, width, THREADS, _groups(units), THREADS // WARP, 0, len(sizes) > 1, words)
+    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, len(sizes) > 1, words)
 
 
-def term_layout(
-    shape: Sequence[int], classes: int, operands: Sequence[Rows], others: Sequence[Sequence[int]], chip: Chip
+def dense_layout(
+    shape: Sequence[int], classes: int, operands: Sequence[RowStrides], others: Sequence[Sequence[int]], chip: Chip
 ) -> RowLayout:
     """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
     ``others`` the strides of mask and results.
@@ -213,15 +219,15 @@ def term_layout(
     rows, size, cluster = prod(shape), logits.itemsize + targets.itemsize, 1
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
     if together and classes > FEW_CLASSES:
-        lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
+        vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
         kind, width, threads, cluster = _on_chip(
-            classes, lanes, lanes * size, rows, chip, (THREADS, MAX_THREADS), TERM_VECTORS, TERM_PART_BYTES
+            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, DENSE_PART_BYTES
         )
-        shared = 0 if kind == "long" else _stage(classes // lanes, width * cluster) * threads * lanes * size
+        shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     else:
-        lanes, threads, shared = _of_columns(classes, 1, size)
-        kind, width = "columns", 1
-    in_warps = kind not in ("block", "long")
+        vec_size, threads, shared = _thread_per_row(classes, 1, size)
+        kind, width = "thread_per_row", 1
+    in_warps = kind not in ("block", "two_pass")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
     class_strides = (
@@ -234,16 +240,16 @@ def term_layout(
     )
     words = _words(rows, classes, class_strides, sizes, strides)
     many = len(sizes) > 1
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, shared, many, words, cluster)
+    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster)
 
 
 def second_layout(
     shape: Sequence[int],
     classes: int,
-    logits: Rows,
-    gradients: Rows,
+    logits: RowStrides,
+    gradients: RowStrides,
     others: Sequence[Sequence[int]],
-    directions: Rows,
+    directions: RowStrides,
     softmax: bool,
 ) -> RowLayout:
     """The layout of rows for second derivatives, which are all read again; directions may lie in any way. Without a
@@ -252,50 +258,50 @@ def second_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    lanes = _lanes(sizes, strides, logits, gradients, together) if together and softmax else 1
-    kind, width, threads = _read_again(classes, lanes, together)
+    vec_size = _vec_size(sizes, strides, logits, gradients, together) if together and softmax else 1
+    kind, width, threads = _read_again(classes, vec_size, together)
     if not softmax:
-        kind, width, threads = "gather", WARP if gradients.class_stride == 1 and classes > 1 else 1, THREADS
-    per_block, units = _teams(kind, rows, width, threads)
+        kind, width, threads = "label_only", WARP if gradients.class_stride == 1 and classes > 1 else 1, THREADS
+    per_block, units = _workers(kind, rows, width, threads)
     words = _words(
         rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
     )
-    lanes = 1 if kind == "long columns" else lanes
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+    vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
+    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, len(sizes) > 1, words)
 
 
-def second_term_layout(
-    shape: Sequence[int], classes: int, operands: Sequence[Rows], others: Sequence[Sequence[int]]
+def dense_second_layout(
+    shape: Sequence[int], classes: int, operands: Sequence[RowStrides], others: Sequence[Sequence[int]]
 ) -> RowLayout:
     """The same with a target per class, and directions that lie as gradients do."""
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    lanes = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands) if together else 1
-    kind, width, threads = _read_again(classes, lanes, together)
-    per_block, units = _teams(kind, prod(shape), width, threads)
+    vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands) if together else 1
+    kind, width, threads = _read_again(classes, vec_size, together)
+    per_block, units = _workers(kind, prod(shape), width, threads)
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = _words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
-    lanes = 1 if kind == "long columns" else lanes
-    return RowLayout(kind, lanes, width, threads, _groups(units), per_block, 0, len(sizes) > 1, words)
+    vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
+    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, len(sizes) > 1, words)
 
 
-def _read_again(classes: int, lanes: int, together: bool) -> tuple[str, int, int]:
+def _read_again(classes: int, vec_size: int, together: bool) -> tuple[str, int, int]:
     """Kind, threads that share a row, and threads of a block, where nothing stays on chip."""
     if not together or classes <= FEW_CLASSES:
-        return "long columns", 1, THREADS
-    width = _power_of_two(max(2 * (lanes - 1), -(-classes // (lanes * VECTORS))))
-    return ("lanes", width, THREADS) if width <= WARP else ("block", min(width, THREADS), min(width, THREADS))
+        return "thread_per_row_two_pass", 1, THREADS
+    width = _power_of_two(max(2 * (vec_size - 1), -(-classes // (vec_size * VECTORS))))
+    return ("subwarp", width, THREADS) if width <= WARP else ("block", min(width, THREADS), min(width, THREADS))
 
 
-def _teams(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
+def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
     """Teams of a block, and how many there are to be."""
     return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
-def _groups(units: int) -> int:
-    return max(1, min(units, MAX_GROUPS))
+def _chunks(units: int) -> int:
+    return max(1, min(units, MAX_CHUNKS))
 
 
 def _words(
@@ -315,15 +321,15 @@ def label_words(
     return len(sizes) > 1, _words(prod(shape), classes, (0,) * len(streams), sizes, streams)
 
 
-def blocks(layout: RowLayout, groups: int, processors: int, gradient: bool = True) -> int:
-    """The blocks for so many groups: as many as run at once, and no more than there is work for."""
+def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = True) -> int:
+    """The blocks for so many chunks: as many as run at once, and no more than there is work for."""
     usable = processors
     if layout.cluster > 2:
         # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
         # many are of use on a GPU of 132.
         usable = max(1, processors * 10 // 11)
-    at_once = max(1, usable * _at_once(layout, gradient and layout.ahead) // layout.cluster)
-    return max(1, min(-(-groups // layout.per_block), at_once)) * layout.cluster
+    at_once = max(1, usable * _at_once(layout, gradient and layout.prefetch) // layout.cluster)
+    return max(1, min(-(-chunks // layout.per_block), at_once)) * layout.cluster
 
 
 def _at_once(layout: RowLayout, half: bool) -> int:
@@ -334,55 +340,55 @@ def _at_once(layout: RowLayout, half: bool) -> int:
     return max(1, min(layout.resident // (2 if half else 1) // layout.threads, room))
 
 
-def _resident(kind: str, lanes: int, blocks: int) -> int:
+def _resident(kind: str, vec_size: int, blocks: int) -> int:
     """Threads that a multiprocessor has registers for, or works best with."""
-    if kind == "lanes":
-        return LANE_BLOCKS * LANE_THREADS
-    if kind == "columns" and lanes > 1:
-        return COLUMN_THREADS
+    if kind == "subwarp":
+        return SUBWARP_BLOCKS * SUBWARP_BLOCK_THREADS
+    if kind == "thread_per_row" and vec_size > 1:
+        return THREAD_PER_ROW_RESIDENT
     if kind == "block":
         return blocks * BLOCK_THREADS
-    return RESIDENT_THREADS if kind == "long" else 2048
+    return RESIDENT_THREADS if kind == "two_pass" else 2048
 
 
-def _lanes(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]], logits: Rows, gradients: Rows, together: bool
+def _vec_size(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], logits: RowStrides, gradients: RowStrides, together: bool
 ) -> int:
     """Elements that can be moved at once: 16 bytes, where logits and gradients lie alike.
 
     Rows may begin anywhere, but the gradients of one have to be as far from an aligned address as its logits are.
     """
     most = 16 // logits.itemsize
-    for lanes in (x for x in (8, 4, 2) if x <= most):
+    for vec_size in (x for x in (8, 4, 2) if x <= most):
         if together:
             beside = logits.misalignment == gradients.misalignment
             if beside and all(
-                (a - b) % lanes == 0 for a, b, n in zip(strides[0], strides[1], sizes, strict=True) if n > 1
+                (a - b) % vec_size == 0 for a, b, n in zip(strides[0], strides[1], sizes, strict=True) if n > 1
             ):
-                return lanes
+                return vec_size
             continue
-        step = lanes * logits.itemsize
+        step = vec_size * logits.itemsize
         outer = [x for s in strides[:2] for x in (*s[1:],)] + [logits.class_stride, gradients.class_stride]
-        unit = strides[0][0] == strides[1][0] == 1 and sizes[0] % lanes == 0
+        unit = strides[0][0] == strides[1][0] == 1 and sizes[0] % vec_size == 0
         if (
             unit
             and not (logits.misalignment % step or gradients.misalignment % step)
-            and not any(x % lanes for x in outer)
+            and not any(x % vec_size for x in outer)
         ):
-            return lanes
+            return vec_size
     return 1
 
 
-def _alike(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[Rows]) -> int:
+def _alike(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
     """Elements of all these tensors that can be moved at once, 16 bytes of the widest: they have to be equally far from
     an aligned address in every row.
     """
-    for lanes in (x for x in (8, 4, 2) if x <= 16 // max(y.itemsize for y in tensors)):
-        phases = {x.misalignment // x.itemsize % lanes for x in tensors}
+    for vec_size in (x for x in (8, 4, 2) if x <= 16 // max(y.itemsize for y in tensors)):
+        phases = {x.misalignment // x.itemsize % vec_size for x in tensors}
         first, *rest = strides
-        steps = [(a - b) % lanes for s in rest for a, b, n in zip(first, s, sizes, strict=True) if n > 1]
+        steps = [(a - b) % vec_size for s in rest for a, b, n in zip(first, s, sizes, strict=True) if n > 1]
         if len(phases) == 1 and not any(steps):
-            return lanes
+            return vec_size
     return 1
 
 
@@ -392,19 +398,19 @@ def _stage(vectors: int, count: int) -> int:
 
 
 def _on_chip(
-    classes: int, lanes: int, vector: int, rows: int, chip: Chip, threads: tuple[int, int], each: int, part: int
+    classes: int, vec_size: int, vector: int, rows: int, chip: Chip, threads: tuple[int, int], each: int, part: int
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
     vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
     that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
-    vectors = -(-classes // lanes)
-    width = _power_of_two(max(1, 2 * (lanes - 1), -(-vectors // WARP_VECTORS)))
+    vectors = -(-classes // vec_size)
+    width = _power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
-        of_thread = _stage(classes // lanes, width) * vector
-        return "lanes", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
+        of_thread = _stage(classes // vec_size, width) * vector
+        return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(part, room)
     while chip.clusters and cluster < MAX_CLUSTER:
         # More blocks if there are few rows, and enough for each thread to do.
@@ -414,11 +420,11 @@ def _on_chip(
             break
         cluster *= 2
     count = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), at_most))
-    if _stage(classes // lanes, count * cluster) * count * vector <= room:
+    if _stage(classes // vec_size, count * cluster) * count * vector <= room:
         return "block", count, count, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
         cluster //= 2
-    return "long", chip.threads, chip.threads, cluster
+    return "two_pass", chip.threads, chip.threads, cluster
 
 
 def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
@@ -426,17 +432,17 @@ def _without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) ->
     return all(s == classes * prod(sizes[d + 1 :]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
-def _of_columns(classes: int, lanes: int, itemsize: int) -> tuple[int, int, int]:
+def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, int, int]:
     """Lanes, threads of a block and bytes of shared memory, for classes that lie apart. Precondition: a row fits."""
-    lanes = min(lanes, COLUMN_LANES)
-    while lanes * itemsize >= 4 or lanes == 1:
-        for threads in (256, 128, COLUMNS_AT_LEAST):
-            shared = classes * lanes * itemsize * threads
+    vec_size = min(vec_size, ROWS_PER_THREAD)
+    while vec_size * itemsize >= 4 or vec_size == 1:
+        for threads in (256, 128, THREAD_PER_ROW_THREADS_MIN):
+            shared = classes * vec_size * itemsize * threads
             if shared <= SHARED_BYTES:
-                return lanes, threads, shared
-        if lanes == 1:
+                return vec_size, threads, shared
+        if vec_size == 1:
             break
-        lanes //= 2
+        vec_size //= 2
     raise ValueError(f"cupylosses: rows of {classes} classes that lie apart are copied first")
 
 

@@ -51,7 +51,7 @@ class SoftmaxPlan(Plan):
         per_row = contiguous(compute, self.rows_shape)
         correct = contiguous("uint8", self.rows_shape)
         self.residual = contiguous(compute, (*self.rows_shape, 4)) if self.indices else None
-        if static.moving:
+        if static.has_tangent:
             self.auxiliary = ()
         else:
             own = (correct if static.accuracy else None, self.residual) if self.indices else ()
@@ -67,7 +67,7 @@ class SoftmaxPlan(Plan):
         self.divisor, self.counted = (1.0, True) if known is None else (known, False)
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
-        self.fused_hvp = bool(static.moving)
+        self.fused_hvp = bool(static.has_tangent)
         # The kernel of class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
         dense = self.input.strides == self.input.gradient.strides and self.input.misalignment == 0
@@ -82,16 +82,16 @@ class SoftmaxPlan(Plan):
             weight.dtype if weight else "",
             mask.dtype if mask else "",
         )
-        #: As ``kOnce`` of ``kernels/softmax/rows.cuh``.
+        #: As ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``.
         self._once = self.indices and static.capped and not static.smoothed
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         masks = (0,) * len(self.rows_shape)
         if mask:
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
         self.layout = (self._index_layout if self.indices else self._dense_layout)(masks, results)
-        self.partials = self.layout.groups
+        self.partials = self.layout.chunks
         # One for each chunk and block of a cluster.
-        self.records = self.layout.groups * self.layout.cluster
+        self.records = self.layout.chunks * self.layout.cluster
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
         with self._numbering:  # plans are made in a warm-up's thread, too
@@ -111,12 +111,12 @@ class SoftmaxPlan(Plan):
             (self.target.strides, masks, results),
         )
         self._labels = self.target.strides, masks
-        if static.moving:
+        if static.has_tangent:
             (tangent,) = self._tangents
             along = rows_of(tangent.strides, static.class_dim, size, tangent.misalignment)
             return softmax_layout.second_layout(*given, along, self.loss.softmax)
         if not self.loss.softmax:
-            return softmax_layout.gather_layout(*given, chip)
+            return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
         return softmax_layout.row_layout(*given, chip, kept, static.smoothed or static.capped)
 
@@ -128,9 +128,9 @@ class SoftmaxPlan(Plan):
         ]
         given = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
-        if self.static.moving:
-            return softmax_layout.second_term_layout(*given)
-        return softmax_layout.term_layout(*given, self.machine.chip)
+        if self.static.has_tangent:
+            return softmax_layout.dense_second_layout(*given)
+        return softmax_layout.dense_layout(*given, self.machine.chip)
 
     # Launches
 
@@ -166,52 +166,52 @@ class SoftmaxPlan(Plan):
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, processors = self.layout, self.machine.processors
-        layout, width, threads, groups, shared = x.kind, x.width, x.threads, x.groups, x.shared
+        layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
         cluster, many, words = x.cluster, x.many, x.words
-        blocks = softmax_layout.blocks(x, groups, processors)
+        blocks = softmax_layout.blocks(x, chunks, processors)
         forward = stage in ("value", "unreduced")
         if forward and x.streamed and not self._once:
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
-            blocks = min(groups, processors * (softmax_layout.STREAMED_THREADS // threads))
+            blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
         elif forward:
-            blocks = softmax_layout.blocks(x, groups, processors, gradient=False)
+            blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
         elif stage == "denominator":
-            layout, threads, shared, cluster = "lanes", softmax_layout.THREADS, 0, 1
-            groups = self.count_groups
+            layout, threads, shared, cluster = "subwarp", softmax_layout.THREADS, 0, 1
+            chunks = self.count_chunks
             if self.indices:
                 many, words = softmax_layout.label_words(self.rows_shape, self.classes, *self._labels)
-            blocks = min(-(-groups // (threads // gpu.WARP)), 8 * processors)
+            blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
             shared, cluster = 0, 1
-            if layout not in ("columns", "short", "gather"):
+            if layout not in ("thread_per_row", "thread_per_row_packed", "label_only"):
                 # Rows are cut into pieces where there are too few to fill a GPU.
-                layout = "block" if layout == "long" else layout
-                width, threads = (x.width, x.threads) if layout == "lanes" else (x.width, min(x.threads, 512))
-                per = threads // x.width if layout == "lanes" else 1
-                vectors = -(-self.classes // x.lanes)
-                most = max(1, vectors // (threads * softmax_layout.LONG_VECTORS))
-                groups = max(1, min(most, -(-4 * processors // max(1, self.rows))))  # pieces
-                blocks = max(1, min(-(-self.rows * groups // per), processors * (2048 // threads)))
+                layout = "block" if layout == "two_pass" else layout
+                width, threads = (x.width, x.threads) if layout == "subwarp" else (x.width, min(x.threads, 512))
+                per = threads // x.width if layout == "subwarp" else 1
+                vectors = -(-self.classes // x.vec_size)
+                most = max(1, vectors // (threads * softmax_layout.TWO_PASS_VECTORS))
+                chunks = max(1, min(most, -(-4 * processors // max(1, self.rows))))  # pieces
+                blocks = max(1, min(-(-self.rows * chunks // per), processors * (2048 // threads)))
         input, target, weight, mask = self._dtypes
         if stage == "denominator" and not (self.indices and self.loss.mean_of_weights):
             weight = ""
         kernel = SoftmaxKernel(
-            self.loss, stage, self.indices, layout, x.lanes, input, target, weight, mask, self.result, self.compute,
+            self.loss, stage, self.indices, layout, x.vec_size, input, target, weight, mask, self.result, self.compute,
             flags=() if self.indices else self.static.flags, gradients=wanted[: 1 if self.indices else 2],
-            moving=self.static.moving, many=many,
+            has_tangent=self.static.has_tangent, many=many,
             smoothed=self.indices and self.static.smoothed, capped=self.static.capped, counted=counted,
-            cluster=cluster, ahead=x.ahead and "gradient" in stage,
+            cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
         )  # fmt: skip
-        fixed: tuple[Any, ...] = (groups, width, words)
+        fixed: tuple[Any, ...] = (chunks, width, words)
         if self.indices:
             fixed = (self.static.ignore_index, self.site, *fixed)
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     @cached_property
-    def count_groups(self) -> int:
+    def count_chunks(self) -> int:
         """The partial sums of the count."""
-        return max(1, min(-(-self.rows // (4 * gpu.WARP)), softmax_layout.MAX_GROUPS))
+        return max(1, min(-(-self.rows // (4 * gpu.WARP)), softmax_layout.MAX_CHUNKS))
 
 
 class CountingPlan(Plan):
@@ -223,7 +223,7 @@ class CountingPlan(Plan):
         self._plan = plan
         self.result, self.shape, self.strides, self.scalar = "float64", (), (), True
         self.differentiable = self.speculative = self.nothing
-        self.partials, self.records, self.slot = plan.count_groups, 0, 0
+        self.partials, self.records, self.slot = plan.count_chunks, 0, 0
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         return self._plan.launcher("denominator", wanted, False)
@@ -242,9 +242,9 @@ def without(x: Sequence[int], dim: int) -> tuple[int, ...]:
     return (*x[:dim], *x[dim + 1 :])
 
 
-def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) -> softmax_layout.Rows:
+def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) -> softmax_layout.RowStrides:
     """The strides of a tensor as those of its rows and of its classes."""
-    return softmax_layout.Rows(without(strides, dim), strides[dim], itemsize, misalignment)
+    return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
 def copied(static: Static, tensors: Sequence[TensorSpec], softmax: bool) -> bool:

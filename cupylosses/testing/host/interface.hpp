@@ -47,7 +47,7 @@ int host_barrier_or(int predicate, const char* file, int line);
 // Blocks of a cluster: the place of this one, all of their threads meeting, and a write to another one's shared memory.
 unsigned host_cluster_rank();
 void host_cluster_barrier(const char* file, int line);
-void host_store_in_cluster(unsigned* place, unsigned rank, unsigned x);
+void host_store_dsmem(unsigned* place, unsigned rank, unsigned x);
 void host_warp_barrier(unsigned mask, const char* file, int line);
 unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShuffle kind, int lane, int width,
                                 const char* file, int line);

@@ -565,7 +565,7 @@ void host_cluster_barrier(const char* file, int line) {
   if (launch->seed) leave();
 }
 
-void host_store_in_cluster(unsigned* place, unsigned rank, unsigned x) {
+void host_store_dsmem(unsigned* place, unsigned rank, unsigned x) {
   const std::size_t offset = static_cast<std::size_t>(reinterpret_cast<char*>(place) - launch->shared);
   if (offset + sizeof x > launch->shared_bytes) fail(name(*current) + " writes to no shared memory of its cluster");
   Block* block = rank < launch->cluster ? cluster_of(*current->block) + rank : nullptr;

@@ -18,7 +18,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 // The launcher says it to the runtime, which keeps the blocks of a cluster together.
-#define CLUSTER_OF(blocks)
+#define CLUSTER_DIMS(blocks)
 // One object per block: the runtime swaps the contents of all of them when it goes from one block to another.
 #ifdef PARSE_ONLY  // an editor, which reads `extern __shared__` as it stands (compile_flags.txt)
 #define __shared__
@@ -383,7 +383,7 @@ inline unsigned host_float_to_half(float x) {
   return sign | (kept + (rest > half || (rest == half && (kept & 1u))));
 }
 
-inline float computed(float x) {
+inline float force_computed(float x) {
   return x;
 }
 inline unsigned floats_to_half_pair(float low, float high) {
@@ -397,29 +397,29 @@ HOST_ACCESS unsigned increment_and_synchronize(unsigned* counter, unsigned limit
 // ---------------------------------------------------------------------------------------------------------------------
 // The counterpart of kernels/softmax/row_ptx.cuh
 
-inline float exp2_or_zero(float x) {
+inline float exp2_ftz(float x) {
   return exp2f(x);
 }
 
-inline float larger_or_nan(float x, float y) {
+inline float max_propagating_nan(float x, float y) {
   return x < y ? y : x;
 }
-inline float kept(float x) {
+inline float opaque(float x) {
   return x;
 }
-inline double kept(double x) {
+inline double opaque(double x) {
   return x;
 }
-inline unsigned kept(unsigned x) {
+inline unsigned opaque(unsigned x) {
   return x;
 }
 
-inline long long unknown_zero() {
+inline long long opaque_zero() {
   return 0;
 }
 
-constexpr bool kLargerPairs = true;
-inline unsigned larger_half_pair(unsigned x, unsigned y) {
+constexpr bool kHasPairMax = true;
+inline unsigned max_half_pair(unsigned x, unsigned y) {
   unsigned z = 0;
   for (int shift = 0; shift < 32; shift += 16) {
     const unsigned short a = x >> shift, b = y >> shift;
@@ -428,7 +428,7 @@ inline unsigned larger_half_pair(unsigned x, unsigned y) {
   }
   return z;
 }
-inline unsigned larger_bfloat16_pair(unsigned x, unsigned y) {
+inline unsigned max_bfloat16_pair(unsigned x, unsigned y) {
   unsigned z = 0;
   for (int shift = 0; shift < 32; shift += 16) {
     const unsigned a = x >> shift << 16, b = y >> shift << 16;
@@ -438,10 +438,10 @@ inline unsigned larger_bfloat16_pair(unsigned x, unsigned y) {
   return z;
 }
 
-constexpr bool kCopiesAhead = true;
-// At once, which is one of the moments at which a GPU may do it. What is read before wait_for_copies() is not found so.
+constexpr bool kHasCpAsync = true;
+// At once, which is one of the moments at which a GPU may do it. What is read before cp_async_wait_all() is not found so.
 template <int kBytes>
-HOST_ACCESS void copy_ahead(void* to, const void* from) {
+HOST_ACCESS void cp_async_bytes(void* to, const void* from) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "copies ahead are of 4, 8 or 16 bytes");
   struct alignas(kBytes) Word {};
   host_check_alignment(static_cast<const Word*>(from));
@@ -449,23 +449,23 @@ HOST_ACCESS void copy_ahead(void* to, const void* from) {
 #pragma GCC unroll 4
   for (int i = 0; i < kBytes / 4; ++i) static_cast<unsigned*>(to)[i] = static_cast<const unsigned*>(from)[i];
 }
-inline void wait_for_copies() {
+inline void cp_async_wait_all() {
 }
 
-inline void bring_to_cache(const void*, unsigned) {
+inline void prefetch_l2(const void*, unsigned) {
 }
 
 inline unsigned cluster_rank() {
   return host_cluster_rank();
 }
 // All of the barrier is where threads wait: an arrival says nothing.
-inline void arrive_in_cluster() {
+inline void cluster_arrive() {
 }
-inline void wait_for_cluster(HOST_SITE) {
+inline void cluster_wait(HOST_SITE) {
   host_cluster_barrier(file, line);
 }
-inline void store_in_cluster(unsigned* place, unsigned rank, unsigned x) {
-  host_store_in_cluster(place, rank, x);
+inline void store_dsmem(unsigned* place, unsigned rank, unsigned x) {
+  host_store_dsmem(place, rank, x);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,465 @@
+// Losses of rows with a target per class: the loss of a row is a sum over its classes of a term in log p_c and the
+// target.
+//
+//   L = sum over c of h(log p_c, t_c) + penalty(lse),       p = softmax(z), z as in softmax.cuh
+//
+//   dL/dz_c = h_1(c) - p_c (sum over k of h_1(k) - penalty')         h_1 = dh / d log p
+//   dL/dt_c = h_2(c)                                                 h_2 = dh / dt
+//
+// or, where the target is a teacher whose logits are given, h(log p_c, log q_c) and for its logits the same with h_2
+// and q.
+//
+// Every thread goes over its classes three times: for the largest logit and the sum of exponentials, for the sums of h
+// and its derivatives, and for the gradients. Each time is a functor f(first, x, t) of packs of neighbouring classes
+// from `first`; where the packs come from is in the files behind this one. Functors have names, because compilers
+// before CUDA 13.5 take no lambda in a template of a kernel.
+#pragma once
+#include "softmax/rows.cuh"
+
+// The softmax of some classes: the largest z, and the sum of exp(z_c - largest) over the others. As for class indices
+// the largest is not added, so that a sure row keeps what its probability falls short of 1 by.
+template <class Compute>
+struct OnlineSoftmax {
+  Compute max_logit;
+  Compute exp_sum;
+};
+
+// Of the logits, and of those of a teacher if there is one.
+template <class Compute, int kCount>
+struct OnlineSoftmaxes {
+  OnlineSoftmax<Compute> softmax[kCount];
+};
+
+// exp(d) for d <= 0, or NaN.
+template <class Compute>
+__device__ __forceinline__ Compute exp_of_difference(Compute d) {
+  if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(d * kLog2E);
+  return scalar_exp(d);
+}
+
+// What classes add to the rest of a row whose largest z, no smaller than theirs, is none of them.
+template <class Compute>
+__device__ __forceinline__ Compute rescaled_exp_sum(const OnlineSoftmax<Compute>& part, Compute max_logit) {
+  // exp(-inf - -inf) would be NaN. A rest of NaN stays.
+  if (part.max_logit == -scalar_infinity(max_logit)) return part.exp_sum * Compute(0);
+  return (part.exp_sum + Compute(1)) * exp_of_difference(part.max_logit - max_logit);
+}
+
+template <class Compute>
+__device__ __forceinline__ void combine(OnlineSoftmax<Compute>& part, const OnlineSoftmax<Compute>& other) {
+  const Compute max_logit = max_ignoring_nan(part.max_logit, other.max_logit);
+  part.exp_sum = identical(part.max_logit, max_logit) ? part.exp_sum + rescaled_exp_sum(other, max_logit)
+                                                      : rescaled_exp_sum(part, max_logit) + other.exp_sum;
+  part.max_logit = max_logit;
+}
+
+// The parts of `lanes` neighbouring lanes as one, in each of them. Of equal largest logits that of the first lane
+// has_max. Preconditions: all 32 lanes call it together; `lanes` is a power of two, and the same in all of them.
+template <class Compute>
+__device__ __forceinline__ void subwarp_combine(OnlineSoftmax<Compute>& part, int lanes) {
+  if (lanes == 1) return;
+  const Compute max_logit = subwarp_reduce(part.max_logit, lanes, MaxOp{});
+  const int lane = threadIdx.x % kWarp, first = lane & -lanes;
+  const unsigned equal = __ballot_sync(0xffffffffu, identical(part.max_logit, max_logit)) >> first;
+  const bool has_max = __ffs(static_cast<int>(equal)) - 1 == lane - first;
+  part.exp_sum = subwarp_reduce(has_max ? part.exp_sum : rescaled_exp_sum(part, max_logit), lanes, AddOp{});
+  part.max_logit = max_logit;
+}
+
+// Adds the logits of a pack.
+template <int kVecSize, class Logits, class Storage, class Compute>
+__device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Storage, kVecSize>& x,
+                                           OnlineSoftmax<Compute>& part) {
+  Compute z[kVecSize], e[kVecSize];
+  unpack(x, z);
+  Compute max_logit = -scalar_infinity(Compute());
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    z[i] = logit.value(z[i]);
+    max_logit = max_ignoring_nan(max_logit, z[i]);
+  }
+  // Seldom, after the first few.
+  int leader = -1;
+  if (max_logit > part.max_logit) {
+    part.exp_sum = rescaled_exp_sum(part, max_logit);
+    part.max_logit = max_logit;
+#pragma unroll
+    for (int i = kVecSize - 1; i >= 0; --i) leader = identical(z[i], max_logit) ? i : leader;
+  }
+  const Compute shift = exp_shift(part.max_logit);
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) e[i] = exp_of_difference(z[i] - shift);
+  if (leader >= 0) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (i == leader) e[i] = Compute(0);
+    }
+  }
+  part.exp_sum += sum_elements(e);
+}
+
+// A softmax as its classes need it.
+template <class Compute>
+struct Softmax {
+  Compute max_logit;
+  Compute log_sum;
+  Compute inv_sum;
+  Compute max_complement;  // what the probability of the largest logit falls short of 1 by
+
+  __device__ __forceinline__ void set(const OnlineSoftmax<Compute>& n) {
+    max_logit = n.max_logit;
+    log_sum = scalar_log1p(n.exp_sum);
+    inv_sum = Compute(1) / (Compute(1) + n.exp_sum);
+    max_complement = n.exp_sum * inv_sum;
+  }
+  __device__ __forceinline__ Compute log_p(Compute z) const {
+    return (z - max_logit) - log_sum;
+  }
+  __device__ __forceinline__ Compute p(Compute z) const {
+    return exp_of_difference(z - max_logit) * inv_sum;
+  }
+  // 1 - p. Of two classes that share the largest logit each has half at most, so that nothing cancels for either.
+  __device__ __forceinline__ Compute complement(Compute z, Compute p) const {
+    return identical(z, max_logit) ? max_complement : Compute(1) - p;
+  }
+};
+
+// Sums over the classes of a row of h, h_1 and h_2.
+template <class Compute>
+struct DenseSums {
+  Compute value;
+  Compute grad_log_p;
+  Compute grad_log_q;
+};
+
+// What is known of a row when its gradients are written. `slope` is the penalty's.
+template <class Compute, int kCount>
+struct DenseRow {
+  Softmax<Compute> softmax[kCount];
+  DenseSums<Compute> sums;
+  Compute value;
+  Compute slope;
+  Compute factor;
+};
+
+template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
+          class Result_, bool kTeacher_, bool kCapped_, bool kInputGradient_, bool kTargetGradient_>
+struct DenseRowProgram {
+  using Term = Term_;
+  using Compute = typename Term::Compute;
+  using Input = Input_;
+  using Target = Target_;
+  using Gradient = Input_;
+  using TargetGradient = Target_;
+  using Result = Result_;
+  template <int kVecSize>
+  using View = RowVectors<Input_, kVecSize>;
+  static constexpr bool kTeacher = kTeacher_;
+  static constexpr int kSoftmaxes = kTeacher ? 2 : 1;
+  static constexpr bool kWeighted = !kIsAbsent<Weight_>;
+  static constexpr bool kInputGradient = kInputGradient_;
+  static constexpr bool kTargetGradient = kTargetGradient_;
+  using Row = DenseRow<Compute, kSoftmaxes>;
+
+  Term term;
+  Penalty_ penalty;
+  const Space_& space;
+  const Input* input;
+  const Target* targets;
+  Input* gradients;
+  Target* target_gradients;
+  const Weight_* weights;
+  const Mask_* mask;
+  Logit<Compute, kCapped_> logit;
+  // Per row, where they are wanted.
+  Result* values;
+  Compute* lse;
+
+  // As RowProgram's, for count_rows.
+  struct LabelLoad {
+    bool active;
+  };
+  __device__ __forceinline__ LabelLoad load_label(const int64 (&offset)[kRowStreams]) const {
+    return {active(offset)};
+  }
+  __device__ __forceinline__ Compute divisor_term(const LabelLoad& load) const {
+    return load.active ? Compute(1) : Compute(0);
+  }
+
+  __device__ __forceinline__ bool active(const int64 (&offset)[kRowStreams]) const {
+    if constexpr (!kIsAbsent<Mask_>) return mask[offset[kRowMask]] != Mask_(0);
+    return true;
+  }
+
+  // Both operands of a row from its first class on, and the way from one to the next.
+  __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
+    return input + offset[kLogits];
+  }
+  __device__ __forceinline__ const Target* targets_of(const int64 (&offset)[kRowStreams]) const {
+    return targets + offset[kLabels];
+  }
+  __device__ __forceinline__ int64 step() const {
+    return space.class_stride[kLogits];
+  }
+  __device__ __forceinline__ int64 target_step() const {
+    return space.class_stride[kLabels];
+  }
+
+  // h and its derivatives for class c, of which z is the logit, and t the target or the teacher's logit.
+  __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
+    Compute second = t;
+    if constexpr (kTeacher) second = row.softmax[1].log_p(t);
+    Compute weight = Compute(1);
+    if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
+    return term(variable<3u, 0>(row.softmax[0].log_p(z)), variable<3u, 1>(second), variable<0u, 2>(weight),
+                constant<Compute>(static_cast<double>(space.classes)));
+  }
+  // The second operand of a class as evaluate() takes it.
+  __device__ __forceinline__ Compute second(Compute t) const {
+    if constexpr (kTeacher) return logit.value(t);
+    return t;
+  }
+
+  // The loss of a row of which the sums are known, and whatever of it is to be stored.
+  // Precondition: `first` holds in one thread of the unit.
+  __device__ __forceinline__ void finish(Row& row, const int64 (&offset)[kRowStreams], bool active, bool first) const {
+    const Compute lse_of_row = active ? row.softmax[0].max_logit + row.softmax[0].log_sum : Compute(0);
+    const auto added = penalty(variable<1u, 0>(lse_of_row));
+    row.value = active ? row.sums.value + added.value : Compute(0);
+    row.slope = tangent_or_zero(added, 0);
+    if (row.value != row.value) row.value = nan_result(row.value);
+    if (!first) return;
+    if (values != nullptr) values[offset[kResults]] = Narrow<Result>::from(row.value);
+    if (lse != nullptr) lse[offset[kResults]] = lse_of_row;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The three times
+
+template <class Program, class Compute = typename Program::Compute>
+struct SoftmaxPass {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  const Program& program;
+  OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
+
+  __device__ __forceinline__ explicit SoftmaxPass(const Program& program) : program(program) {
+#pragma unroll
+    for (int i = 0; i < Program::kSoftmaxes; ++i) softmaxes.softmax[i] = {-scalar_infinity(Compute()), Compute(0)};
+  }
+  template <class X, class T>
+  __device__ __forceinline__ void operator()(int64, const X& x, const T& t) {
+    add_logits(program.logit, x, softmaxes.softmax[0]);
+    if constexpr (Program::kTeacher) add_logits(program.logit, t, softmaxes.softmax[1]);
+  }
+};
+
+template <bool kGradient, class Program, class Compute = typename Program::Compute>
+struct SumPass {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  typename Program::Row& row;
+
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    Compute z[kVecSize], second[kVecSize];
+    unpack(x, z);
+    unpack(t, second);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const auto y = program.evaluate(row, program.logit.value(z[i]), program.second(second[i]), first + i);
+      row.sums.value += y.value;
+      if constexpr (kGradient && Program::kInputGradient) row.sums.grad_log_p += tangent_or_zero(y, 0);
+      if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher)
+        row.sums.grad_log_q += tangent_or_zero(y, 1);
+    }
+  }
+  // What `op` makes of all sums that are added.
+  template <class Op>
+  __device__ __forceinline__ static void over(DenseSums<Compute>& sums, const Op& op) {
+    op(sums.value);
+    if constexpr (kGradient && Program::kInputGradient) op(sums.grad_log_p);
+    if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
+  }
+};
+
+template <class Program, class Compute = typename Program::Compute>
+struct GradientPass {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  const typename Program::Row& row;
+  const int64 (&offset)[kRowStreams];
+  int64 stride, target_stride;  // from class to class
+  bool active;
+
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) const {
+    Compute grad_z[kVecSize], grad_t[kVecSize];
+    // Of a row that is NaN nothing follows.
+    if (!active || row.value != row.value) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) grad_z[i] = grad_t[i] = row.value;
+    } else {
+      Compute raw[kVecSize], target[kVecSize];
+      unpack(x, raw);
+      unpack(t, target);
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        const Compute z = program.logit.value(raw[i]), second = program.second(target[i]);
+        const auto y = program.evaluate(row, z, second, first + i);
+        const Compute h_1 = tangent_or_zero(y, 0), h_2 = tangent_or_zero(y, 1);
+        if constexpr (Program::kInputGradient) {
+          grad_z[i] = softmax_vjp(row.softmax[0], z, h_1, row.sums.grad_log_p, row.slope) * program.logit.slope(raw[i]);
+        }
+        grad_t[i] = h_2 * row.factor;
+        if constexpr (Program::kTeacher && Program::kTargetGradient) {
+          grad_t[i] = softmax_vjp(row.softmax[1], second, h_2, row.sums.grad_log_q, Compute(0)) *
+                      program.logit.slope(target[i]);
+        }
+      }
+    }
+    if constexpr (Program::kInputGradient) {
+      store_stream<kVecSize>(program.gradients + offset[kGradients] + first * stride,
+                             NarrowPack<typename Program::Gradient, kVecSize>::from(grad_z));
+    }
+    if constexpr (Program::kTargetGradient) {
+      store_stream<kVecSize>(program.target_gradients + offset[kTargetGradients] + first * target_stride,
+                             NarrowPack<typename Program::TargetGradient, kVecSize>::from(grad_t));
+    }
+  }
+
+ private:
+  // h_1 - p (sum of h_1 - slope), in which the class's own h_1 does not cancel.
+  __device__ __forceinline__ Compute softmax_vjp(const Softmax<Compute>& s, Compute z, Compute grad_log, Compute sum,
+                                                 Compute slope) const {
+    const Compute p = s.p(z);
+    return (grad_log * s.complement(z, p) - p * ((sum - grad_log) - slope)) *
+           (row.factor * program.logit.common_slope());
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One row
+
+struct SubwarpAdd {
+  int lanes;
+  template <class Compute>
+  __device__ __forceinline__ void operator()(Compute& x) const {
+    if (lanes > 1) x = subwarp_reduce(x, lanes, AddOp{});
+  }
+};
+
+// What all threads of a unit found of a row, in each of them.
+template <class Group, class Compute, int kCount>
+__device__ __forceinline__ void group_combine(const Group& group, OnlineSoftmaxes<Compute, kCount>& softmaxes,
+                                              SyncState& sync) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) subwarp_combine(softmaxes.softmax[i], group.subwarp_size());
+  if constexpr (Group::kMultiWarp) {
+    const OnlineSoftmaxes<Compute, kCount>* all;
+    group.all_gather(softmaxes, sync, all);
+    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      OnlineSoftmax<Compute>& part = softmaxes.softmax[k];
+      part = {-scalar_infinity(Compute()), Compute(0)};
+      if (lane < warps) part = all[lane].softmax[k];
+#pragma unroll
+      for (int i = kWarp; i < Group::kClusterSize * kWarp; i += kWarp) {
+        if (lane + i < warps) combine(part, all[lane + i].softmax[k]);
+      }
+      subwarp_combine(part, kWarp);
+    }
+  }
+}
+
+template <class Sums, class Group, class Compute>
+__device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<Compute>& sums, SyncState& sync) {
+  Sums::over(sums, SubwarpAdd{group.subwarp_size()});
+  if constexpr (Group::kMultiWarp) {
+    const DenseSums<Compute>* all;
+    group.all_gather(sums, sync, all);
+    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
+    sums = {Compute(0), Compute(0), Compute(0)};
+#pragma unroll
+    for (int i = 0; i < Group::kClusterSize * kWarp; i += kWarp) {
+      if (lane + i >= warps) continue;
+      sums.value += all[lane + i].value;
+      sums.grad_log_p += all[lane + i].grad_log_p;
+      sums.grad_log_q += all[lane + i].grad_log_q;
+    }
+    Sums::over(sums, SubwarpAdd{kWarp});
+  }
+}
+
+// The loss of a row whose classes `classes` yields to the threads of a unit, and its gradients if there are any.
+//
+//   classes.for_each(f)        every class of this thread, none of a row that does not count
+//   classes.final_pass(f)        the same for the last time
+//   classes.final_pass_all(f)    the same, also of a row that does not count, whose packs hold anything
+//
+// Precondition: all threads of the unit call it together, for a SubwarpGroup every lane of the warp.
+template <bool kGradient, class Group, class Program, class Classes, class Scale>
+__device__ __forceinline__ typename Program::Compute visit_dense_row(const Program& program, const Group& group,
+                                                                     const int64 (&offset)[kRowStreams],
+                                                                     Classes& classes, bool exists, SyncState& sync,
+                                                                     Scale& scale) {
+  using Compute = typename Program::Compute;
+  using Sums = SumPass<kGradient, Program>;
+  SoftmaxPass<Program> softmax_pass(program);
+  classes.for_each(softmax_pass);
+  classes.prefetch_next();
+  group_combine(group, softmax_pass.softmaxes, sync);
+  typename Program::Row row;
+#pragma unroll
+  for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmax_pass.softmaxes.softmax[i]);
+  row.sums = {Compute(0), Compute(0), Compute(0)};
+  Sums sum_pass{program, row};
+  if constexpr (kGradient) {
+    classes.for_each(sum_pass);
+  } else {
+    classes.final_pass(sum_pass);
+  }
+  group_reduce_sums<Sums>(group, row.sums, sync);
+  program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
+  if constexpr (kGradient) {
+    row.factor = grad_factor(scale, offset);
+    const auto& stride = program.space.class_stride;
+    const GradientPass<Program> store{program,
+                                      row,
+                                      offset,
+                                      Classes::kContiguous ? 1 : stride[kGradients],
+                                      Classes::kContiguous ? 1 : stride[kTargetGradients],
+                                      classes.active};
+    classes.final_pass_all(store);
+  }
+  return row.value;
+}
+
+// Rows whose classes are read as Source::Classes says, for each row from the beginning.
+template <class Source>
+struct DenseReader {
+  template <bool kGradient, class Group, class Program, class Scale>
+  struct Visit {
+    static constexpr bool kNeedsNextRow = false;
+    const Program& program;
+    const Group& group;
+    Scale& scale;
+    __device__ __forceinline__ auto operator()(int64 row, bool exists, int64, SyncState& sync) const {
+      int64 offset[kRowStreams];
+      program.space.offsets(exists ? row : 0, offset);
+      const typename Source::template Classes<Program, Group> classes(program, group, offset, exists);
+      return visit_dense_row<kGradient>(program, group, offset, classes, exists, sync, scale);
+    }
+  };
+
+  // As TwoPassReader's.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Group, Program, Scale>{program, group, scale});
+  }
+};

@@ -1,0 +1,84 @@
+// Rows with a target per class whose classes lie apart, or are few: as in thread_per_row.cuh a thread takes a row, and
+// a warp reads neighbouring ones.
+#pragma once
+#include "softmax/dense_rows.cuh"
+
+// In shared memory if kStaged, and read again each time if not. For a SubwarpGroup of 1.
+template <bool kStaged>
+struct DenseThreadPerRow {
+  template <class Program, class Group>
+  struct Classes {
+    static constexpr bool kContiguous = false;
+    using Input = typename Program::Input;
+    using Target = typename Program::Target;
+    using X = Pack<Input, 1>;
+    using T = Pack<Target, 1>;
+
+    typename PointerTo<Input>::type x;
+    typename PointerTo<Target>::type t;
+    int64 x_stride, t_stride, classes;
+    bool exists;
+    bool active;
+
+    __device__ __forceinline__ Classes(const Program& program, const Group&, const int64 (&offset)[kRowStreams],
+                                       bool exists)
+        : x(program.logits(offset)),
+          t(program.targets_of(offset)),
+          x_stride(program.step()),
+          t_stride(program.target_step()),
+          classes(program.space.classes),
+          exists(exists),
+          active(exists && program.active(offset)) {
+      if constexpr (kStaged) {
+        if (active) stage();
+      }
+    }
+    __device__ __forceinline__ void prefetch_next() const {
+    }
+
+    template <class F>
+    __device__ __forceinline__ void for_each(F& f) const {
+      if (!active) return;
+#pragma unroll 2
+      for (int64 c = 0; c < classes; ++c) f(c, read_x(c), F::kReadsTargets ? read_t(c) : T{});
+    }
+    template <class F>
+    __device__ __forceinline__ void final_pass(F& f) const {
+      for_each(f);
+    }
+    template <class F>
+    __device__ __forceinline__ void final_pass_all(const F& f) const {
+      if (!exists) return;
+#pragma unroll 2
+      for (int64 c = 0; c < classes; ++c) f(c, active ? read_x(c) : X{}, active ? read_t(c) : T{});
+    }
+
+   private:
+    // Everything at once, so that as much as possible is on its way.
+    __device__ __forceinline__ void stage() const {
+      for (int64 c = 0; c < classes; ++c) {
+        cp_async(staged_x(c), reinterpret_cast<const X*>(x + c * x_stride));
+        cp_async(staged_t(c), reinterpret_cast<const T*>(t + c * t_stride));
+      }
+      cp_async_wait_all();
+    }
+    // All logits first, so that both are aligned.
+    __device__ __forceinline__ X* staged_x(int64 c) const {
+      extern __shared__ uint4 staged[];
+      return reinterpret_cast<X*>(staged) + static_cast<int>(c) * blockDim.x + threadIdx.x;
+    }
+    __device__ __forceinline__ T* staged_t(int64 c) const {
+      extern __shared__ uint4 staged[];
+      T* const first = reinterpret_cast<T*>(reinterpret_cast<X*>(staged) + static_cast<int>(classes) * blockDim.x);
+      return first + static_cast<int>(c) * blockDim.x + threadIdx.x;
+    }
+    __device__ __forceinline__ X read_x(int64 c) const {
+      if constexpr (kStaged) return load_words(staged_x(c));
+      return load_stream<1>(x + c * x_stride);
+    }
+    __device__ __forceinline__ T read_t(int64 c) const {
+      if constexpr (kStaged) return load_words(staged_t(c));
+      return load_stream<1>(t + c * t_stride);
+    }
+  };
+};

@@ -1,0 +1,79 @@
+// The row engine where only the class of the label counts: negative log-likelihood of log-probabilities.
+//
+//   value      loss(-x[r, y_r])
+//   gradient   0, but for the label's class
+//
+// One element of each row is read, and all gradients are written.
+#pragma once
+#include "softmax/rows.cuh"
+
+template <class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ RowResult<Compute> label_only_result(const Program& program, const RowTarget<Compute>& t,
+                                                                bool first) {
+  RowResult<Compute> y = program.inactive_result(t);
+  if (t.active) {
+    // 0 - x, because a probability of 1 costs 0, not -0.
+    const Compute nll = Compute(0) - widen<Compute>(program.raw(t.offset, t.label));
+    const auto loss = program.loss(variable<1u, 0>(nll), variable<0u, 1>(t.weight));
+    const bool lost = loss.value != loss.value;
+    y.value = lost ? nan_result(loss.value) : loss.value;
+    y.grad_coeffs.target = lost ? y.value : -tangent_or_zero(loss, 0);
+  }
+  if (first) program.store(t, y, false);
+  return y;
+}
+
+template <class Group, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_label_only(const Program& program, const Group& group,
+                                                 const RowTarget<Compute>& t, Compute slope) {
+  using Gradient = typename Program::Gradient;
+  const int64 stride = program.space.class_stride[kGradients];
+  for (int64 c = group.thread_rank(); c < program.space.classes; c += group.num_threads()) {
+    const Compute g = t.active && c == t.label ? slope : Compute(0);
+    program.gradients[t.offset[kGradients] + c * stride] = Narrow<Gradient>::from(g);
+  }
+}
+
+// As TwoPassReader.
+struct LabelOnlyReader {
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    const int64 rows = program.space.rows;
+#pragma unroll 1
+    for (int chunk = static_cast<int>(group.worker()); chunk < chunks; chunk += static_cast<int>(group.workers())) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 first = static_cast<int64>(chunk) * group.rows_at_once(); first < rows;
+           first += chunks * group.rows_at_once()) {
+        const int64 row = first + group.row_slot();
+        if (row >= rows) continue;
+        const auto t = program.target(row);
+        const auto y = label_only_result(program, t, group.thread_rank() == 0);
+        total += static_cast<double>(y.value);
+        if constexpr (kGradient)
+          store_label_only(program, group, t, y.grad_coeffs.target * grad_factor(scale, t.offset));
+      }
+      finish_chunk(group, scale, chunk, total, work.partials);
+    }
+  }
+};
+
+// The gradients from slopes that were stored, as apply_grad_coeffs.
+template <class Group, class Program, class Result>
+__device__ __forceinline__ void apply_grad_coeffs_label_only(const Program& program, const Group& group,
+                                                             int64 result_stride, double scale,
+                                                             const Result* grad_output) {
+  using Compute = typename Program::Compute;
+  const int64 rows = program.space.rows;
+#pragma unroll 1
+  for (int64 first = group.worker() * group.rows_at_once(); first < rows;
+       first += group.workers() * group.rows_at_once()) {
+    const int64 row = first + group.row_slot();
+    if (row >= rows) continue;
+    const auto t = program.target(row);
+    const Compute slope = program.grad_coeffs[t.offset[kResults]].target;
+    const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
+    store_label_only(program, group, t, slope == Compute(0) ? slope : slope * static_cast<Compute>(g * scale));
+  }
+}

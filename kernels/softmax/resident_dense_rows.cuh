@@ -1,0 +1,170 @@
+// Rows with a target per class that stay on chip: as in resident_rows.cuh, with both operands in shared memory, each
+// thread's vectors where nobody but itself reads them. A vector that has been used for the last time makes room for one
+// of the thread's next row at once.
+#pragma once
+#include "softmax/dense_rows.cuh"
+
+// What this thread has of both operands, as visit_dense_row asks for it.
+template <class Program_, class Group, int kVecSize>
+struct StagedDenseRow {
+  static constexpr bool kContiguous = true;
+  using Program = Program_;
+  using Input = typename Program::Input;
+  using Target = typename Program::Target;
+  using X = Pack<Input, kVecSize>;
+  using T = Pack<Target, kVecSize>;
+  using View = RowVectors<Input, kVecSize, int>;
+
+  // A row, and what this thread takes of its ends.
+  struct Row {
+    int64 offset[kRowStreams];
+    bool exists;
+    bool active;
+    Input edge_x;
+    Target edge_t;
+  };
+  // This thread's vectors of one place.
+  struct Slot {
+    X* x;
+    T* t;
+    __device__ __forceinline__ void advance() {
+      const unsigned step = (sizeof(X) + sizeof(T)) * blockDim.x;
+      x = reinterpret_cast<X*>(reinterpret_cast<char*>(x) + step);
+      t = reinterpret_cast<T*>(reinterpret_cast<char*>(t) + step);
+    }
+  };
+
+  const Program& program;
+  const Group& group;
+  Row now, ahead;
+  View view;
+  bool active;
+  // What is to be copied of the row ahead.
+  const X* next_x;
+  const T* next_t;
+  int next_vectors;
+
+  __device__ __forceinline__ StagedDenseRow(const Program& program, const Group& group, int64 row)
+      : program(program), group(group), view(program.input, 0, 0), active(false) {
+    locate(row);
+    prefetch_next();
+    Slot at = begin();
+    for (int v = group.thread_rank(); v < next_vectors; v += group.num_threads(), at.advance()) refill(v, at);
+  }
+
+  static __device__ __forceinline__ Slot begin() {
+    extern __shared__ uint4 staged[];
+    X* const x = reinterpret_cast<X*>(staged);
+    return {x + threadIdx.x, reinterpret_cast<T*>(x + blockDim.x) + threadIdx.x};
+  }
+
+  // Turns to the row ahead, and to `row`, if it is none behind the last, as the one ahead.
+  __device__ __forceinline__ void advance_row(int64 row) {
+    now = ahead;
+    active = now.active;
+    view = View(program.input, now.offset[kLogits], static_cast<int>(program.space.classes));
+    locate(row);
+    cp_async_wait_all();
+  }
+
+  // Reads what of the row ahead goes to registers. Half a row before the rest is copied it is asked for, so that copies
+  // do not wait for the memory itself.
+  __device__ __forceinline__ void prefetch_next() {
+    next_vectors = 0;
+    if (!ahead.active) return;
+    const Input* x = program.input + ahead.offset[kLogits];
+    const Target* t = program.targets + ahead.offset[kLabels];
+    const View next(program.input, ahead.offset[kLogits], static_cast<int>(program.space.classes));
+    const int edge = next.edge_class(group.thread_rank());
+    if (edge >= 0) {
+      ahead.edge_x = x[edge];
+      ahead.edge_t = t[edge];
+    }
+    next_x = reinterpret_cast<const X*>(x + next.head);
+    next_t = reinterpret_cast<const T*>(t + next.head);
+    next_vectors = next.vectors;
+    if (Group::kMultiWarp && group.thread_rank() == 0) {
+      if (sizeof(X) == 16) prefetch_l2(next_x, next.vectors * 16u);
+      if (sizeof(T) == 16) prefetch_l2(next_t, next.vectors * 16u);
+    }
+  }
+
+  template <class F>
+  __device__ __forceinline__ void for_each(F& f) const {
+    const int vectors = active ? view.vectors : 0;
+    Slot at = begin();
+#pragma unroll 2
+    for (int v = group.thread_rank(); v < vectors; v += group.num_threads(), at.advance()) {
+      f(view.first(v), load_words(at.x), load_words(at.t));
+    }
+    visit_edge(f, active);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_pass(F& f) const {
+    visit_and_refill(f, active);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_pass_all(const F& f) const {
+    visit_and_refill(f, now.exists);
+  }
+
+ private:
+  __device__ __forceinline__ void locate(int64 row) {
+    ahead.exists = row >= 0 && row < program.space.rows;
+    program.space.offsets(ahead.exists ? row : 0, ahead.offset);
+    ahead.active = ahead.exists && program.active(ahead.offset);
+  }
+
+  __device__ __forceinline__ void refill(int v, const Slot& at) const {
+    if (v >= next_vectors) return;
+    cp_async(at.x, next_x + v);
+    cp_async(at.t, next_t + v);
+  }
+
+  template <class F>
+  __device__ __forceinline__ void visit_and_refill(F& f, bool visited) const {
+    const int vectors = visited ? view.vectors : 0, all = max(vectors, next_vectors);
+    Slot at = begin();
+#pragma unroll 2
+    for (int v = group.thread_rank(); v < all; v += group.num_threads(), at.advance()) {
+      if (v < vectors) f(view.first(v), load_words(at.x), load_words(at.t));
+      refill(v, at);
+    }
+    visit_edge(f, visited);
+  }
+
+  template <class F>
+  __device__ __forceinline__ void visit_edge(F& f, bool visited) const {
+    const int edge = view.edge_class(group.thread_rank());
+    if (visited && edge >= 0) f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}});
+  }
+};
+
+template <int kVecSize>
+struct ResidentDenseReader {
+  // As TwoPassReader's.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    RowIterator<Group> next_row(group);
+    if (next_row.chunk >= chunks) return;
+    group.cluster_start();
+    WorkQueue<Group> queue(group, work.claim_counter);
+    StagedDenseRow<Program, Group, kVecSize> classes(program, group, next_row.first + group.row_slot());
+    double total = 0.0;
+    SyncState sync{0, 0};
+#pragma unroll 1
+    for (;;) {
+      const int chunk = next_row.chunk;
+      next_row.advance(group, queue, chunks, program.space.rows, sync.syncs);
+      sync.claimed = queue.claimed;
+      const bool more = next_row.chunk < chunks;
+      classes.advance_row(more ? next_row.first + group.row_slot() : -1);
+      total += visit_dense_row<kGradient>(program, group, classes.now.offset, classes, classes.now.exists, sync, scale);
+      if (next_row.chunk == chunk) continue;
+      finish_chunk(group, scale, chunk, total, work.partials, sync);
+      if (!more) return;
+      total = 0.0;
+    }
+  }
+};

@@ -1,0 +1,166 @@
+// A row of numbers as vectors that are aligned where the row is not, and what is left over at its two ends, element by
+// element: a row of an odd length keeps its vectors. Every thread of a unit takes at most one element of the ends.
+#pragma once
+#include "core/scalars.cuh"
+#include "softmax/row_ptx.cuh"
+
+// Index: int64, or int where a row is known to be short.
+template <class Storage, int kVecSize_, class Index = int64>
+struct RowVectors {
+  static constexpr int kVecSize = kVecSize_;
+  int64 offset;  // of the row's first element
+  Index vectors;
+  int head;  // elements in front of the vectors
+  int tail;  // ... and behind them
+
+  // Precondition: `pointer` is what the row is read through; its address decides where vectors begin.
+  __device__ __forceinline__ RowVectors(const Storage* pointer, int64 offset, Index classes) : offset(offset) {
+    const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(pointer + offset));
+    const int misaligned = static_cast<int>(address % (sizeof(Storage) * kVecSize) / sizeof(Storage));
+    head = misaligned == 0 ? 0 : kVecSize - misaligned;
+    if (head > classes) head = static_cast<int>(classes);
+    vectors = (classes - head) / kVecSize;
+    tail = static_cast<int>(classes - head - vectors * kVecSize);
+  }
+
+  // The class of a vector's first lane.
+  __device__ __forceinline__ Index first(Index vector) const {
+    return head + vector * kVecSize;
+  }
+  // The class that a thread of the unit takes of the ends, or -1.
+  __device__ __forceinline__ Index edge_class(int thread) const {
+    return thread < head ? thread : thread < head + tail ? first(vectors) + (thread - head) : -1;
+  }
+};
+
+// A pack as the words that it is made of: the compiler reads elements one by one where it can, 2 bytes at a time.
+template <class P>
+__device__ __forceinline__ P load_words(const P* at) {
+  P pack;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    reinterpret_cast<typename P::Word*>(&pack)[i] = reinterpret_cast<const typename P::Word*>(at)[i];
+  }
+  return pack;
+}
+
+// The same pack, which the compiler does not keep in any other form that it has been brought to before.
+template <class P>
+__device__ __forceinline__ P opaque_pack(P pack) {
+  if constexpr (sizeof(P) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(P) / 4); ++i) {
+      unsigned& word = reinterpret_cast<unsigned*>(&pack)[i];
+      word = opaque(word);
+    }
+  }
+  return pack;
+}
+
+// Begins to copy a pack to shared memory, where the thread that asked for it finds it after cp_async_wait_all().
+template <class P>
+__device__ __forceinline__ void cp_async(P* to, const P* from) {
+  if constexpr (kHasCpAsync && sizeof(P) >= 4) {
+    cp_async_bytes<sizeof(P)>(to, from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < P::kWords; ++i) {
+      reinterpret_cast<typename P::Word*>(to)[i] = __ldcs(reinterpret_cast<const typename P::Word*>(from) + i);
+    }
+  }
+}
+
+// The numbers of a pack. Of two bfloat16 in a word each is one instruction away, where the compiler sees two 16-bit
+// registers first.
+template <class Compute, class Storage, int kVecSize>
+__device__ __forceinline__ void unpack(const Pack<Storage, kVecSize>& x, Compute (&y)[kVecSize]) {
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) y[i] = widen<Compute>(x.element[i]);
+}
+template <int kVecSize>
+__device__ __forceinline__ void unpack(const Pack<bfloat16_t, kVecSize>& x, float (&y)[kVecSize]) {
+  if constexpr (kVecSize % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kVecSize; i += 2) {
+      const unsigned word = reinterpret_cast<const unsigned*>(&x)[i / 2];
+      y[i] = __uint_as_float(word << 16);
+      y[i + 1] = __uint_as_float(word & 0xffff0000u);
+    }
+  } else {
+    y[0] = to_float(x.element[0]);
+  }
+}
+
+// The sum of what the lanes of a pack hold, as a tree; x is used up.
+template <class Compute, int kVecSize>
+__device__ __forceinline__ Compute sum_elements(Compute (&x)[kVecSize]) {
+#pragma unroll
+  for (int span = 1; span < kVecSize; span *= 2) {
+#pragma unroll
+    for (int i = 0; i + span < kVecSize; i += 2 * span) x[i] += x[i + span];
+  }
+  return x[0];
+}
+
+// The largest number of packs, in halves of a word where the type has 16 bits.
+template <class Compute, class Storage, int kVecSize>
+struct ElementwiseMax {
+  Compute value;
+
+  __device__ __forceinline__ ElementwiseMax() : value(-scalar_infinity(Compute())) {
+  }
+  __device__ __forceinline__ void add(const Pack<Storage, kVecSize>& x) {
+    Compute y[kVecSize];
+    unpack(x, y);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) value = max_ignoring_nan(value, y[i]);
+  }
+  __device__ __forceinline__ Compute get() const {
+    return value;
+  }
+};
+
+__device__ __forceinline__ unsigned max_pair(unsigned x, unsigned y, half_t) {
+  return max_half_pair(x, y);
+}
+__device__ __forceinline__ unsigned max_pair(unsigned x, unsigned y, bfloat16_t) {
+  return max_bfloat16_pair(x, y);
+}
+
+template <class Storage, int kVecSize>
+struct PackedPairMax {
+  unsigned value;
+
+  __device__ __forceinline__ PackedPairMax() {
+    const unsigned lowest = Narrow<Storage>::from(-scalar_infinity(0.0f)).bits;
+    value = lowest << 16 | lowest;
+  }
+  __device__ __forceinline__ void add(const Pack<Storage, kVecSize>& x) {
+#pragma unroll
+    for (int i = 0; i < kVecSize / 2; ++i) {
+      value = max_pair(value, reinterpret_cast<const unsigned*>(&x)[i], Storage{});
+    }
+  }
+  // That of the even lanes (0) or the odd ones.
+  __device__ __forceinline__ float half(int i) const {
+    Pack<Storage, 2> pair;
+    reinterpret_cast<unsigned&>(pair) = value;
+    return widen<float>(pair.element[i]);
+  }
+  __device__ __forceinline__ float get() const {
+    return max_ignoring_nan(half(0), half(1));
+  }
+};
+
+template <bool kPairs, class Compute, class Storage, int kVecSize>
+struct ChooseRunningMax {
+  using type = ElementwiseMax<Compute, Storage, kVecSize>;
+};
+template <class Compute, class Storage, int kVecSize>
+struct ChooseRunningMax<true, Compute, Storage, kVecSize> {
+  using type = PackedPairMax<Storage, kVecSize>;
+};
+template <class Compute, class Storage, int kVecSize>
+using RunningMax =
+    typename ChooseRunningMax<sizeof(Storage) == 2 && sizeof(Compute) == 4 && kVecSize % 2 == 0 && kHasPairMax, Compute,
+                              Storage, kVecSize>::type;

@@ -1,0 +1,134 @@
+// Second derivatives of losses of rows of class indices. Of the gradient g of a row's loss L and of a direction v,
+//
+//   along      sum over c of v_c dL/dx_c                        per row, for the derivative with respect to grad_output
+//   changed    grad_output * sum over k of v_k d^2 L / dx_c dx_k        for that with respect to the logits
+//
+// The row engine computes L and g of whatever numbers; here of ones that carry a derivative along v (nested.cuh): a
+// logit is read together with its direction, and what is stored of a value or a gradient is how it moves along v. So
+// value and gradient are written nowhere, and what keeps the digits of sure rows keeps those of their second
+// derivatives. The largest logit moves too, by which all directions are relative to its own: a direction that is the
+// same for all classes cancels before anything is rounded.
+//
+// Logits and directions are read twice, by a unit of threads or, where classes lie apart or are few, a single one.
+#pragma once
+#include "core/nested.cuh"
+#include "softmax/rows.cuh"
+
+// The stream of the directions: of class indices there are no gradients.
+constexpr RowStream kTangents = kTargetGradients;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the row engine calls on numbers
+
+// Of equal values that with the larger derivative, in whatever order they are compared.
+template <class T>
+__device__ __forceinline__ NestedDual<T> max_ignoring_nan(NestedDual<T> x, NestedDual<T> y) {
+  const T value = max_ignoring_nan(x.value, y.value);
+  if (x.value == y.value) return {value, max_ignoring_nan(x.tangent, y.tangent)};
+  return {value, value == x.value ? x.tangent : y.tangent};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> with_sign_of(NestedDual<T> size, NestedDual<T> x) {
+  return {with_sign_of(size.value, x.value), x.value < T(0) ? -size.tangent : size.tangent};
+}
+template <class T>
+__device__ __forceinline__ NestedDual<T> shuffle_xor(NestedDual<T> x, int offset) {
+  return {shuffle_xor(x.value, offset), shuffle_xor(x.tangent, offset)};
+}
+template <class T>
+__device__ __forceinline__ float as_float(NestedDual<T> x) {
+  return as_float(x.tangent);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Logits with their directions
+
+template <class Storage>
+struct WithTangent {
+  Storage value;
+  Storage tangent;
+};
+
+template <class Number, class Storage>
+__device__ __forceinline__ Number widen(WithTangent<Storage> x) {
+  const Number value = widen<Number>(x.value), tangent = widen<Number>(x.tangent);
+  return {value.value, tangent.value};
+}
+
+// Both, from some class on; without directions nothing moves.
+template <class Storage>
+struct PointerWithTangent {
+  const Storage* values;
+  const Storage* tangents;
+  int64 value_step;  // from class to class
+  int64 tangent_step;
+
+  __device__ __forceinline__ PointerWithTangent operator+(int64 classes) const {
+    const Storage* const tangents_at = tangents == nullptr ? nullptr : tangents + classes * tangent_step;
+    return {values + classes * value_step, tangents_at, value_step, tangent_step};
+  }
+};
+template <class Storage>
+struct PointerTo<WithTangent<Storage>> {
+  using type = PointerWithTangent<Storage>;
+};
+
+// Directions may lie anywhere, the same one for several classes or rows included.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* from, int64 step) {
+  using P = Pack<Storage, kVecSize>;
+  if (from != nullptr && step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(P) == 0)
+    return load_stream<kVecSize>(from);
+  P pack{};
+  if (from == nullptr) return pack;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) pack.element[i] = load_reused<1>(from + i * step).element[0];
+  return pack;
+}
+
+// Precondition: several logits are neighbours.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ Pack<WithTangent<Storage>, kVecSize> load_stream(PointerWithTangent<Storage> at) {
+  const auto values = load_stream<kVecSize>(at.values);
+  const auto tangents = load_strided<kVecSize>(at.tangents, at.tangent_step);
+  Pack<WithTangent<Storage>, kVecSize> pack;
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) pack.element[i] = {values.element[i], tangents.element[i]};
+  return pack;
+}
+
+// Where gradients are stored, from some class on.
+template <class Storage>
+struct StridedPointer {
+  Storage* at;
+  int64 step;
+
+  __device__ __forceinline__ StridedPointer operator+(int64 classes) const {
+    return {at + classes * step, step};
+  }
+};
+template <int kVecSize, class Storage>
+__device__ __forceinline__ void store_pack(StridedPointer<Storage> to, const Pack<Storage, kVecSize>& pack) {
+  store_pack<kVecSize>(to.at, pack);
+}
+
+// The program of rows with directions: `along` is its value, `changed` its gradient. Base: a RowProgram whose
+// arithmetic is on nested values.
+template <class Base>
+struct HvpProgram : Base {
+  using Compute = typename Base::Compute;
+  using Storage = typename Base::Input;
+  using Input = WithTangent<Storage>;
+  const Storage* tangents;
+
+  __device__ __forceinline__ PointerWithTangent<Storage> logits(const int64 (&offset)[kRowStreams]) const {
+    const auto& stride = this->space.class_stride;
+    return {Base::logits(offset), tangents + offset[kTangents], stride[kLogits], stride[kTangents]};
+  }
+  __device__ __forceinline__ StridedPointer<Storage> gradient_pointer(const int64 (&offset)[kRowStreams]) const {
+    return {Base::gradient_pointer(offset), this->space.class_stride[kGradients]};
+  }
+  __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
+    return {Base::raw(offset, c), tangents[offset[kTangents] + c * this->space.class_stride[kTangents]]};
+  }
+};

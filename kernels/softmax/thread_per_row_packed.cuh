@@ -1,0 +1,106 @@
+// Rows of few classes that follow each other without gaps: a thread takes a row as in thread_per_row.cuh, but a warp
+// moves its rows between memory and shared memory together, as the one stretch that they are. One by one, threads would
+// touch as many lines as there are rows for each class; gradients were written at a quarter of the speed so.
+#pragma once
+#include "softmax/thread_per_row.cuh"
+
+// The rows of a warp, of which this thread has one.
+template <class Storage>
+struct PackedRows {
+  using P = Pack<Storage, 1>;
+  using Value = Storage;
+  using Index = int;
+  static constexpr int kVecSize = 1;
+  const Storage* from;  // where the warp's first row begins
+  Storage* to;
+  int elements;  // of all its rows
+  int classes;
+  P* stage;
+
+  // Precondition: the warp's rows begin with `first`.
+  template <class Program>
+  __device__ __forceinline__ PackedRows(const Program& program, int64 first)
+      : from(program.input + first * program.space.classes),
+        to(program.gradients + first * program.space.classes),
+        classes(static_cast<int>(program.space.classes)) {
+    extern __shared__ uint4 staged[];
+    const int64 rows = program.space.rows - first;
+    elements = classes * static_cast<int>(rows < kWarp ? rows : kWarp);
+    stage = reinterpret_cast<P*>(staged) + threadIdx.x / kWarp * (kWarp * pitch());
+  }
+  // From row to row: odd, so that the threads of a warp do not meet in a bank.
+  __device__ __forceinline__ int pitch() const {
+    return classes | 1;
+  }
+  // f(i, place) for each 32nd element of the rows from `lane` on.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+    // A division by the classes, which is exact below 2048 elements of up to 32 classes each.
+    const unsigned inverse = 65536u / classes + 1;
+#pragma unroll 4
+    for (int i = threadIdx.x % kWarp; i < elements; i += kWarp) {
+      const int row = static_cast<int>(i * inverse >> 16);
+      f(i, row, stage + row * pitch() + (i - row * classes));
+    }
+  }
+  __device__ __forceinline__ P* own_row() const {
+    return stage + threadIdx.x % kWarp * pitch();
+  }
+
+  // The rows that are wanted. Precondition here and in flush(): all lanes of the warp call it together.
+  __device__ __forceinline__ void load_all(bool wanted) const {
+    const unsigned mask = __ballot_sync(0xffffffffu, wanted);
+    each([&](int i, int row, P* slot) {
+      if (mask >> row & 1u) cp_async(slot, reinterpret_cast<const P*>(from + i));
+    });
+    cp_async_wait_all();
+    __syncwarp();
+  }
+  __device__ __forceinline__ P read(int c) const {
+    return load_words(own_row() + c);
+  }
+  __device__ __forceinline__ void mask_out(int c, int) const {
+    own_row()[c].element[0] = Narrow<Storage>::from(-scalar_infinity(0.0f));
+  }
+  __device__ __forceinline__ void overwrite(int c, const P& x) const {
+    own_row()[c] = x;
+  }
+  // In the place of the logit, which is needed no more.
+  __device__ __forceinline__ void store(int c, const P& gradient) const {
+    own_row()[c] = gradient;
+  }
+  __device__ __forceinline__ void flush() const {
+    __syncwarp();
+    each([&](int i, int, const P* slot) { store_pack<1>(to + i, *slot); });
+    // The next rows are copied there.
+    __syncwarp();
+  }
+};
+
+// As ThreadPerRowReader, with all rows in front of each other.
+struct PackedThreadPerRowReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    const int64 rows = program.space.rows, step = chunks * kWarp;
+#pragma unroll 1
+    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
+         chunk = next_chunk(group, chunk, work.claim_counter)) {
+      double total = 0.0;
+      LabelLoads<1, Program> ahead;
+      ahead.read(program, static_cast<int64>(chunk) * kWarp + group.row_slot());
+#pragma unroll 1
+      for (int64 first = static_cast<int64>(chunk) * kWarp; first < rows; first += step) {
+        const LabelLoads<1, Program> now = ahead;
+        ahead.read(program, first + step + group.row_slot());
+        const int64 row = first + group.row_slot();
+        int64 offset[kRowStreams];
+        program.space.offsets(row < rows ? row : 0, offset);
+        const PackedRows<typename Program::Input> source(program, first);
+        total += visit_rows_of_thread<kGradient>(program, source, offset, now, scale, row < rows);
+        if constexpr (!kGradient) __syncwarp();
+      }
+      finish_chunk(group, scale, chunk, total, work.partials);
+    }
+  }
+};

@@ -1,0 +1,75 @@
+// Rows with a target per class that are too long for what is on chip: they are read three times, or twice without
+// gradients.
+#pragma once
+#include "softmax/dense_rows.cuh"
+
+template <int kVecSize, int kVectors>
+struct TwoPassDense {
+  template <class Program, class Group>
+  struct Classes {
+    static constexpr bool kContiguous = true;
+    using Input = typename Program::Input;
+    using Target = typename Program::Target;
+
+    const Group& group;
+    const typename Program::template View<kVecSize> view;
+    typename PointerTo<Input>::type x;
+    typename PointerTo<Target>::type t;
+    bool exists;
+    bool active;
+
+    __device__ __forceinline__ Classes(const Program& program, const Group& group, const int64 (&offset)[kRowStreams],
+                                       bool exists)
+        : group(group),
+          view(program.input, offset[kLogits], program.space.classes),
+          x(program.logits(offset)),
+          t(program.targets_of(offset)),
+          exists(exists),
+          active(exists && program.active(offset)) {
+    }
+    __device__ __forceinline__ void prefetch_next() const {
+    }
+
+    template <class F>
+    __device__ __forceinline__ void for_each(F& f) const {
+      if (active) visit(f);
+    }
+    template <class F>
+    __device__ __forceinline__ void final_pass(F& f) const {
+      for_each(f);
+    }
+    template <class F>
+    __device__ __forceinline__ void final_pass_all(const F& f) const {
+      if (exists) visit(f);
+    }
+
+   private:
+    template <class F>
+    __device__ __forceinline__ void visit(F& f) const {
+      const int64 step = group.num_threads(), edge = view.edge_class(group.thread_rank());
+#pragma unroll 1
+      for (int64 v = group.thread_rank(); v < view.vectors; v += step * kVectors) {
+        Pack<Input, kVecSize> of_x[kVectors];
+        Pack<Target, kVecSize> of_t[kVectors];
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+          if (!active || v + k * step >= view.vectors) continue;
+          of_x[k] = load_stream<kVecSize>(x + view.first(v + k * step));
+          if constexpr (F::kReadsTargets) of_t[k] = load_stream<kVecSize>(t + view.first(v + k * step));
+        }
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+          if (v + k * step < view.vectors) f(view.first(v + k * step), of_x[k], of_t[k]);
+        }
+      }
+      if (edge < 0) return;
+      Pack<Input, 1> of_x;
+      Pack<Target, 1> of_t;
+      if (active) {
+        of_x = load_stream<1>(x + edge);
+        of_t = load_stream<1>(t + edge);
+      }
+      f(edge, of_x, of_t);
+    }
+  };
+};
