@@ -281,13 +281,13 @@ __device__ __forceinline__ Logistic<NestedDual<T>> scalar_logistic(NestedDual<T>
 template <class T>
 __device__ __forceinline__ Fraction<NestedDual<T>> scalar_fraction(NestedDual<T> n, NestedDual<T> e) {
   const Fraction<T> x = scalar_fraction(n.value, e.value);
-  return {quotient_with_tangent(x.value, n, NestedDual<T>(1) + e), {x.rest, T(0)}};
+  return {quotient_with_tangent(x.value, n, NestedDual<T>(1) + e), {x.relative_residual, T(0)}};
 }
 
 // The exponent is a parameter, which does not move.
 template <class T>
 __device__ __forceinline__ Power<NestedDual<T>> scalar_power(const Fraction<NestedDual<T>>& x, NestedDual<T> t) {
-  const Power<T> power = scalar_power(Fraction<T>{x.value.value, x.remainder.value}, t.value);
+  const Power<T> power = scalar_power(Fraction<T>{x.value.value, x.relative_residual.value}, t.value);
   T tangent = t.value == T(1) ? x.value.tangent : T(0);
   if (x.value.value > T(0))
     tangent = scaled_tangent(power.first * t.value, scalar_divide_in_range(x.value.tangent, x.value.value));

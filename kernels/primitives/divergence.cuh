@@ -206,11 +206,11 @@ __device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, do
 template <class T, unsigned kA, unsigned kB, unsigned kD>
 __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
-                                                           const Dual<T, 0>& rest) {
+                                                           const Dual<T, 0>& complement) {
   const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
   const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
-  if (beta.value == T(0) || rest.value == T(0)) {
-    const bool swapped = rest.value == T(0);
+  if (beta.value == T(0) || complement.value == T(0)) {
+    const bool swapped = complement.value == T(0);
     const T x = swapped ? b.value : a.value;
     const T y = swapped ? a.value : b.value;
     const LogRatio<T> ratio = scalar_log_ratio(x, y, swapped ? -difference.value : difference.value, x + y);
@@ -226,14 +226,14 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
   const T mean = scalar_fma(beta.value, gap, y);
   const T m = mean > T(0) ? mean : T(1);
   const T inverse = scalar_divide_roughly(T(1), m);
-  const Entropy<T> of_a = scalar_entropy(x, m, rest.value * gap, inverse);
+  const Entropy<T> of_a = scalar_entropy(x, m, complement.value * gap, inverse);
   const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
-  const T sum = scalar_fma(beta.value, of_a.value, rest.value * of_b.value) * T(0x1p-24);
+  const T sum = scalar_fma(beta.value, of_a.value, complement.value * of_b.value) * T(0x1p-24);
   // Without mass a and b do not move.
-  const T across = -(beta.value * rest.value * (inverse * T(0x1p24)));
+  const T across = -(beta.value * complement.value * (inverse * T(0x1p24)));
   const T by_a = with_partials(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
                                empty_b ? T(0) : across, b.value);
-  const T by_b = with_partials(rest.value * of_b.log, empty_a ? T(0) : across, a.value,
+  const T by_b = with_partials(complement.value * of_b.log, empty_a ? T(0) : across, a.value,
                                -across * scalar_divide_in_range(x, y), b.value);
   return chain(a, b, valid ? (mean > T(0) ? sum : T(0)) : scalar_nan(T()), empty_a ? T(0) : by_a,
                empty_b ? T(0) : by_b);
@@ -261,21 +261,21 @@ template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
   const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
   const T difference = scalar_exp_difference(log_a.value, log_b.value, a, b);
-  const T grad_log = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
+  const T product = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
   const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
   const bool near = ratio.near && a > T(0) && b > T(0);
-  const T value = force_computed(near ? scalar_relative_entropy(a, ratio, difference) : grad_log - difference);
-  return chain(log_a, log_b, value, grad_log, -difference);
+  const T value = force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference);
+  return chain(log_a, log_b, value, product, -difference);
 }
 
 // beta q log(q / m) + rest p log(p / m) with rest = 1 - beta and m = beta q + rest p, by the logarithms of q and p;
 // with beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 p log(p / q) - p + q. Never negative.
 template <class T, unsigned kQ, unsigned kP>
 __device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& log_q, const Dual<T, kP>& log_p,
-                                                             const Dual<T, 0>& beta, const Dual<T, 0>& rest) {
+                                                             const Dual<T, 0>& beta, const Dual<T, 0>& complement) {
   if (beta.value == T(0)) return log_relative_entropy(log_q, log_p);
-  if (rest.value == T(0)) return log_relative_entropy(log_p, log_q);
-  return jensen_shannon(exp(log_q), exp(log_p), exp_difference(log_q, log_p), beta, rest);
+  if (complement.value == T(0)) return log_relative_entropy(log_p, log_q);
+  return jensen_shannon(exp(log_q), exp(log_p), exp_difference(log_q, log_p), beta, complement);
 }
 
 // t / x - log(t / x) - 1, which is never negative, for t, x >= 0.

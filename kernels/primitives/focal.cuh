@@ -24,7 +24,7 @@ __device__ __forceinline__ Decision<T> scalar_decision(T x, T y) {
 template <class T>
 struct Fraction {
   T value;
-  T complement;
+  T relative_residual;
 };
 
 template <class T>
@@ -85,7 +85,7 @@ template <class T>
 __device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
   const Power<T> power = scalar_power(x.value, t);
   if (kNarrow) return power;
-  return {scalar_fma(power.first, t * x.complement, power.first), power.second};
+  return {scalar_fma(power.first, t * x.relative_residual, power.first), power.second};
 }
 
 // -log(1 - q), given q and 1 - q, of which the larger one may have rounded the digits of the other one away.
@@ -107,11 +107,11 @@ __device__ __forceinline__ T scalar_confidence(const Decision<T>& d) {
 // as 0.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& alpha,
-                                                  const Dual<T, 0>& rest, const Dual<T, 0>& gamma) {
+                                                  const Dual<T, 0>& complement, const Dual<T, 0>& gamma) {
   const Decision<T> d = scalar_decision(x.value, y.value);
   const bool balanced = alpha.value >= T(0);
   const T of_yes = balanced ? alpha.value : T(1);
-  const T of_no = balanced ? rest.value : T(1);
+  const T of_no = balanced ? complement.value : T(1);
   const T factor = scalar_fma(of_yes, y.value, of_no * (T(1) - y.value));
   const T log_loss = with_partials(scalar_fma(d.wrong, d.wrong == T(0) ? T(0) : d.size, d.at.excess), d.size, d.wrong,
                                    d.wrong, d.size, T(1), d.at.excess);
@@ -138,15 +138,15 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
 // rest^gamma nll, by nll = -log p and rest = 1 - p of the same p, with 0^0 = 1. For an infinite nll the derivative with
 // respect to rest, which stands against p = 0, is given as 0.
 template <class T, unsigned kN, unsigned kR>
-__device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, const Dual<T, kR>& rest,
+__device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, const Dual<T, kR>& complement,
                                                     const Dual<T, 0>& gamma) {
   // The usual case, and the same for all rows.
-  if (gamma.value == T(0)) return chain(nll, rest, nll.value, T(1), T(0));
-  const Power<T> power = scalar_power(Fraction<T>{rest.value, T(0)}, gamma.value);
+  if (gamma.value == T(0)) return chain(nll, complement, nll.value, T(1), T(0));
+  const Power<T> power = scalar_power(Fraction<T>{complement.value, T(0)}, gamma.value);
   const bool infinite = nll.value > scalar_max(T());
   // Where rest vanishes, nll does so as fast.
-  const T ratio = rest.value > T(0) ? scalar_divide_roughly(nll.value, rest.value) : T(1);
-  return chain(nll, rest, power.times(nll.value), power.times(T(1)),
+  const T ratio = complement.value > T(0) ? scalar_divide_roughly(nll.value, complement.value) : T(1);
+  return chain(nll, complement, power.times(nll.value), power.times(T(1)),
                infinite ? T(0) : gamma.value * power.times(ratio));
 }
 
@@ -161,7 +161,7 @@ __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Du
   // threefold.
   const T e = scalar_exp(-d.size);
   const Fraction<T> fraction = scalar_fraction(e, e);
-  const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.complement, fraction.value);
+  const T smaller = kNarrow ? fraction.value : scalar_fma(fraction.value, fraction.relative_residual, fraction.value);
   const T of_right = scalar_fma(sum.value, smaller, scalar_log_beyond_linear(smaller));
   const T more = scalar_fma(epsilon.value, scalar_confidence(d), d.size);
   const T slope = scalar_fma(d.wrong * d.at.larger, scalar_fma(epsilon.value, smaller, T(1)),
@@ -198,7 +198,7 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
     const bool active = difference > T(0);
     const T inverse = active ? scalar_divide_roughly(T(1), difference) : T(0);
     const T rounded_off = (p.value - difference) - clip.value;
-    q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.complement, rounded_off) * inverse};
+    q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.relative_residual, rounded_off) * inverse};
     const T not_q = not_p.value + clip.value;
     const T change = active ? at.larger * at.smaller : T(0);
     log_miss = active ? scalar_minus_log_of_complement(q.value, not_q) : q.value;
