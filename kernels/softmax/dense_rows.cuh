@@ -16,60 +16,35 @@
 #pragma once
 #include "softmax/rows.cuh"
 
-// The softmax of some classes: the largest z, and the sum of exp(z_c - largest) over the others. As for class indices
-// the largest is not added, so that a sure row keeps what its probability falls short of 1 by.
-template <class Compute>
-struct OnlineSoftmax {
-  Compute max_logit;
-  Compute exp_sum;
-};
-
 // Of the logits, and of those of a teacher if there is one.
 template <class Compute, int kCount>
 struct OnlineSoftmaxes {
-  OnlineSoftmax<Compute> softmax[kCount];
+  OnlineSoftmax<Compute, ExcludeMax> softmax[kCount];
+
+  static __device__ __forceinline__ OnlineSoftmaxes empty() {
+    OnlineSoftmaxes all;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) all.softmax[k] = {-scalar_infinity(Compute()), Compute(0)};
+    return all;
+  }
 };
-
-// exp(d) for d <= 0, or NaN.
-template <class Compute>
-__device__ __forceinline__ Compute exp_of_difference(Compute d) {
-  if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(d * kLog2E);
-  return scalar_exp(d);
+template <class Compute, int kCount>
+__device__ __forceinline__ void combine(OnlineSoftmaxes<Compute, kCount>& part,
+                                        const OnlineSoftmaxes<Compute, kCount>& other) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) combine(part.softmax[k], other.softmax[k]);
 }
-
-// What classes add to the rest of a row whose largest z, no smaller than theirs, is none of them.
-template <class Compute>
-__device__ __forceinline__ Compute rescaled_exp_sum(const OnlineSoftmax<Compute>& part, Compute max_logit) {
-  // exp(-inf - -inf) would be NaN. A rest of NaN stays.
-  if (part.max_logit == -scalar_infinity(max_logit)) return part.exp_sum * Compute(0);
-  return (part.exp_sum + Compute(1)) * exp_of_difference(part.max_logit - max_logit);
-}
-
-template <class Compute>
-__device__ __forceinline__ void combine(OnlineSoftmax<Compute>& part, const OnlineSoftmax<Compute>& other) {
-  const Compute max_logit = max_ignoring_nan(part.max_logit, other.max_logit);
-  part.exp_sum = identical(part.max_logit, max_logit) ? part.exp_sum + rescaled_exp_sum(other, max_logit)
-                                                      : rescaled_exp_sum(part, max_logit) + other.exp_sum;
-  part.max_logit = max_logit;
-}
-
-// The parts of `lanes` neighbouring lanes as one, in each of them. Of equal largest logits that of the first lane
-// has_max. Preconditions: all 32 lanes call it together; `lanes` is a power of two, and the same in all of them.
-template <class Compute>
-__device__ __forceinline__ void subwarp_combine(OnlineSoftmax<Compute>& part, int lanes) {
-  if (lanes == 1) return;
-  const Compute max_logit = subwarp_reduce(part.max_logit, lanes, MaxOp{});
-  const int lane = threadIdx.x % kWarp, first = lane & -lanes;
-  const unsigned equal = __ballot_sync(0xffffffffu, identical(part.max_logit, max_logit)) >> first;
-  const bool has_max = __ffs(static_cast<int>(equal)) - 1 == lane - first;
-  part.exp_sum = subwarp_reduce(has_max ? part.exp_sum : rescaled_exp_sum(part, max_logit), lanes, AddOp{});
-  part.max_logit = max_logit;
+// Preconditions: those of subwarp_combine of an OnlineSoftmax.
+template <class Compute, int kCount>
+__device__ __forceinline__ void subwarp_combine(OnlineSoftmaxes<Compute, kCount>& part, int width) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) subwarp_combine(part.softmax[k], width);
 }
 
 // Adds the logits of a pack.
 template <int kVecSize, class Logits, class Storage, class Compute>
 __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Storage, kVecSize>& x,
-                                           OnlineSoftmax<Compute>& part) {
+                                           OnlineSoftmax<Compute, ExcludeMax>& part) {
   Compute z[kVecSize], e[kVecSize];
   unpack(x, z);
   Compute max_logit = -scalar_infinity(Compute());
@@ -81,8 +56,7 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   // Seldom, after the first few.
   int leader = -1;
   if (max_logit > part.max_logit) {
-    part.exp_sum = rescaled_exp_sum(part, max_logit);
-    part.max_logit = max_logit;
+    rescale(part, max_logit);
 #pragma unroll
     for (int i = kVecSize - 1; i >= 0; --i) leader = identical(z[i], max_logit) ? i : leader;
   }
@@ -106,7 +80,7 @@ struct Softmax {
   Compute inv_sum;
   Compute max_complement;  // what the probability of the largest logit falls short of 1 by
 
-  __device__ __forceinline__ void set(const OnlineSoftmax<Compute>& n) {
+  __device__ __forceinline__ void set(const OnlineSoftmax<Compute, ExcludeMax>& n) {
     max_logit = n.max_logit;
     log_sum = scalar_log1p(n.exp_sum);
     inv_sum = Compute(1) / (Compute(1) + n.exp_sum);
@@ -351,30 +325,6 @@ struct SubwarpAdd {
   }
 };
 
-// What all threads of a unit found of a row, in each of them.
-template <class Group, class Compute, int kCount>
-__device__ __forceinline__ void group_combine(const Group& group, OnlineSoftmaxes<Compute, kCount>& softmaxes,
-                                              SyncState& sync) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) subwarp_combine(softmaxes.softmax[i], group.subwarp_size());
-  if constexpr (Group::kMultiWarp) {
-    const OnlineSoftmaxes<Compute, kCount>* all;
-    group.all_gather(softmaxes, sync, all);
-    const int lane = threadIdx.x % kWarp, warps = group.num_warps();
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      OnlineSoftmax<Compute>& part = softmaxes.softmax[k];
-      part = {-scalar_infinity(Compute()), Compute(0)};
-      if (lane < warps) part = all[lane].softmax[k];
-#pragma unroll
-      for (int i = kWarp; i < Group::kClusterSize * kWarp; i += kWarp) {
-        if (lane + i < warps) combine(part, all[lane + i].softmax[k]);
-      }
-      subwarp_combine(part, kWarp);
-    }
-  }
-}
-
 template <class Sums, class Group, class Compute>
 __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<Compute>& sums, SyncState& sync) {
   Sums::over(sums, SubwarpAdd{group.subwarp_size()});
@@ -411,6 +361,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   SoftmaxPass<Program> softmax_pass(program);
   classes.for_each(softmax_pass);
   classes.prefetch_next();
+  subwarp_combine(softmax_pass.softmaxes, group.subwarp_size());
   group_combine(group, softmax_pass.softmaxes, sync);
   typename Program::Row row;
 #pragma unroll

@@ -149,25 +149,26 @@ struct ResidentReader {
     const auto of_target = [&] { return t.active ? program.logit.value(widen<Compute>(logit)) : Compute(0); };
     Compute z = Compute(0);
     if constexpr (Program::kSmoothed) z = of_target();
-    PartialSoftmax<Compute> part{program.logit.value(subwarp_reduce(raw, group.subwarp_size(), MaxOp{})), {0, 0, 0}};
+    RowSums<Compute, Program::kSmoothed> sums{
+        {program.logit.value(subwarp_reduce(raw, group.subwarp_size(), MaxOp{})), Compute(0)}, Compute(0), Compute(0)};
     // Of products that are kept nothing may be relative to a part of the row.
-    if constexpr (kKeepsProducts) part.max_logit = group_max(group, part.max_logit, sync);
-    const Compute shift = exp_shift(part.max_logit);
+    if constexpr (kKeepsProducts) sums.softmax.max_logit = group_max(group, sums.softmax.max_logit, sync);
+    const Compute shift = exp_shift(sums.softmax.max_logit);
     for_each_staged(index, row, present, count, [&](int i, P* slot) {
       if constexpr (kKeepsProducts && kGradient) {
-        part.sums.exp_sum += ExpSlopeProducts<Compute, P>::store(program, element_of(i), shift, slot, half);
+        sums.softmax.exp_sum += ExpSlopeProducts<Compute, P>::store(program, element_of(i), shift, slot, half);
       } else if constexpr (kKeepsExponentials) {
-        add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), part.sums, slot);
+        add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), sums, slot);
       } else {
-        add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), part.sums);
+        add_classes(program, view.first(i), element_of(i), z, shift, load_words(slot), sums);
       }
     });
-    if (has_edge) add_classes(program, edge, edge_element, z, shift, Pack<Input, 1>{{edge_logit}}, part.sums);
-    subwarp_reduce_sums<Program::kSmoothed>(part.sums, group.subwarp_size());
-    group_combine<Program::kSmoothed>(group, part, sync);
+    if (has_edge) add_classes(program, edge, edge_element, z, shift, Pack<Input, 1>{{edge_logit}}, sums);
+    subwarp_add(sums, group.subwarp_size());
+    group_combine(group, sums, sync);
     if constexpr (!Program::kSmoothed) z = of_target();
 
-    const RowResult<Compute> y = program.finish(t, z, part.max_logit, part.sums, exists && index == 0);
+    const RowResult<Compute> y = program.finish(t, z, sums, exists && index == 0);
     if constexpr (kGradient) {
       GradCoeffs<Compute> grad_coeffs = y.grad_coeffs;
       scale_grad_coeffs(program, grad_coeffs, scale.factor());

@@ -14,7 +14,6 @@
 // Order of additions: within a row by the unit's fixed tree, rows in the order of groups. Both follow from the sizes.
 #pragma once
 #include "pointwise/pointwise.cuh"
-#include "softmax/row_groups.cuh"
 #include "softmax/row_vectors.cuh"
 #include "softmax/softmax.cuh"
 
@@ -197,11 +196,11 @@ struct RowProgram {
 
   // The loss of a row of which the sums are known, and whatever of it is to be stored.
   // Precondition: `first` holds in one thread of the unit.
-  __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z, Compute max_logit,
-                                                       const RowSums<Compute>& sums, bool first) const {
+  __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z,
+                                                       const RowSums<Compute, kSmoothed>& sums, bool first) const {
     RowResult<Compute> y = inactive_result(t);
-    if (t.active) y = row_result<kSmoothed>(loss, z, max_logit, sums, t.weight, space.classes);
-    if (first) store(t, y, t.active && z == max_logit);
+    if (t.active) y = row_result<kSmoothed>(loss, z, sums, t.weight, space.classes);
+    if (first) store(t, y, t.active && z == sums.softmax.max_logit);
     return y;
   }
 
@@ -263,7 +262,8 @@ __device__ __forceinline__ void store_gradient(const Program& program, Pointer t
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z,
                                             Compute max_logit, const Pack<typename Program::Input, kVecSize>& x,
-                                            RowSums<Compute>& sums, Pack<Compute, kVecSize>* exponentials = nullptr) {
+                                            RowSums<Compute, Program::kSmoothed>& sums,
+                                            Pack<Compute, kVecSize>* exponentials = nullptr) {
   Compute raw[kVecSize], e[kVecSize];
   unpack(x, raw);
 #pragma unroll
@@ -287,7 +287,7 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
       if (i == target) e[i] = Compute(0);
     }
   }
-  sums.exp_sum += sum_elements(e);
+  sums.softmax.exp_sum += sum_elements(e);
 }
 
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
@@ -333,22 +333,24 @@ __device__ __forceinline__ auto grad_factor(Scale& scale, const int64 (&)[kRowSt
 
 // The part of a row that is every `step`-th vector from `begin` to `end`, and one class of its ends (or -1), read once.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
-__device__ __forceinline__ PartialSoftmax<Compute> partial_softmax(const Program& program, const View& view,
-                                                                   const RowTarget<Compute>& t, Compute z, int64 begin,
-                                                                   int64 end, int64 step, int64 edge) {
+__device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(const Program& program,
+                                                                                const View& view,
+                                                                                const RowTarget<Compute>& t, Compute z,
+                                                                                int64 begin, int64 end, int64 step,
+                                                                                int64 edge) {
   using Input = typename Program::Input;
   constexpr int kVecSize = View::kVecSize;
-  PartialSoftmax<Compute> part{z, {}};
+  RowSums<Compute, Program::kSmoothed> sums{{z, Compute(0)}, Compute(0), Compute(0)};
   const auto input = program.logits(t.offset);
   if (edge >= 0) {
     const auto x = load_stream<1>(input + edge);
-    part.max_logit = max_with_pack(program, x, z);
-    add_classes(program, edge, target_element<1>(t, edge), z, exp_shift(part.max_logit), x, part.sums);
+    sums.softmax.max_logit = max_with_pack(program, x, z);
+    add_classes(program, edge, target_element<1>(t, edge), z, exp_shift(sums.softmax.max_logit), x, sums);
   }
 #pragma unroll 1
   for (int64 vector = begin; vector < end; vector += step * kVectors) {
     Pack<Input, kVecSize> x[kVectors];
-    Compute max_logit = part.max_logit;
+    Compute max_logit = sums.softmax.max_logit;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (vector + k * step < end) x[k] = load_stream<kVecSize>(input + view.first(vector + k * step));
@@ -357,67 +359,16 @@ __device__ __forceinline__ PartialSoftmax<Compute> partial_softmax(const Program
     for (int k = 0; k < kVectors; ++k) {
       if (vector + k * step < end) max_logit = max_with_pack(program, x[k], max_logit);
     }
-    rescale(part, max_logit);
+    rescale(sums.softmax, max_logit);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (vector + k * step < end) {
         const int64 first = view.first(vector + k * step);
-        add_classes(program, first, target_element<kVecSize>(t, first), z, exp_shift(max_logit), x[k], part.sums);
+        add_classes(program, first, target_element<kVecSize>(t, first), z, exp_shift(max_logit), x[k], sums);
       }
     }
   }
-  return part;
-}
-
-// The sums of all lanes that share a row, of which the parts are relative to the same z.
-template <bool kSmoothed, class Compute>
-__device__ __forceinline__ void subwarp_reduce_sums(RowSums<Compute>& sums, int lanes) {
-  sums.exp_sum = subwarp_reduce(sums.exp_sum, lanes, AddOp{});
-  if constexpr (kSmoothed) {
-    sums.weighted_gap = subwarp_reduce(sums.weighted_gap, lanes, AddOp{});
-    sums.weight_sum = subwarp_reduce(sums.weight_sum, lanes, AddOp{});
-  }
-}
-
-// The parts of some neighbouring lanes, in each of them.
-template <bool kSmoothed, class Compute>
-__device__ __forceinline__ void subwarp_combine(PartialSoftmax<Compute>& part, int lanes) {
-  rescale(part, subwarp_reduce(part.max_logit, lanes, MaxOp{}));
-  subwarp_reduce_sums<kSmoothed>(part.sums, lanes);
-}
-
-// The parts of `count` warps, at most kMost, in each lane of a warp.
-template <bool kSmoothed, int kMost, class Compute>
-__device__ __forceinline__ PartialSoftmax<Compute> combine_warp_partials(const PartialSoftmax<Compute>* all,
-                                                                         int count) {
-  const int lane = threadIdx.x % kWarp;
-  PartialSoftmax<Compute> part{-scalar_infinity(Compute()), {}};
-  if (lane < count) part = all[lane];
-#pragma unroll
-  for (int i = kWarp; i < kMost; i += kWarp) {
-    if (lane + i >= count) continue;
-    PartialSoftmax<Compute> other = all[lane + i];
-    const Compute max_logit = max_ignoring_nan(part.max_logit, other.max_logit);
-    rescale(part, max_logit);
-    rescale(other, max_logit);
-    part.sums.exp_sum += other.sums.exp_sum;
-    if constexpr (kSmoothed) {
-      part.sums.weighted_gap += other.sums.weighted_gap;
-      part.sums.weight_sum += other.sums.weight_sum;
-    }
-  }
-  subwarp_combine<kSmoothed>(part, kWarp);
-  return part;
-}
-
-// The parts that the warps of a unit found, in each thread of it.
-template <bool kSmoothed, class Group, class Compute>
-__device__ __forceinline__ void group_combine(const Group& group, PartialSoftmax<Compute>& part, SyncState& sync) {
-  if constexpr (Group::kMultiWarp) {
-    const PartialSoftmax<Compute>* all;
-    group.all_gather(part, sync, all);
-    part = combine_warp_partials<kSmoothed, Group::kClusterSize * kWarp>(all, group.num_warps());
-  }
+  return sums;
 }
 
 // The largest of what the warps of a unit found, in each thread of it.
@@ -477,14 +428,14 @@ __device__ __forceinline__ typename Program::Compute two_pass_row(const Program&
   t.invalid_label &= exists;
   const auto view = program.template view<kVecSize>(t.offset);
   const Compute z = target_logit(program, t);
-  PartialSoftmax<Compute> part{z, {}};
+  RowSums<Compute, Program::kSmoothed> sums{{z, Compute(0)}, Compute(0), Compute(0)};
   if (t.active) {
-    part = partial_softmax<kVectors>(program, view, t, z, group.thread_rank(), view.vectors, group.num_threads(),
+    sums = partial_softmax<kVectors>(program, view, t, z, group.thread_rank(), view.vectors, group.num_threads(),
                                      view.edge_class(group.thread_rank()));
   }
-  subwarp_combine<Program::kSmoothed>(part, group.subwarp_size());
-  group_combine<Program::kSmoothed>(group, part, sync);
-  const RowResult<Compute> y = program.finish(t, z, part.max_logit, part.sums, exists && group.thread_rank() == 0);
+  subwarp_combine(sums, group.subwarp_size());
+  group_combine(group, sums, sync);
+  const RowResult<Compute> y = program.finish(t, z, sums, exists && group.thread_rank() == 0);
   if constexpr (kGradient) {
     GradCoeffs<Compute> grad_coeffs = y.grad_coeffs;
     scale_grad_coeffs(program, grad_coeffs, grad_factor(scale, t.offset));

@@ -14,8 +14,7 @@
 // the bug of every implementation that we looked at.
 #pragma once
 #include "core/dual.cuh"
-
-constexpr float kLog2E = 1.44269504f;
+#include "softmax/online_softmax.cuh"
 
 __device__ __forceinline__ float with_sign_of(float size, float x) {
   return copysignf(size, x);
@@ -98,36 +97,50 @@ struct Logit {
   }
 };
 
-// Sums over the classes of a row: of the exponentials but the target's, and where labels are smoothed of
-// w_c (z_y - z_c) and of w_c.
-template <class Compute>
+// Sums over some classes of a row: the online softmax without the target, and for smoothed labels of w_c (z_y - z_c)
+// and of w_c.
+template <class Compute, bool kSmoothed>
 struct RowSums {
-  Compute exp_sum;
+  OnlineSoftmax<Compute, ExcludeTarget> softmax;
   Compute weighted_gap;
   Compute weight_sum;
+
+  static __device__ __forceinline__ RowSums empty() {
+    return {{-scalar_infinity(Compute()), Compute(0)}, Compute(0), Compute(0)};
+  }
 };
 
-// The sums of some classes of a row, and the largest z among them, or a larger one, that they are relative to.
-template <class Compute>
-struct PartialSoftmax {
-  Compute max_logit;
-  RowSums<Compute> sums;
-};
-
-// What exponentials are relative to, where all logits so far are -inf: their sum is 0 then, not NaN.
-template <class Compute>
-__device__ __forceinline__ Compute exp_shift(Compute max_logit) {
-  return max_logit == -scalar_infinity(max_logit) ? Compute(0) : max_logit;
+// sums = sums and other together.
+template <class Compute, bool kSmoothed>
+__device__ __forceinline__ void combine(RowSums<Compute, kSmoothed>& sums, const RowSums<Compute, kSmoothed>& other) {
+  combine(sums.softmax, other.softmax);
+  if constexpr (kSmoothed) {
+    sums.weighted_gap += other.weighted_gap;
+    sums.weight_sum += other.weight_sum;
+  }
 }
 
-// The part, relative to another z that is no smaller.
-template <class Compute>
-__device__ __forceinline__ void rescale(PartialSoftmax<Compute>& part, Compute max_logit) {
-  // A part without logits above -inf has nothing to relate, and exp(0 - largest) could be infinite.
-  const Compute factor =
-      part.max_logit == -scalar_infinity(max_logit) ? Compute(1) : scalar_exp(part.max_logit - max_logit);
-  part.sums.exp_sum *= factor;
-  part.max_logit = max_logit;
+// Adds what `width` neighbouring lanes hold besides the softmax. Preconditions: those of subwarp_reduce.
+template <class Compute, bool kSmoothed>
+__device__ __forceinline__ void subwarp_add_smoothing(RowSums<Compute, kSmoothed>& sums, int width) {
+  if constexpr (kSmoothed) {
+    sums.weighted_gap = subwarp_reduce(sums.weighted_gap, width, AddOp{});
+    sums.weight_sum = subwarp_reduce(sums.weight_sum, width, AddOp{});
+  }
+}
+
+// The sums of `width` neighbouring lanes together, in each of them. Preconditions: those of subwarp_reduce.
+template <class Compute, bool kSmoothed>
+__device__ __forceinline__ void subwarp_combine(RowSums<Compute, kSmoothed>& sums, int width) {
+  subwarp_combine(sums.softmax, width);
+  subwarp_add_smoothing(sums, width);
+}
+
+// The same of lanes that share one max_logit already: nothing is rescaled.
+template <class Compute, bool kSmoothed>
+__device__ __forceinline__ void subwarp_add(RowSums<Compute, kSmoothed>& sums, int width) {
+  sums.softmax.exp_sum = subwarp_reduce(sums.softmax.exp_sum, width, AddOp{});
+  subwarp_add_smoothing(sums, width);
 }
 
 // The gradient of a row: common_slope() slope(x_c) * (common exp(z_c - largest) - weighted w_c), and `target` in place
@@ -153,19 +166,20 @@ struct RowResult {
 
 // The loss of a row and its slopes, from z_y, the largest z, and the sums.
 template <bool kSmoothed, class Loss, class Compute>
-__device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compute z, Compute max_logit,
-                                                         const RowSums<Compute>& sums, Compute weight, int64 classes) {
+__device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compute z,
+                                                         const RowSums<Compute, kSmoothed>& sums, Compute weight,
+                                                         int64 classes) {
+  const Compute max_logit = sums.softmax.max_logit, exp_sum = sums.softmax.exp_sum;
   const Compute e = scalar_exp(z - max_logit);
-  const Compute sum = sums.exp_sum + e;
+  const Compute sum = exp_sum + e;
   // The largest logit adds 1 to the sum, in `e` if it is the target's and in `rest` if not. An e of 1 may move.
   const bool leads = e == Compute(1);
-  const Compute log_sum =
-      scalar_log1p((leads ? sums.exp_sum : sums.exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
+  const Compute log_sum = scalar_log1p((leads ? exp_sum : exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
   const Compute nll = (max_logit - z) + log_sum;
   // One division instead of four: every warp of a block does this for each row.
   const Compute inv_sum = Compute(1) / sum,
                 inv_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
-  const Compute complement = sums.exp_sum * inv_sum, p = e * inv_sum, lse = max_logit + log_sum;
+  const Compute complement = exp_sum * inv_sum, p = e * inv_sum, lse = max_logit + log_sum;
   const Compute mean_weight = kSmoothed ? sums.weight_sum * inv_count : Compute(0);
   Compute smooth = Compute(0);
   if constexpr (kSmoothed) {

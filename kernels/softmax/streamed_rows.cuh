@@ -64,9 +64,9 @@ struct StreamedReader {
 
   // Every count-th vector of a row from `index` on, and one class of its ends.
   template <class Program, class Compute = typename Program::Compute>
-  static __device__ __forceinline__ PartialSoftmax<Compute> read_partial(const Program& program,
-                                                                         const PrefetchedRow<Program>& row, Compute z,
-                                                                         int index, int count) {
+  static __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> read_partial(const Program& program,
+                                                                                      const PrefetchedRow<Program>& row,
+                                                                                      Compute z, int index, int count) {
     using Input = typename Program::Input;
     using P = Pack<Input, kVecSize>;
     // As in resident_rows.cuh.
@@ -91,8 +91,9 @@ struct StreamedReader {
       if (k * count < vectors) running.add(x[k]);
     }
     const Compute raw = has_edge ? max_ignoring_nan(running.get(), widen<Compute>(row.edge)) : running.get();
-    PartialSoftmax<Compute> part{program.logit.value(subwarp_reduce(raw, kWarp, MaxOp{})), {0, 0, 0}};
-    const Compute shift = exp_shift(part.max_logit);
+    RowSums<Compute, Program::kSmoothed> sums{
+        {program.logit.value(subwarp_reduce(raw, kWarp, MaxOp{})), Compute(0)}, Compute(0), Compute(0)};
+    const Compute shift = exp_shift(sums.softmax.max_logit);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (k * count >= vectors) continue;
@@ -106,16 +107,15 @@ struct StreamedReader {
           if (i == lane) y.element[i] = lowest;
         }
       }
-      add_classes(program, view.first(index + k * count), !kMasksTarget && has_target ? lane : -1, z, shift, y,
-                  part.sums);
+      add_classes(program, view.first(index + k * count), !kMasksTarget && has_target ? lane : -1, z, shift, y, sums);
     }
     if (has_edge) {
       const Input edge_logit = kMasksTarget && target_in_edge ? lowest : row.edge;
       add_classes(program, edge, !kMasksTarget && target_in_edge ? 0 : -1, z, shift, Pack<Input, 1>{{edge_logit}},
-                  part.sums);
+                  sums);
     }
-    subwarp_reduce_sums<Program::kSmoothed>(part.sums, kWarp);
-    return part;
+    subwarp_add(sums, kWarp);
+    return sums;
   }
 
   // As TwoPassReader's.
@@ -150,7 +150,7 @@ struct StreamedReader {
         prefetch_operands(program, ahead);
       }
       const Compute z = now.target.active ? program.logit.value(widen<Compute>(now.logit)) : Compute(0);
-      __shared__ PartialSoftmax<Compute> all[2][kMaxPartials];
+      __shared__ RowSums<Compute, Program::kSmoothed> all[2][kMaxPartials];
 #pragma unroll 1
       for (int i = warp; i < partials; i += warps) {
         const auto mine = read_partial(program, now, z, i * kWarp + threadIdx.x % kWarp, count);
@@ -161,8 +161,8 @@ struct StreamedReader {
       __syncthreads();
       // The first warp puts the row together, while others turn to the next one.
       if (warp == 0) {
-        const auto found = combine_warp_partials<Program::kSmoothed, kMaxPartials>(all[sync.syncs & 1], partials);
-        total += program.finish(now.target, z, found.max_logit, found.sums, now.exists && threadIdx.x == 0).value;
+        const auto found = combine_warp_partials<kMaxPartials>(all[sync.syncs & 1], partials);
+        total += program.finish(now.target, z, found, now.exists && threadIdx.x == 0).value;
       }
       ++sync.syncs;
 

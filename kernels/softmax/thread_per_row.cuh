@@ -185,19 +185,19 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
     any |= t.active && exists;
   }
   Compute z[kVecSize], max_logit[kVecSize];
-  RowSums<Compute> sums[kVecSize];
+  RowSums<Compute, Program::kSmoothed> sums[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
     z[i] = Compute(0);
     max_logit[i] = -scalar_infinity(Compute());
-    sums[i] = {0, 0, 0};
+    sums[i] = RowSums<Compute, Program::kSmoothed>::empty();
   }
   column.load_all(any);
   if (any) {
     max_per_row<Source>(column, max_logit);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      max_logit[i] = program.logit.value(max_logit[i]);
+      sums[i].softmax.max_logit = program.logit.value(max_logit[i]);
       if (labels[i] < 0) continue;
       z[i] = program.logit.value(widen<Compute>(column.read(labels[i]).element[i]));
       if constexpr (kMasksTarget) column.mask_out(labels[i], i);
@@ -210,8 +210,8 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
       Pack<Compute, kVecSize> e;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        e.element[i] = program.logit.exponential(raw[i], exp_shift(max_logit[i]));
-        sums[i].exp_sum += !kMasksTarget && c == labels[i] ? Compute(0) : e.element[i];
+        e.element[i] = program.logit.exponential(raw[i], exp_shift(sums[i].softmax.max_logit));
+        sums[i].softmax.exp_sum += !kMasksTarget && c == labels[i] ? Compute(0) : e.element[i];
         if constexpr (Program::kSmoothed) {
           sums[i].weighted_gap += w == Compute(0) ? Compute(0) : w * (z[i] - program.logit.value(raw[i]));
           sums[i].weight_sum += w;
@@ -227,7 +227,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
     RowTarget<Compute> t = now.target(program, offset, i);
     t.active &= exists;
     t.invalid_label &= exists;
-    const RowResult<Compute> y = program.finish(t, z[i], max_logit[i], sums[i], exists);
+    const RowResult<Compute> y = program.finish(t, z[i], sums[i], exists);
     total += y.value;
     grad_coeffs[i] = y.grad_coeffs;
     if constexpr (kGradient) scale_grad_coeffs(program, grad_coeffs[i], scale.factor());

@@ -207,10 +207,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sum not moved to a new largest logit",
-        "kernels/softmax/softmax.cuh",
-        "rescale",
-        r"part\.sums\.exp_sum \*= factor;",
-        "",
+        "kernels/softmax/online_softmax.cuh",
+        "rescaled",
+        r"return part\.exp_sum \* factor;",
+        "return part.exp_sum;",
         ("rows, two_pass",),
     ),
     Mutant(

@@ -1,0 +1,148 @@
+// Online softmax (Milakov and Gimelshein, arXiv 1805.02867): maximum and sum of exponentials of a row in one read.
+//
+//   m = max over c of z_c                  S = sum over c of exp(z_c - m)
+//   a larger maximum m' arrives            S' = S exp(m - m')
+//   two parts a and b of a row             m = max(m_a, m_b),   S = S_a exp(m_a - m) + S_b exp(m_b - m)
+//
+// 1. Each thread keeps m and S of its classes (OnlineSoftmax), and rescales S when m grows.
+// 2. subwarp_combine: a butterfly over the lanes of a subwarp finds m, each lane rescales, a second butterfly adds S.
+// 3. group_combine: each warp contributes its part to all warps of the group; every warp combines all parts again, so
+//    that each thread of the group holds the same bits.
+//
+// S leaves out the exponential of one class, because 1 - p of a confident row is the share of the others and would
+// cancel otherwise. Which class that is follows from the kind of target, and is a template parameter:
+//
+//   ExcludeTarget   class indices: the label's class. Parts may hold no excluded class; rescaling multiplies S.
+//   ExcludeMax      dense targets have no distinguished class, so the class of the maximum is left out. A part whose
+//                   maximum is not the row's had left out an exponential of 1, and adds it again: (S + 1) exp(m - m').
+//
+// The loops over classes are with their kernels (partial_softmax in rows.cuh, add_logits in dense_rows.cuh): they take
+// exponentials in different ways, which the bits of results depend on. Class indices fold the logit's scale into the
+// exponent and use exp_nonpositive; dense targets need z_c itself for log p_c, and use exp_of_difference.
+//
+// Traffic: none to memory; one all_gather of OnlineSoftmax per warp and row where a group spans warps.
+// Preconditions: stated at each function.
+#pragma once
+#include "core/scalars.cuh"
+#include "softmax/row_groups.cuh"
+
+constexpr float kLog2E = 1.44269504f;
+
+template <class Compute, class Excluded>
+struct OnlineSoftmax {
+  Compute max_logit;
+  Compute exp_sum;  // relative to max_logit, without the excluded class
+};
+
+// The number that is subtracted from logits in front of exp: the maximum, or 0 if all logits so far are -inf, whose
+// exponentials are then 0 and not NaN.
+template <class Compute>
+__device__ __forceinline__ Compute exp_shift(Compute max_logit) {
+  return max_logit == -scalar_infinity(max_logit) ? Compute(0) : max_logit;
+}
+
+// exp(d). Precondition: d <= 0, or NaN.
+template <class Compute>
+__device__ __forceinline__ Compute exp_of_difference(Compute d) {
+  if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(d * kLog2E);
+  return scalar_exp(d);
+}
+
+struct ExcludeTarget {
+  static constexpr bool kMax = false;
+
+  // exp_sum relative to `max_logit`. Precondition here and below: max_logit >= part.max_logit.
+  template <class Compute>
+  static __device__ __forceinline__ Compute rescaled(const OnlineSoftmax<Compute, ExcludeTarget>& part,
+                                                     Compute max_logit) {
+    // A part without logits above -inf has nothing to rescale, and exp(0 - max_logit) could be infinite.
+    const Compute factor =
+        part.max_logit == -scalar_infinity(max_logit) ? Compute(1) : scalar_exp(part.max_logit - max_logit);
+    return part.exp_sum * factor;
+  }
+  template <class Compute>
+  static __device__ __forceinline__ Compute combined(const OnlineSoftmax<Compute, ExcludeTarget>& a,
+                                                     const OnlineSoftmax<Compute, ExcludeTarget>& b,
+                                                     Compute max_logit) {
+    return rescaled(a, max_logit) + rescaled(b, max_logit);
+  }
+};
+
+struct ExcludeMax {
+  static constexpr bool kMax = true;
+
+  // exp_sum relative to `max_logit`, which is excluded in place of the part's own maximum.
+  template <class Compute>
+  static __device__ __forceinline__ Compute rescaled(const OnlineSoftmax<Compute, ExcludeMax>& part,
+                                                     Compute max_logit) {
+    // exp(-inf - -inf) would be NaN. A sum of NaN stays NaN.
+    if (part.max_logit == -scalar_infinity(max_logit)) return part.exp_sum * Compute(0);
+    return (part.exp_sum + Compute(1)) * exp_of_difference(part.max_logit - max_logit);
+  }
+  template <class Compute>
+  static __device__ __forceinline__ Compute combined(const OnlineSoftmax<Compute, ExcludeMax>& a,
+                                                     const OnlineSoftmax<Compute, ExcludeMax>& b, Compute max_logit) {
+    return identical(a.max_logit, max_logit) ? a.exp_sum + rescaled(b, max_logit) : rescaled(a, max_logit) + b.exp_sum;
+  }
+};
+
+template <class Compute, class Excluded>
+__device__ __forceinline__ void rescale(OnlineSoftmax<Compute, Excluded>& part, Compute max_logit) {
+  part.exp_sum = Excluded::rescaled(part, max_logit);
+  part.max_logit = max_logit;
+}
+
+// part = part and other together.
+template <class Compute, class Excluded>
+__device__ __forceinline__ void combine(OnlineSoftmax<Compute, Excluded>& part,
+                                        const OnlineSoftmax<Compute, Excluded>& other) {
+  const Compute max_logit = max_ignoring_nan(part.max_logit, other.max_logit);
+  part.exp_sum = Excluded::combined(part, other, max_logit);
+  part.max_logit = max_logit;
+}
+
+// The parts of `width` neighbouring lanes together, in each of these lanes. If several lanes hold the maximum,
+// ExcludeMax excludes that of the first one.
+// Preconditions: all 32 lanes call it together; width is a power of two and the same in all of them.
+template <class Compute>
+__device__ __forceinline__ void subwarp_combine(OnlineSoftmax<Compute, ExcludeTarget>& part, int width) {
+  rescale(part, subwarp_reduce(part.max_logit, width, MaxOp{}));
+  part.exp_sum = subwarp_reduce(part.exp_sum, width, AddOp{});
+}
+template <class Compute>
+__device__ __forceinline__ void subwarp_combine(OnlineSoftmax<Compute, ExcludeMax>& part, int width) {
+  if (width == 1) return;
+  const Compute max_logit = subwarp_reduce(part.max_logit, width, MaxOp{});
+  const int lane = threadIdx.x % kWarp, first = lane & -width;
+  const unsigned equal = __ballot_sync(0xffffffffu, identical(part.max_logit, max_logit)) >> first;
+  const bool has_max = __ffs(static_cast<int>(equal)) - 1 == lane - first;
+  part.exp_sum = subwarp_reduce(has_max ? part.exp_sum : ExcludeMax::rescaled(part, max_logit), width, AddOp{});
+  part.max_logit = max_logit;
+}
+
+// The parts of `count` warps together, in each lane of the calling warp. Part: OnlineSoftmax, or a struct around it
+// with empty(), combine() and subwarp_combine() of its own. Preconditions: all 32 lanes call it together; count <=
+// kMost; `all` is visible to the warp.
+template <int kMost, class Part>
+__device__ __forceinline__ Part combine_warp_partials(const Part* all, int count) {
+  const int lane = threadIdx.x % kWarp;
+  Part part = Part::empty();
+  if (lane < count) part = all[lane];
+#pragma unroll
+  for (int i = kWarp; i < kMost; i += kWarp) {
+    if (lane + i < count) combine(part, all[lane + i]);
+  }
+  subwarp_combine(part, kWarp);
+  return part;
+}
+
+// The parts of all warps of a group together, in each of its threads.
+// Preconditions: every thread of the group calls it; `part` is the same in all lanes of a warp.
+template <class Group, class Part>
+__device__ __forceinline__ void group_combine(const Group& group, Part& part, SyncState& sync) {
+  if constexpr (Group::kMultiWarp) {
+    const Part* all;
+    group.all_gather(part, sync, all);
+    part = combine_warp_partials<Group::kClusterSize * kWarp>(all, group.num_warps());
+  }
+}
