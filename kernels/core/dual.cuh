@@ -26,7 +26,7 @@ __device__ __forceinline__ constexpr bool has(int slot) {
   return (kMask >> slot) & 1u;
 }
 
-// The operand in `kSlot`, differentiated if kMask names it.
+// The operand in slot kSlot, differentiated if kMask has its bit.
 template <unsigned kMask, int kSlot, class T>
 __device__ __forceinline__ Dual<T, kMask & (1u << kSlot)> variable(T value) {
   Dual<T, kMask & (1u << kSlot)> x;
@@ -61,7 +61,8 @@ struct EnableIf<true, T> {
   using type = T;
 };
 
-// The arithmetic type of two arguments of which at least one is dual; nothing otherwise, which removes the overload.
+// The arithmetic type of two arguments of which at least one is a dual number. Otherwise there is no type, which
+// removes the overload.
 template <class A, class B, bool kA = IsDual<A>::value, bool kB = IsDual<B>::value>
 struct ScalarOf {};
 template <class A, class B, bool kB>
@@ -120,14 +121,14 @@ __device__ __forceinline__ Dual<T, kA | kB | kC> chain(const Dual<T, kA>& a, con
   return chain(chain(a, b, value, partial_a, partial_b), c, value, T(1), partial_c);
 }
 
-// The tangent of x in a slot that its mask may lack.
+// The tangent of x in a slot, 0 if its mask lacks the slot.
 template <class T, unsigned kMask>
 __device__ __forceinline__ T tangent_or_zero(const Dual<T, kMask>& x, int slot) {
   return has<kMask>(slot) ? x.tangent[slot] : T(0);
 }
 
-// y with a derivative with respect to the operand x that a definition gives by hand, in place of the chain rule's.
-// Where x is not differentiated there is none to replace.
+// y with a derivative with respect to the operand x that the definition gives by hand, in place of the chain rule's.
+// Only if x is differentiated.
 template <class T, unsigned kMask, unsigned kX, unsigned kOther>
 __device__ __forceinline__ Dual<T, kMask | kX> with_derivative(const Dual<T, kMask>& y, const Dual<T, kX>&,
                                                                const Dual<T, kOther>& derivative) {
@@ -181,7 +182,7 @@ __device__ __forceinline__ Dual<T, kMask> operator-(const Dual<T, kMask>& x) {
   return chain(x, -x.value, T(-1));
 }
 
-// Comparisons look at the values alone.
+// Comparisons compare values only.
 template <class A, class B, class T = typename ScalarOf<A, B>::type>
 __device__ __forceinline__ bool operator<(const A& a, const B& b) {
   return lift<T>(a).value < lift<T>(b).value;

@@ -1,25 +1,26 @@
-// Where the elements of a loss lie in memory.
+// Memory layouts: from the index of a vector to the offset of each stream (operand, gradient or result).
 //
-// The index space of a loss is its broadcast shape with the dimensions reordered and merged as far as all streams
-// (operands, gradients, results) allow; launch.py does that. It is walked in vectors of kVecSize elements, numbered
-// along the innermost dimension first. Two layouts cover everything:
+//   index space = broadcast shape of the loss, dimensions reordered and merged as far as all streams allow
+//   vector v    = elements [v * kVecSize, (v + 1) * kVecSize) along the innermost dimension
+//
+// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Two layouts cover all cases:
 //
 // clang-format off: the formatter would join the lines of this list.
-//   Flat   one dimension: dense tensors of any rank and any order, with operands that are single numbers.
-//   Rows   an innermost dimension of whole vectors and kRank outer ones (1, a matrix, or up to kMaxRank):
-//          broadcasting along rows or columns, slices, and (with kVecSize = 1) arbitrary strides.
+//   FlatLayout      one dimension: dense tensors of any rank and dimension order, and operands that are single numbers.
+//   StridedLayout   an innermost dimension of whole vectors and kRank outer ones (1 for a matrix, or up to kMaxRank):
+//                   broadcast operands, slices, and with kVecSize = 1 arbitrary strides.
 // clang-format on
 //
-// A cursor is a lane's place; `advance` moves it by one vector per lane of the warp. All indices have 64 bits: 2^31
-// elements are 8 GiB of float32, which one GPU holds many times over.
+// A Cursor is the position of one lane; `advance` moves it by kWarp vectors. All indices have 64 bits: 2^31 elements of
+// float32 are 8 GiB, which one GPU holds many times over.
 #pragma once
 #include "core/types.cuh"
 
-constexpr int kMaxRank = 24;  // launch.py: MAX_RANK
+constexpr int kMaxRank = 24;  // engines/strides.py: MAX_RANK
 constexpr int kWarp = 32;
 
-// Splits an index over dimensions of the given sizes (innermost first) into an offset for each stream. The outermost
-// dimension takes what is left, so one dimension costs no division; kRank = 1 says so to the compiler.
+// Splits an index over dimensions of the given sizes, innermost first, into an offset for each stream. The outermost
+// dimension takes the quotient that is left, so one dimension needs no division; kRank = 1 tells the compiler.
 template <int kStreams, int kRank>
 struct Dimensions {
   int64 rank;
@@ -47,7 +48,7 @@ struct Dimensions {
 
 template <int kVecSize>
 struct FlatLayout {
-  static constexpr int kOuter = 0;  // dimensions in which streams differ: one offset serves all of them
+  static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
   struct Cursor {
     int64 element;
   };
@@ -56,7 +57,7 @@ struct FlatLayout {
   __device__ __forceinline__ int64 vectors() const {
     return (elements + kVecSize - 1) / kVecSize;
   }
-  // Whether every vector up to `vector` exists and has all its elements.
+  // True if every vector up to and including `vector` exists and has all its elements.
   __device__ __forceinline__ bool whole_up_to(int64 vector) const {
     return (vector + 1) * kVecSize <= elements;
   }
@@ -66,7 +67,7 @@ struct FlatLayout {
   __device__ __forceinline__ void advance(Cursor& cursor) const {
     cursor.element += kWarp * kVecSize;
   }
-  // How many elements of the cursor's vector exist: kVecSize, fewer in the last one, 0 or less behind it.
+  // Number of elements of the cursor's vector that exist: kVecSize, fewer in the last vector, 0 or less behind it.
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return elements - cursor.element;
   }
@@ -85,9 +86,9 @@ struct StridedLayout {
     int64 base[kStreams];
   };
   int64 rows;
-  int64 vectors_per_row;  // rows are whole vectors: kVecSize divides their length
-  int64 row_step;         // kWarp vectors further on is this many rows ...
-  int64 column_step;      // ... and this many vectors
+  int64 vectors_per_row;  // kVecSize divides the length of a row
+  int64 row_step;         // advancing by kWarp vectors adds this many rows ...
+  int64 column_step;      // ... and this many vectors within the row
   int64 inner_stride[kStreams];
   Dimensions<kStreams, kRank> outer;
 
@@ -120,7 +121,7 @@ struct StridedLayout {
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
     if (kSplat) return cursor.base[kStream];
-    // More than one lane means unit stride, which spares the multiplication.
+    // kVecSize > 1 implies unit stride, which spares the multiplication.
     const int64 element = cursor.column * kVecSize;
     return cursor.base[kStream] + (kVecSize > 1 ? element : element * inner_stride[kStream]);
   }

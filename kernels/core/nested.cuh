@@ -1,13 +1,17 @@
-// Second derivatives: numbers that carry their derivative along one direction, as the numbers of a dual.
+// Second derivatives: NestedDual<T>, a number with its tangent along one direction v, as the scalar of a dual number.
 //
-//   Dual<NestedDual<T>, kMask>    dL/dx_k, and how it changes along v:    sum over i of v_i d^2 L / dx_k dx_i
+//   x        = value + tangent * epsilon
+//   Dual<NestedDual<T>, kMask>    dL/dx_k, and its tangent along v:    sum over i of v_i d^2 L / dx_k dx_i
 //
-// The primitives are templates, and take a NestedDual<T> for T; what they call on numbers is overloaded here, and found
-// where they are instantiated, because all of it is global. A value is computed by the same functions as that of a T,
-// bit for bit, and how it changes from its slopes. So a value is what the first derivative promises, conventions at
-// kinks included, and only the partial derivatives of a primitive are differentiated as they are written.
+// 1. Operands enter with their tangents v_i.
+// 2. Primitives are templates, and take NestedDual<T> for T. The scalar functions that they call are overloaded here.
+//    Overloads are found at instantiation, because everything is in the global namespace.
+// 3. A value is computed by the same functions as for T, bit for bit; its tangent follows from the partial derivatives.
+//    So the values of first derivatives keep their conventions at kinks, and only the partial derivatives of a
+//    primitive are differentiated as they are written.
 //
-// A slope of 0, and what does not move, count for nothing: 0 * inf does not arise.
+// A partial derivative of 0 and a tangent of 0 contribute nothing: 0 * inf does not arise. Everything is in registers;
+// no memory traffic.
 #pragma once
 #include "core/tuple.cuh"
 #include "primitives/primitives.cuh"
@@ -23,7 +27,7 @@ struct NestedDual {
   template <class Literal>
   __device__ explicit constexpr NestedDual(Literal x) : value(static_cast<T>(x)), tangent(static_cast<T>(0)) {
   }
-  // What is stored of it: the derivative.
+  // Storing it stores the tangent.
   template <class Stored>
   __device__ __forceinline__ explicit operator Stored() const {
     return static_cast<Stored>(tangent);
@@ -94,7 +98,7 @@ __device__ __forceinline__ NestedDual<T> operator*(NestedDual<T> x, NestedDual<T
   return {x.value * y.value, scaled_tangent(y.value, x.tangent) + scaled_tangent(x.value, y.tangent)};
 }
 
-// x / y, of which the quotient is known.
+// x / y, given the quotient of the values.
 template <class T>
 __device__ __forceinline__ NestedDual<T> quotient_with_tangent(T quotient, NestedDual<T> x, NestedDual<T> y) {
   const T numerator_tangent = x.tangent - scaled_tangent(quotient, y.tangent);
@@ -154,7 +158,7 @@ __device__ __forceinline__ bool operator!=(NestedDual<T> x, NestedDual<T> y) {
 // ---------------------------------------------------------------------------------------------------------------------
 // scalars.cuh
 
-// At 0 as to the right of it: primitives ask for x < 0 where a side matters, and what |x| stands in is smooth there.
+// At 0 as on the right: primitives ask for x < 0 where a side matters, and what they compute of |x| is smooth there.
 template <class T>
 __device__ __forceinline__ NestedDual<T> scalar_abs(NestedDual<T> x) {
   return {scalar_abs(x.value), x.value < T(0) ? -x.tangent : x.tangent};
@@ -194,7 +198,7 @@ __device__ __forceinline__ NestedDual<T> scalar_expm1(NestedDual<T> x) {
   return {scalar_expm1(x.value), scaled_tangent(scalar_exp(x.value), x.tangent)};
 }
 
-// A logarithm, of which x is what it is taken of.
+// log(x), given its value.
 template <class T>
 __device__ __forceinline__ NestedDual<T> log_with_tangent(T log, NestedDual<T> x) {
   return {log, x.tangent == T(0) ? T(0) : scalar_divide_in_range(x.tangent, x.value)};
@@ -232,8 +236,8 @@ __device__ __forceinline__ T finite_or_zero(T x) {
   return scalar_abs(x) <= scalar_max(T()) ? x : T(0);
 }
 
-// An x of weight 0 counts for nothing. But it is the derivative with respect to the weight, which moves as x does: by
-// derivatives that count where they and x are finite.
+// An x of weight 0 contributes nothing to the value. The derivative with respect to the weight is x, and its tangent is
+// that of x: partial derivatives contribute where they and x are finite.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<NestedDual<T>, kA | kB> weighted(const Dual<NestedDual<T>, kA>& weight,
                                                                  const Dual<NestedDual<T>, kB>& x) {
@@ -284,7 +288,7 @@ __device__ __forceinline__ Fraction<NestedDual<T>> scalar_fraction(NestedDual<T>
   return {quotient_with_tangent(x.value, n, NestedDual<T>(1) + e), {x.relative_residual, T(0)}};
 }
 
-// The exponent is a parameter, which does not move.
+// The exponent is a parameter and has no tangent.
 template <class T>
 __device__ __forceinline__ Power<NestedDual<T>> scalar_power(const Fraction<NestedDual<T>>& x, NestedDual<T> t) {
   const Power<T> power = scalar_power(Fraction<T>{x.value.value, x.relative_residual.value}, t.value);
@@ -309,7 +313,7 @@ __device__ __forceinline__ NestedDual<T> scalar_integral(NestedDual<T> s, Nested
 // ---------------------------------------------------------------------------------------------------------------------
 // divergence.cuh
 
-// log(a / b), known.
+// log(a / b), given its value.
 template <class T>
 __device__ __forceinline__ NestedDual<T> log_with_tangent(T log, NestedDual<T> a, NestedDual<T> b) {
   return {log, log_with_tangent(log, a).tangent - log_with_tangent(log, b).tangent};
@@ -326,7 +330,7 @@ __device__ __forceinline__ Ratio<NestedDual<T>> scalar_ratio(NestedDual<T> a, Ne
   return {quotient_with_tangent(ratio.quotient, a, b), log_with_tangent(ratio.log, a, b)};
 }
 
-// All but the logarithm stands in values alone.
+// All fields but the logarithm are used in values only.
 template <class T>
 __device__ __forceinline__ LogRatio<NestedDual<T>> scalar_log_ratio(NestedDual<T> a, NestedDual<T> b,
                                                                     NestedDual<T> difference, NestedDual<T> sum) {
@@ -344,8 +348,8 @@ __device__ __forceinline__ Entropy<NestedDual<T>> scalar_entropy(NestedDual<T> a
 // ---------------------------------------------------------------------------------------------------------------------
 // likelihood.cuh
 
-// The second derivative of log(t!), trigamma(1 + t), for t >= 0: upwards by whole steps, to where its asymptotic series
-// has all digits.
+// The second derivative of log(t!), trigamma(1 + t), for t >= 0: recurrence upwards to where its asymptotic series has
+// all digits.
 template <class T>
 __device__ __forceinline__ T scalar_trigamma_beyond(T t) {
   constexpr int kSteps = kSingle<T> ? 4 : 11;
@@ -362,7 +366,7 @@ __device__ __forceinline__ T scalar_trigamma_beyond(T t) {
   return sum + scalar_fma(w * z, series, scalar_fma(T(0.5), z, w));
 }
 
-// The values stand in values alone.
+// The values are used in values only.
 template <class T>
 __device__ __forceinline__ ValueAndSlope<NestedDual<T>> scalar_log_factorial(NestedDual<T> t) {
   const ValueAndSlope<T> x = scalar_log_factorial(t.value);
@@ -412,13 +416,14 @@ __device__ __forceinline__ Scaled<NestedDual<T>> scalar_power(const LogParts<Nes
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The derivative of a loss along a direction, as a loss
+// The derivative of a loss along a direction (JVP), as a loss
 
 __host__ __device__ constexpr int count_bits(unsigned bits) {
   return bits == 0 ? 0 : static_cast<int>(bits & 1u) + count_bits(bits >> 1);
 }
 
-// y, whose derivatives are operands by hand in part, so that it does not move as it was computed; x are the operands.
+// y with the tangent that follows from its partial derivatives with respect to the operands x. For losses that give
+// derivatives by hand: the tangent of the computation would be another one.
 template <class Y, class... X>
 __device__ __forceinline__ Y with_tangents(const Y& y, const X&...) {
   return y;
@@ -435,7 +440,7 @@ __device__ __forceinline__ Dual<NestedDual<T>, kMask> with_tangents(const Dual<N
   return with_given_partials(y, typename MakeIndices<sizeof...(X)>::type{}, x...);
 }
 
-// An operand and, where it has one, its direction: the operand's own number where none is differentiated, else nested.
+// An operand with its tangent: a NestedDual if an operand is differentiated, otherwise a plain number.
 template <class T>
 struct OperandNumber {
   template <unsigned kMask, int kSlot>
@@ -472,10 +477,10 @@ struct Choose<false, A, B> {
   using type = B;
 };
 
-// The sum over i of v_i dL/dx_i, operands the operands x of the loss L and then the directions v of those in
-// kHasTangent, in order. Its derivatives are dL/dx_i with respect to v_i, and along the direction those of dL/dx_k with
-// respect to x_k: only for these are numbers nested. Where an element does not count, a slope of 0 is 0 along whatever
-// the direction holds.
+// The derivative of the loss L along a direction, sum over i of v_i dL/dx_i. `operands` are the operands x of L, then
+// the tangents v of those in kHasTangent, in order. Its derivative with respect to v_i is dL/dx_i. Its derivative with
+// respect to x_k is the tangent of dL/dx_k; numbers are nested only if one of these is wanted. If the element is not
+// active, a slope of 0 contributes 0, whatever the tangent holds.
 template <unsigned kHasTangent, class Base, int... kSlot, class... X>
 __device__ __forceinline__ auto jvp(const Base& base, bool active, Indices<kSlot...>, const Tuple<X...>& operands) {
   using T = typename Base::Compute;
@@ -484,7 +489,7 @@ __device__ __forceinline__ auto jvp(const Base& base, bool active, Indices<kSlot
   constexpr unsigned kOfOwn = kMask & ((1u << kOwn) - 1u);
   using Number = typename Choose<kOfOwn != 0, NestedDual<T>, T>::type;
   using G = OperandNumber<Number>;
-  // The slot of the direction of an operand; without one, its own.
+  // The slot of an operand's tangent; its own slot if it has none.
   constexpr int kTangentSlot[] = {has<kHasTangent>(kSlot) ? kOwn + count_bits(kHasTangent & ((1u << kSlot) - 1u))
                                                           : kSlot...};
   const T tangent[] = {has<kHasTangent>(kSlot) ? get<kTangentSlot[kSlot]>(operands).value : T(0)...};

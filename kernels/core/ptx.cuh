@@ -1,6 +1,6 @@
-// The instructions that CUDA C++ has no name for without its headers. All inline PTX is here and in row_ptx.cuh, so
-// that whatever else compiles the kernels (cupylosses/testing/host does, for the CPU) has these few functions to
-// supply.
+// Instructions that have no name in CUDA C++ without its headers. All inline PTX is in this file and in
+// softmax/row_ptx.cuh, so another compiler of the kernels (cupylosses/testing/host, for the CPU) supplies these few
+// functions.
 #pragma once
 
 #ifdef __CUDA_ARCH__
@@ -11,7 +11,7 @@ __device__ __forceinline__ float half_bits_to_float(unsigned short bits) {
   return y;
 }
 
-// Two floats, each rounded to nearest even, in one register: `low` in the lower half.
+// Two floats, each rounded to nearest even, in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned floats_to_half_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 800
   unsigned word;
@@ -33,16 +33,17 @@ __device__ __forceinline__ unsigned floats_to_bfloat16_pair(float low, float hig
 }
 #endif
 
-// x, computed whether it is needed or not: the compiler would branch around a few instructions where only one side of a
-// choice needs them, which keeps it from interleaving elements and costs more than they do.
+// x, evaluated unconditionally. Otherwise the compiler branches around a few instructions that only one side of a
+// select needs. The branch keeps it from interleaving elements and costs more than the instructions.
 __device__ __forceinline__ float force_computed(float x) {
   asm volatile("" : "+f"(x));
   return x;
 }
 
-// Increments with wrap-around at `limit` and returns the old value. Whatever the block wrote before its last barrier is
-// visible to whoever reads the new value so, and what they wrote to this thread: one instruction instead of an atomic
-// between two full fences, which took a microsecond of every small loss.
+// Increments with wrap-around at `limit` and returns the old value. Acquire and release: what the block wrote before
+// its last barrier is visible to any thread that reads the new value here, and what those blocks wrote is visible to
+// this thread. One instruction instead of an atomic between two full fences, which took a microsecond of every small
+// loss.
 __device__ __forceinline__ unsigned increment_and_synchronize(unsigned* counter, unsigned limit) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(limit) : "memory");

@@ -1,20 +1,27 @@
-// Deterministic sums. Partial sums are stored one per group of elements, and the block that finishes last adds them in
-// the order of their index: which block computed which partial, and when, does not matter. No floating-point atomics.
+// Deterministic sums.
+//
+//   sum = sum over chunks of partials[chunk],   added in the order of the chunk's index
+//
+// 1. Each chunk of work stores one partial sum; which warp or block computed it does not matter.
+// 2. The block that arrives last (arrive_last) adds all partials.
+//
+// There are no floating-point atomics, so neither the grid nor the schedule changes a bit. Traffic: 8 bytes written and
+// read per chunk.
 #pragma once
 #include "core/ptx.cuh"
 #include "core/types.cuh"
 
-// Sum over the 32 lanes of a warp, in every lane.
-// Preconditions: all 32 lanes call it together. The tree is fixed; it needs no shared memory and no barrier.
+// Sum over the 32 lanes of a warp, in every lane. A butterfly: the tree is fixed, without shared memory or barrier.
+// Preconditions: all 32 lanes call it together.
 __device__ __forceinline__ double warp_sum(double x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
 }
 
-// Sum over the threads of a block, in thread 0.
-// Preconditions: every thread of the block calls it; blockDim.x is a power of two from 32 to 1024. Ends without a
-// barrier: a second call needs a __syncthreads() between, because the shared memory is the same.
+// Sum over the threads of a block, in thread 0. Preconditions: every thread of the block calls it; blockDim.x is a
+// power of two from 32 to 1024. It does not end in a barrier: a second call needs a __syncthreads() in between, because
+// both use the same shared memory.
 __device__ __forceinline__ double block_sum(double x) {
   __shared__ double warp_totals[32];
   x = warp_sum(x);
@@ -28,10 +35,10 @@ __device__ __forceinline__ double block_sum(double x) {
   return x;
 }
 
-// True in every thread of the block that arrives last; what any block wrote before is then visible to it.
-// Preconditions: every thread of every block calls it once; *ticket is 0 before the launch, and is 0 again after it
-// (the increment wraps), so that the next launch in the stream needs no memset. A launch that shares the ticket with
-// another one running at the same time would count both: tickets belong to one stream.
+// True in every thread of the block that arrives last. Everything that any block wrote before is visible to that block.
+// Preconditions: every thread of every block calls it once. *ticket is 0 before the launch. It is 0 again afterwards
+// (the increment wraps), so the next launch in the stream needs no memset. Two launches that run at the same time must
+// not share a ticket: tickets belong to one stream.
 __device__ __forceinline__ bool arrive_last(unsigned* ticket) {
   __shared__ bool last;
   __syncthreads();
@@ -40,8 +47,8 @@ __device__ __forceinline__ bool arrive_last(unsigned* ticket) {
   return last;
 }
 
-// x[first] + x[first + step] + ... up to `count`, for sums that the whole GPU waits for: loads overlap, and additions
-// form a tree instead of a chain. Reads past L1, where a stale line of an earlier launch could lie.
+// x[first] + x[first + step] + ... up to `count`. The whole GPU waits for this sum: 16 loads are in flight, and
+// additions form a tree instead of a chain. __ldcg bypasses L1, which may hold a stale line of an earlier launch.
 __device__ __forceinline__ double sum_every(const double* x, int64 first, int64 step, int64 count) {
   constexpr int kAhead = 16;
   double total = 0.0;
@@ -62,8 +69,8 @@ __device__ __forceinline__ double sum_every(const double* x, int64 first, int64 
   return total;
 }
 
-// partials[0] + partials[1] + ... in an order that depends on `count` and blockDim.x alone, in thread 0.
-// Preconditions: those of block_sum.
+// partials[0] + partials[1] + ... in an order that depends on `count` and blockDim.x alone, in thread 0. Preconditions:
+// those of block_sum.
 __device__ __forceinline__ double sum_partials(const double* partials, int64 count) {
   return block_sum(sum_every(partials, threadIdx.x, blockDim.x, count));
 }

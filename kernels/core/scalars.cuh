@@ -1,8 +1,8 @@
-// Functions of one number, so that one name serves both arithmetic types.
+// Scalar functions under one name for float and double.
 //
-// Where operands and results have 16 bits (kNarrow: the generated source defines NARROW), the arithmetic stays in
-// float, but to 2^-16: five bits more than float16 keeps. Functions are then those of the GPU's special function unit,
-// and polynomials have fewer terms. Without that, every loss with a logarithm is bound by arithmetic in 16 bits.
+// With 16-bit operands and results (kNarrow: the generated source defines NARROW) arithmetic stays in float but is
+// accurate to 2^-16 only, five bits more than float16 keeps: functions are those of the GPU's special function units,
+// and polynomials have fewer terms. Otherwise every loss with a logarithm would be bound by arithmetic in 16 bits.
 #pragma once
 #include "core/types.cuh"
 
@@ -76,7 +76,8 @@ __device__ __forceinline__ double scalar_fma(double x, double y, double z) {
   return fma(x, y, z);
 }
 
-// x / y to a few units in the last place, for what is corrected or small beside what it is added to.
+// x / y to a few units in the last place, for quotients that are corrected later or small beside what they are added
+// to.
 __device__ __forceinline__ float scalar_divide_roughly(float x, float y) {
   return __fdividef(x, y);
 }
@@ -84,8 +85,9 @@ __device__ __forceinline__ double scalar_divide_roughly(double x, double y) {
   return x / y;
 }
 
-// x / y to little more than half a unit in the last place, where neither y nor 1 / y nor the quotient leaves the range.
-// The exact operator takes several times as much for the sake of where they do.
+// x / y to little more than half a unit in the last place. The exact operator takes several times as long, because of
+// arguments outside of this precondition. Precondition: neither y nor 1 / y nor the quotient leaves the range of
+// floats.
 __device__ __forceinline__ float scalar_divide_closely(float x, float y) {
   const float inverse = __fdividef(1.0f, y);
   const float rough = x * inverse;
@@ -96,7 +98,7 @@ __device__ __forceinline__ double scalar_divide_closely(double x, double y) {
   return x / y;
 }
 
-// x / y to two units in the last place, also for y beyond 2^126, where the GPU's own fast division gives 0.
+// x / y to two units in the last place, also for y beyond 2^126, where the GPU's fast division gives 0.
 __device__ __forceinline__ float scalar_divide_in_range(float x, float y) {
   const float scale = fabsf(y) > 0x1p64f ? 0.25f : 1.0f;
   return __fdividef(x * scale, y * scale);
@@ -105,7 +107,7 @@ __device__ __forceinline__ double scalar_divide_in_range(double x, double y) {
   return x / y;
 }
 
-// x / y, to two units in the last place where that is enough.
+// x / y, exactly rounded, or with kNarrow to two units in the last place.
 __device__ __forceinline__ float scalar_divide(float x, float y) {
   return kNarrow ? scalar_divide_in_range(x, y) : x / y;
 }
@@ -193,14 +195,14 @@ __device__ __forceinline__ double scalar_expm1(double x) {
   return expm1(x);
 }
 
-// Whether arithmetic is to 24 bits.
+// True if arithmetic has 24 significant bits.
 template <class T>
 constexpr bool kSingle = sizeof(T) == 4;
 
-// What numbers that carry a derivative of their own (nested.cuh) have to be told, and float and double need not: that
-// of a value, where it is not the one of the expression that the value was found by, from pairs of a slope and what it
-// is a slope in; that there is none where a condition holds, because what the value is there is a convention; and that
-// a value which is NaN has none to follow.
+// Hooks for numbers with a tangent (nested.cuh); for float and double they do nothing. with_partials gives the tangent
+// of `value`, from pairs of a partial derivative and its variable, where differentiating the expression as written
+// would lose digits. constant_if says that the value is a convention and has no tangent if the condition holds.
+// nan_result marks a value that is NaN, tangent included.
 template <class T, class... Ts>
 __device__ __forceinline__ T with_partials(T value, Ts...) {
   return value;
@@ -213,18 +215,18 @@ template <class T>
 __device__ __forceinline__ T nan_result(T nan) {
   return nan;
 }
-// Whether they are equal, and stay so.
+// True if both are equal, tangents included.
 template <class T>
 __device__ __forceinline__ bool identical(T x, T y) {
   return x == y;
 }
-// Whether it is 0, and stays so.
+// True if x is 0, its tangent included.
 template <class T>
 __device__ __forceinline__ bool is_zero(T x) {
   return x == T(0);
 }
 
-// A function at a point, and its derivative there.
+// The value of a function at a point, and its derivative there.
 template <class T>
 struct ValueAndSlope {
   T value;

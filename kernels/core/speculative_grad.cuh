@@ -1,16 +1,25 @@
-// One pass: the gradient is written while the value is computed, before its scale is known.
+// Speculative gradients: forward writes the gradient together with the value, before backward knows its scale.
 //
-// The forward kernel scales the gradient with an expected_grad_output grad_output, and each warp notes the one it used.
-// In backward each warp compares its note with the true grad_output and leaves at once when they agree; otherwise it
-// computes its part of the gradient again, with the true scale and otherwise the same arithmetic, so the bits do not
-// depend on which kernel wrote them. The true value becomes the speculative of the next call. Nothing waits for the
-// host.
+//   gradient = grad_output * weight * d loss / d x        weight = 1 / divisor, a factor of the launch
 //
-// The speculative is one double in a table shared by all calls. It may change at any moment (another stream, another
-// loss that hashes to the same slot), and two warps of one launch may read different values: hence one note per warp,
-// and the same grid in both kernels. A wrong speculative costs a second pass, never a wrong gradient.
+// 1. Forward scales the gradient with an expected grad_output, read from a table in device memory. Each warp records
+//    the grad_output that it used.
+// 2. Backward: each warp compares its record with the true grad_output. If they have the same bits, it exits. The
+//    gradient is in place.
+// 3. If they differ, the warp computes its part of the gradient again with the true scale. The arithmetic is the same,
+//    so the bits do not depend on which kernel wrote them.
+// 4. A warp that found a difference makes the true grad_output the expected one of the next call (warp 0 only). The
+//    host never waits.
 //
-// Per warp, not per block, because then no barrier stands between the note and the loads of the operands.
+// The expected grad_output is one double in a table that all calls share. It may change at any moment: another stream
+// writes it, or another loss hashes to the same slot. Two warps of one launch may therefore read different values.
+// Hence one record per warp, and the same grid in both kernels. A wrong expectation costs a second pass, never a wrong
+// gradient.
+//
+// Records belong to warps and not to blocks, because a record per block needs a barrier between the record and the
+// loads of the operands.
+//
+// Traffic: 8 bytes read and 8 bytes written per warp. Preconditions: stated at each function.
 #pragma once
 #include "core/types.cuh"
 
@@ -18,7 +27,7 @@ __device__ __forceinline__ int64 global_warp() {
   return static_cast<int64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
 }
 
-// grad_output * weight when it is known from the start.
+// grad_output * weight, known at launch.
 template <class Compute>
 struct KnownScale {
   Compute value;
@@ -27,10 +36,14 @@ struct KnownScale {
   }
 };
 
-// expected_grad_output grad_output * weight, noted in used_grad_output[warp]. Without a table the speculative is 1. The
-// load is issued when this is made and awaited when the factor is first asked for, behind the loads of the operands: a
-// small loss is all latency. A weight and not a divisor, because a division in double is a call, around which those
-// loads would have to be spilled. Preconditions: every lane of the warp makes it, and asks the first time, together.
+// expected grad_output * weight. The expected grad_output is recorded in used_grad_output[global_warp()]; without a
+// table it is 1.
+//
+// The constructor issues the load. The first call of factor() waits for it, after the loads of the operands: a small
+// loss is bound by latency. The parameter is a weight and not a divisor, because a division in double is a function
+// call, and the operands in flight would be spilled around it.
+//
+// Preconditions: every lane of the warp constructs it, and all lanes make the first call of factor() together.
 template <class Compute>
 struct SpeculativeScale {
   double* used_grad_output;
@@ -49,7 +62,7 @@ struct SpeculativeScale {
 
   __device__ __forceinline__ Compute factor() {
     if (!known) {
-      // Lane 0's for all: the slot may change between two reads.
+      // Every lane takes lane 0's value: the slot may change between two reads.
       const double grad_output = __shfl_sync(0xffffffffu, loaded, 0);
       if (threadIdx.x % 32 == 0) used_grad_output[global_warp()] = grad_output;
       value = static_cast<Compute>(grad_output * weight);
@@ -59,9 +72,9 @@ struct SpeculativeScale {
   }
 };
 
-// Whether this warp's gradient was written with another grad_output than the true one, the same in every lane. Compared
-// as bits: a NaN equals itself, and -0 differs from 0. Without notes the gradient is always stale.
-// Preconditions: every lane of the warp calls it together.
+// True in every lane if this warp wrote its gradient with another grad_output than the true one. Values are compared as
+// bits: a NaN equals itself, and -0 differs from 0. Without records the gradient is always stale. Preconditions: every
+// lane of the warp calls it together.
 __device__ __forceinline__ bool grad_scale_is_stale(double true_grad_output, const double* used_grad_output,
                                                     double* expected_grad_output) {
   const bool stale = used_grad_output == nullptr ||

@@ -1,4 +1,4 @@
-// A list of values of different types, one per operand; NVRTC has no <tuple>.
+// A list of values of different types, one per operand. NVRTC has no <tuple>.
 #pragma once
 
 template <int... kIndex>

@@ -1,8 +1,8 @@
-// Storage types, the arithmetic type behind them, and packs: how numbers enter and leave registers.
+// Storage types, their arithmetic types, and packs: how numbers enter and leave registers.
 //
-// Header-free on purpose. CuPy wheels carry no cuda_bf16.h (and since 14.1 no cuda_fp16.h), so half and bfloat16 are
-// 16-bit words here and the conversions are single PTX instructions (ptx.cuh). Arithmetic never happens in 16 bits:
-// half, bfloat16 and float compute in float, double in double.
+// Half, bfloat16 and float compute in float, double computes in double; no arithmetic happens in 16 bits. The file
+// needs no CUDA header on purpose: CuPy wheels carry no cuda_bf16.h (and since 14.1 no cuda_fp16.h). Half and bfloat16
+// are therefore 16-bit words, and conversions are single PTX instructions (ptx.cuh).
 #pragma once
 #include "core/ptx.cuh"
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ unsigned narrow_pair(float low, float high, half_t) {
 }
 
 __device__ __forceinline__ unsigned bfloat16_bits(float x) {
-  // Round to nearest even on the bits; a NaN keeps its sign and becomes quiet, since rounding could carry it to inf.
+  // Rounds to nearest even on the bits. A NaN keeps its sign and becomes quiet, because rounding could carry it to inf.
   const unsigned bits = __float_as_uint(x);
   if (x != x) return (bits >> 16) | 0x40u;
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -62,8 +62,8 @@ __device__ __forceinline__ unsigned narrow_pair(float low, float high, bfloat16_
 #endif
 }
 
-// A double as the float that any narrower type rounds to as if directly: truncated, with the last bit set when
-// something was cut off ("round to odd"). Rounding to nearest twice would be off by one unit at ties.
+// A double as a float that any narrower type rounds to as if directly: truncated, with the last bit set if something
+// was cut off ("round to odd"). Rounding to nearest twice would be off by one unit at ties.
 __device__ __forceinline__ float round_to_odd(double x) {
   const float y = __double2float_rz(x);
   const bool exact = x != x || static_cast<double>(y) == x;
@@ -100,7 +100,7 @@ struct Narrow<bfloat16_t> {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Packs: kVecSize neighbouring elements that travel together, in words of at most 16 bytes
+// Packs: kVecSize contiguous elements that are loaded and stored together, in words of at most 16 bytes
 
 template <int kBytes>
 struct WordOf;
@@ -133,8 +133,8 @@ struct alignas(sizeof(Storage) * kVecSize < 16 ? sizeof(Storage) * kVecSize : 16
   Storage element[kVecSize];
 };
 
-// Each element is read once: marked as the first to leave the cache.
-// Precondition of this and of the next two: `pointer` is aligned to the pack's words.
+// Loads a pack whose elements are read once: marked evict-first in the caches. Precondition of all loads and stores of
+// packs: `pointer` is aligned to the pack's words.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* pointer) {
   using P = Pack<Storage, kVecSize>;
@@ -146,7 +146,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_stream(const Storage* po
   return pack;
 }
 
-// Elements that other threads read too (a broadcast operand): kept in the cache.
+// Loads a pack whose elements other threads read too (a broadcast operand): kept in the caches.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_reused(const Storage* pointer) {
   using P = Pack<Storage, kVecSize>;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storag
   }
 }
 
-// The same without a word on when it is needed again: gradients of rows are written 1 to 2 % faster so.
+// Stores without a cache hint: gradients of rows are written 1 to 2 % faster this way.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ void store_pack(Storage* pointer, const Pack<Storage, kVecSize>& pack) {
   using P = Pack<Storage, kVecSize>;
@@ -177,7 +177,8 @@ __device__ __forceinline__ void store_pack(Storage* pointer, const Pack<Storage,
   }
 }
 
-// Rounds kVecSize results into a pack; 16-bit types go two at a time, which is one instruction from 8.0 on.
+// Rounds kVecSize results into a pack. 16-bit types are converted in pairs, which is one instruction from compute
+// capability 8.0 on.
 template <class Storage, int kVecSize>
 struct NarrowPack {
   template <class Compute>

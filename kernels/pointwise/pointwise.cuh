@@ -1,22 +1,33 @@
-// The pointwise engine: an element-wise loss of up to kMaxOperands operands, optionally reduced to one number, with the
+// Pointwise losses: an element-wise loss of up to kMaxOperands operands, optionally reduced to one number, and the
 // gradients of any of its operands.
 //
 //   value       y[i] = loss(x_0[i], x_1[i], ...)                  stored per element, or summed
 //   gradient    g_k[i] = grad_output * d loss / d x_k [i]         grad_output a number or per element
 //
-// Knows no loss by name, no framework, and no shape beyond the layout. The generated glue (codegen.py) supplies
+// 1. The index space is cut into batches of 32 lanes x kUnroll vectors. Batch b belongs to chunk b % chunks:
+//    neighbouring warps read neighbouring batches, and chunks are many and of equal size.
+// 2. A warp takes chunks global_warp(), global_warp() + warps, ... Each lane loads its vectors of a batch before it
+//    evaluates the first (Pointwise::visit).
+// 3. The loss is evaluated on dual numbers. Gradients are stored at once; values are stored or added.
+// 4. A lane adds its elements in order: runs of kMaxRun in Compute, the runs in double. A butterfly adds the lanes; the
+//    warp stores one partial sum per chunk.
+// 5. The block that arrives last adds the partial sums in order (reduce.cuh).
+//
+// The number of chunks follows from the number of vectors alone (engines/pointwise/layout.py). So neither the grid nor
+// the GPU nor the presence of gradients changes a bit.
+//
+// Warps work independently; barriers are in the final reduction only. Traffic: each element of a dense operand is read
+// once, each gradient is written once.
+//
+// The loss, the layout and the access of each operand are types that the generated glue (engines/pointwise/codegen.py)
+// supplies:
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
-//   Layout    Flat or Rows
+//   Layout    FlatLayout or StridedLayout
 //   Sources   Tuple of Source, one per operand; the stream of operand k is k
 //   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
-// Order of additions. The index space is cut into batches of 32 lanes x kUnroll vectors, and batch b belongs to group
-// b % groups: neighbouring warps read neighbouring batches, which memory likes, and groups are many and equal. A lane
-// adds its elements in order, kMaxRun of them in Compute and those runs in double, then lanes are added by a fixed
-// tree. One partial per group is stored, and the last block adds the partials in order. The number of groups follows
-// from the number of vectors alone (launch.py), so the grid, the GPU and the presence of gradients leave the bits
-// alone.
+// Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout.
 #pragma once
 #include "core/dual.cuh"
 #include "core/layout.cuh"
@@ -26,18 +37,18 @@
 
 constexpr int kMaxRun = 64;
 
-// Registers that vectors in flight may take: beyond, those of the arithmetic would be spilled, which takes more of them
-// for three derivatives than for two.
+// Registers that vectors in flight may take. Beyond that, registers of the arithmetic are spilled; three derivatives
+// need more of them than two.
 __host__ __device__ constexpr int max_words(int gradients) {
   return gradients > 2 ? 46 : 70;
 }
 
-// Of so many vectors of so many registers each, as many as there is room for.
+// Number of vectors in flight: halved until they fit into `most` registers.
 __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int most) {
   return vectors > 1 && vectors * words > most ? vectors_in_flight(vectors / 2, words, most) : vectors;
 }
 
-// How a stream is read. A splat is one number for the whole vector (stride 0 along it).
+// How an operand is read. kSplat: one number for the whole vector (stride 0 along it).
 enum class Access { kStream, kReused, kSplat };
 
 struct Absent {};
@@ -55,7 +66,7 @@ struct Sink {
   Storage* pointer;
 };
 
-// What lies in registers of a source's vector.
+// A loaded vector of a source.
 template <class S, int kVecSize>
 struct Loaded {
   static constexpr bool kSplat = S::kAccess == Access::kSplat;
@@ -103,7 +114,7 @@ struct IsSink<Sink<Storage>> {
   static constexpr bool value = true;
 };
 
-// The bits of the operands that have a gradient.
+// One bit for each operand that has a gradient.
 template <class... S>
 __device__ constexpr unsigned gradient_mask(const Tuple<S...>*) {
   unsigned mask = 0, bit = 1;
@@ -116,7 +127,7 @@ __device__ constexpr int gradient_count(const Tuple<S...>*) {
   return ((IsSink<S>::value ? 1 : 0) + ... + 0);
 }
 
-// What is loaded of a grad_output per element: nothing where there is none.
+// A loaded grad_output per element; empty if there is none.
 template <class Element, int kVecSize>
 struct LoadedElement {
   using type = Absent;
@@ -126,7 +137,7 @@ struct LoadedElement<Source<Storage, kAccess>, kVecSize> {
   using type = Loaded<Source<Storage, kAccess>, kVecSize>;
 };
 
-// Packs of all operands.
+// Loaded vectors of all operands.
 template <int kVecSize, class T>
 struct LoadedTuple;
 template <int kVecSize, class... S>
@@ -148,20 +159,20 @@ struct Pointwise {
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
-  // Registers of a vector between its loads and its results: what was loaded, and where the results go.
+  // Registers of a vector between its load and its results: what was loaded, and offsets of the results.
   static constexpr int kVectorWords = (sizeof(typename LoadedTuple<kVecSize, Sources_>::type) +
                                        sizeof(typename LoadedElement<Element_, kVecSize>::type)) /
                                           4 +
                                       (Layout::kOuter > 0 ? 2 * kGradients : 0);
 
   Loss loss;
-  const Layout& layout;  // a kernel parameter: a copy of Rows would go to local memory
+  const Layout& layout;  // a kernel parameter: a copy of a StridedLayout would go to local memory
   Sources_ sources;
   Sinks_ sinks;
   Element_ element;
 
-  // kBatch whole vectors of the lane: all loads are issued before the first result is needed. `scale` gives the factor
-  // of the gradients when grad_output is one number; it is asked for behind the loads.
+  // kBatch whole vectors of the lane. All loads are issued before the first result is needed; also before
+  // scale.factor(), which may wait for a load of its own.
   template <int kBatch, class Scale>
   __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale) const {
     Registers<kVecSize> vectors[kBatch];
@@ -174,11 +185,11 @@ struct Pointwise {
     for (int u = 0; u < kBatch; ++u) evaluate(vectors[u], sum, scale.factor(), Slots{});
   }
 
-  // One vector of which some elements may not exist, element by element: rare, so kept small.
+  // A vector that is only partly present, element by element. Rare, so kept small.
   template <class Scale>
   __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale) const {
     const int64 present = layout.present(cursor);
-    const Compute factor = scale.factor();  // here, where the warp is together
+    const Compute factor = scale.factor();  // here, where the warp is converged
 #pragma unroll 1
     for (int i = 0; i < kVecSize && i < present; ++i) {
       Registers<1> element;
@@ -189,7 +200,7 @@ struct Pointwise {
   }
 
  private:
-  // A vector between its load and its result: the operands, and where the results go.
+  // A vector between its load and its results: operands, and offsets of the results.
   template <int kWidth>
   struct Registers {
     typename LoadedTuple<kWidth, Sources_>::type operands;
@@ -227,7 +238,7 @@ struct Pointwise {
       sum += y.value;
       Compute factor = scale;
       if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
-      // A loss that is NaN has no gradient to follow: NaN, also where the derivative formula happens to be finite.
+      // A loss that is NaN has no gradient: NaN, even if the formula of the derivative happens to be finite.
       ((gradient[kSlot][i] = y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor), ...);
     }
     if constexpr (kStoresValues) store<kWidth>(element, x.element_offset, value);
@@ -235,15 +246,16 @@ struct Pointwise {
   }
 };
 
-// Visits every element once. With kSum, partials[group] receives the sum of each group.
-// Preconditions: blockDim.x is a multiple of 32. Warps work independently: no barrier inside.
+// Visits every element once. With kSum, partials[chunk] receives the sum of each chunk. Preconditions: blockDim.x is a
+// multiple of 32. Warps work independently: no barrier inside.
 template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int64 chunks, double* partials) {
   constexpr int kBatch = kUnroll * kWarp;
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
-  // Vectors in flight: a batch, and fewer where registers would be spilled. A double takes two of them, and so does the
-  // offset of each stream of each vector; to find those in many dimensions takes more. A heavy loss takes them for its
-  // arithmetic. With one vector of 16 bits it waits for memory all the same: two gave up to a sixth more bandwidth.
+  // Vectors in flight: a batch, or fewer where registers would be spilled. A double takes two registers. So does the
+  // offset of each stream of each vector, and computing offsets in many dimensions takes more. A heavy loss needs
+  // registers for its arithmetic. With one vector of 16-bit numbers it still waits for memory: two vectors gave up to a
+  // sixth more bandwidth.
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1);
   constexpr int kFree = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
@@ -280,8 +292,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   }
 }
 
-// The workspace of a reduced loss: in the first 16 bytes a ticket, and how many groups were claim_counter
-// (row_groups.cuh), both 0 before and after a launch; then one partial per group.
+// The workspace of a reduced loss. The first 16 bytes hold the ticket and the counter of claimed chunks
+// (row_groups.cuh), both 0 before and after a launch. One partial sum per chunk follows.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
@@ -291,13 +303,13 @@ __device__ __forceinline__ Workspace workspace(double* memory) {
   return {reinterpret_cast<unsigned*>(memory), reinterpret_cast<unsigned*>(memory + 1), memory + 2};
 }
 
-// Sweeps, and leaves the sum of all elements in thread 0 of one block; `result` says which.
-// Preconditions: every thread of every block calls it once.
+// Sweeps, and leaves the sum of all elements in thread 0 of one block; *result is true in that block. Preconditions:
+// every thread of every block calls it once.
 template <int kUnroll, class Program, class Scale>
 __device__ __forceinline__ double reduce_all(const Program& program, Scale& scale, int64 chunks, double* memory,
                                              bool* result) {
-  // One block with a partial per lane: they meet in shared memory, which is half of a small loss's time. The tree is
-  // that of sum_partials, whose other leaves are zero.
+  // A single block with at most one partial sum per lane adds them in shared memory, which saves half of a small loss's
+  // time. The tree is that of sum_partials, whose other leaves are zero.
   __shared__ double shared_partials[kWarp];
   const bool alone = gridDim.x == 1 && chunks <= kWarp;
   const Workspace work = workspace(memory);
@@ -313,7 +325,7 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What the entry points call
+// Called by the entry points
 
 // value = sum(loss) / divisor
 template <int kUnroll, class Program, class Scale, class Result>
@@ -341,12 +353,12 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
   reduce<kUnroll>(program, speculative, chunks, memory, divisor, value);
 }
 
-// The gradients for the true grad_output, unless this warp's part was written with it already.
+// Writes the gradients for the true grad_output, unless this warp's part was written with it already.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void verify_gradient(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output, const double* used_grad_output,
                                                 double* expected_grad_output) {
-  if (global_warp() >= chunks) return;  // has no part, and so left no note
+  if (global_warp() >= chunks) return;  // has no chunk, hence no record
   const double g = widen<double>(*grad_output);
   if (!grad_scale_is_stale(g, used_grad_output, expected_grad_output)) return;
   KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * scale)};

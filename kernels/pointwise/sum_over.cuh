@@ -1,29 +1,33 @@
-// Sums over some dimensions of a loss, the others being kept:
+// Sums over some dimensions of a loss; the others are kept.
 //
-//   y[m] = sum over r of loss[m, r] / divisor                             m: what is kept, "outputs"
-//   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        r: what is summed over
+//   y[m] = sum over r of loss[m, r] / divisor                             m: index of the kept dimensions, "outputs"
+//   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        r: index of the reduced dimensions
 //            / divisor
 //
-// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand, which was
-// read once for many elements and receives the sum over them: m are its own elements, r the dimensions that it was
-// broadcast along.
+// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand: m are its
+// elements, r the dimensions along which it was broadcast.
 //
-// Two mappings, chosen by which of the two is innermost in memory (launch.py):
-//   kColumns   lanes along m: one column per lane, consecutive lanes read consecutive addresses
-//   otherwise  lanes along r: one output per warp, its lanes share the sum
-// A lane takes kVecSize neighbours along its direction at once, where they lie together.
-// r is cut into `slices` of `slice_length` so that few outputs still fill the GPU. With one slice the result is stored
-// at once; with more, partials[slice * outputs + m] holds the pieces and `combine_slices` adds them in order.
+// 1. The index space of r is cut into `slices` of `slice_length`, so that few outputs still fill the GPU.
+// 2. A warp takes a slice of some outputs. Two mappings, by which of m and r is innermost in memory
+//    (engines/pointwise/layout.py):
+//   kColumns   lanes along m: one output per lane, consecutive lanes read consecutive addresses
+//   otherwise  lanes along r: one output per warp, a butterfly adds the lanes
+// A lane takes kVecSize neighbours along its direction at once if they are contiguous.
+// 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
+//    second launch (combine_slices) adds them in order.
 //
-// Order of additions: a lane adds its terms in order, then (lanes along r) the fixed warp tree, then slices by a fixed
-// tree. All of it follows from the two sizes, never from the grid. Everything is added in double: these terms have
-// signs and cancel, and float runs as in pointwise.cuh lost digits that PyTorch keeps.
+// Order of additions: a lane adds its terms in order, then the butterfly (lanes along r), then slices by a fixed tree.
+// All of it follows from the sizes, never from the grid. Everything is added in double: these terms have signs and
+// cancel, and float runs as in pointwise.cuh lost digits that PyTorch keeps.
+//
+// Warps work independently. Traffic: each element of the index space is read once. Preconditions: stated at each
+// function.
 #pragma once
 #include "pointwise/pointwise.cuh"
 
-constexpr int kMostTerms = 4;       // whose loads are issued together ...
-constexpr int kMostTermWords = 60;  // ... where they take no more registers
-constexpr int kValue = -1;          // instead of a slot: the terms are values
+constexpr int kMostTerms = 4;       // loads in flight, in terms ...
+constexpr int kMostTermWords = 60;  // ... as long as they take no more registers
+constexpr int kValue = -1;          // in place of a slot: the terms are values
 
 template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_, int kVecSize_>
 struct SumOver {
@@ -44,7 +48,7 @@ struct SumOver {
   const Dimensions<kStreams, kRank_>& kept;  // kernel parameters: copies would go to local memory
   const Dimensions<kStreams, kRank_>& reduced;
 
-  // kVecSize neighbouring terms.
+  // kVecSize neighbouring terms of a sum.
   struct Terms {
     typename LoadedTuple<kVecSize, Sources_>::type operands;
     typename LoadedElement<Element_, kVecSize>::type grad_output;
@@ -74,8 +78,8 @@ struct SumOver {
   }
 };
 
-// What is left to do with a finished sum: common factors and the rounding. Values are divided; gradients are scaled by
-// the inverse, which is 0 and not inf for the mean of nothing.
+// Common factors and rounding of a finished sum. Values are divided; gradients are scaled by the inverse, which is 0
+// and not inf for the mean of nothing.
 template <class Storage, class Result>
 struct Deposit {
   Storage* pointer;
@@ -89,15 +93,15 @@ struct Deposit {
   }
 };
 
-// Preconditions: blockDim.x is a multiple of 32. With more than one lane per vector, kVecSize divides `outputs`
-// (columns) or `length` and `slice_length`. Warps work independently.
+// Preconditions: blockDim.x is a multiple of 32. If kVecSize > 1, it divides `outputs` (kColumns) or `length` and
+// `slice_length`. Warps work independently.
 template <bool kColumns, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                            int64 outputs, int64 length, int64 slices, int64 slice_length,
                                            double* partials) {
   constexpr int kStreams = Program::kStreams;
   constexpr int kVecSize = Program::kVecSize;
-  // Fewer of a heavy loss in 16 bits, whose elements are computed together without a branch between them.
+  // Fewer for a heavy loss in 16 bits, whose elements are computed together without a branch between them.
   constexpr int kMost = kNarrow ? kMostTerms >> Program::Loss::kHeavy : kMostTerms;
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
@@ -119,7 +123,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
       typename Program::Terms terms[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        // Terms that do not exist load the first ones instead, so that the loads need no branch, and are dropped.
+        // Lanes behind the end load the first terms instead, so that loads need no branch. The result is dropped.
         int64 at[kStreams];
         program.reduced.offsets(r + i * kStride < end ? r + i * kStride : 0, at);
 #pragma unroll
@@ -134,7 +138,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
       }
     }
     if (!kColumns) {
-      // Lanes whose first term lies behind the end have skipped the loop: meet again before the shuffles.
+      // Lanes whose first term lies behind the end have skipped the loop: converge before the shuffles.
       __syncwarp();
       total[0] = warp_sum(total[0]);
     }
@@ -150,8 +154,8 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   }
 }
 
-// g[m] from its slices, one warp per output: few outputs have many slices.
-// Preconditions: blockDim.x is a multiple of 32.
+// g[m] from its slices, one warp per output: few outputs have many slices. Preconditions: blockDim.x is a multiple of
+// 32.
 template <class Program, class Storage, class Result>
 __device__ __forceinline__ void combine_slices(const Program& program, const Deposit<Storage, Result>& deposit,
                                                int64 outputs, int64 slices, const double* partials) {

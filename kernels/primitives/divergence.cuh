@@ -1,4 +1,4 @@
-// Divergences between distributions, and what they are made of: the logarithm of a ratio.
+// Divergences between distributions, and their building block: the logarithm of a ratio.
 #pragma once
 #include "primitives/math.cuh"
 
@@ -21,7 +21,7 @@ struct Ratio {
   T log;
 };
 
-// log(a) - log(b), whose digits may cancel: for where they do not, and where it is infinite or NaN.
+// log(a) - log(b), for arguments where digits do not cancel, and where it is infinite or NaN.
 __device__ __forceinline__ float scalar_log_difference(float a, float b) {
   return (__log2f(a) - __log2f(b)) * 0.693147181f;
 }
@@ -200,9 +200,9 @@ __device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, do
   return {ratio.log, a == 0.0 ? m : scalar_relative_entropy(a, ratio, difference)};
 }
 
-// beta a log(a / m) + rest b log(b / m) with rest = 1 - beta and m = beta a + rest b, for a, b >= 0; never negative.
-// With beta = 0 it is a log(a / b) instead, and with beta = 1 b log(b / a). `difference` is a - b. Where a or b is 0,
-// the derivative with respect to it is given as 0.
+// beta a log(a / m) + complement b log(b / m) with complement = 1 - beta and m = beta a + complement b, for a, b >= 0;
+// never negative. With beta = 0 it is a log(a / b) instead, and with beta = 1 b log(b / a). `difference` is a - b. If a
+// or b is 0, the derivative with respect to it is 0 by convention.
 template <class T, unsigned kA, unsigned kB, unsigned kD>
 __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a, const Dual<T, kB>& b,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
@@ -268,8 +268,9 @@ __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, k
   return chain(log_a, log_b, value, product, -difference);
 }
 
-// beta q log(q / m) + rest p log(p / m) with rest = 1 - beta and m = beta q + rest p, by the logarithms of q and p;
-// with beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 p log(p / q) - p + q. Never negative.
+// beta q log(q / m) + complement p log(p / m) with complement = 1 - beta and m = beta q + complement p, from the
+// logarithms of q and p. With beta = 0 it is q log(q / p) - q + p instead, and with beta = 1 p log(p / q) - p + q.
+// Never negative.
 template <class T, unsigned kQ, unsigned kP>
 __device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& log_q, const Dual<T, kP>& log_p,
                                                              const Dual<T, 0>& beta, const Dual<T, 0>& complement) {

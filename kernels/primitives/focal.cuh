@@ -1,9 +1,10 @@
-// Losses of yes-or-no decisions that weigh a decision by how sure it is. They are computed from the logit x and the
-// label y, so that neither 1 - p nor a logarithm of p cancels. An infinite x has limits of its own: nothing is 0 * inf.
+// Losses of binary decisions, weighted by confidence: focal, asymmetric, poly1, generalized cross entropy. They are
+// computed from the logit x and the label y, so that neither 1 - p nor a logarithm of p cancels. Infinite x have limits
+// of their own: no 0 * inf arises.
 #pragma once
 #include "primitives/logistic.cuh"
 
-// A logit against a label, by the side that the logit is on: x > 0 says yes.
+// A logit against a label, by the sign of the logit: x > 0 decides for 1.
 template <class T>
 struct Decision {
   Logistic<T> at;
@@ -20,7 +21,7 @@ __device__ __forceinline__ Decision<T> scalar_decision(T x, T y) {
   return {scalar_logistic(x), scalar_abs(x), negative ? T(-1) : T(1), negative ? y : not_y, negative ? not_y : y};
 }
 
-// A probability n / (1 + e), and what its rounding left, relative to it: a power of it would multiply that.
+// A probability n / (1 + e), and the rounding error of the quotient relative to it: a power would multiply that error.
 template <class T>
 struct Fraction {
   T value;
@@ -37,7 +38,7 @@ __device__ __forceinline__ Fraction<T> scalar_fraction(T n, T e) {
   return {value, value > T(0) ? scalar_divide_roughly(remainder * inverse, value) : T(0)};
 }
 
-// A power, as two factors which are multiplied one by one: its product with another number is in range wherever the
+// A power as two factors that are multiplied one after another: its product with another number is in range if the
 // result is.
 template <class T>
 struct Power {
@@ -48,9 +49,9 @@ struct Power {
   }
 };
 
-// x^t for 0 <= x <= 1 and t >= 0. In float the logarithm of x is taken of its significand and its exponent apart, and
-// the exponential of what whole powers of two leave, so that no digits are lost where x^t is small. The exponents in
-// use are products. All threads have the same t, so they take one branch.
+// x^t for 0 <= x <= 1 and t >= 0. In float, significand and exponent of x have separate logarithms, and the exponential
+// is taken of what whole powers of two leave, so no digits are lost where x^t is small. The exponents in common use are
+// products. All threads have the same t, so the branch is uniform.
 __device__ __forceinline__ Power<float> scalar_power(float x, float t) {
   if (kNarrow) {
     const float root = t == 0.0f ? 1.0f : __powf(x, 0.5f * t);
@@ -88,7 +89,7 @@ __device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
   return {scalar_fma(power.first, t * x.relative_residual, power.first), power.second};
 }
 
-// -log(1 - q), given q and 1 - q, of which the larger one may have rounded the digits of the other one away.
+// -log(1 - q), given q and 1 - q. The larger of both may have rounded away digits of the other.
 __device__ __forceinline__ float scalar_minus_log_of_complement(float q, float complement) {
   return q < 0.33f ? -scalar_log1p_near_zero(-q) : -scalar_log(complement);
 }
@@ -102,9 +103,9 @@ __device__ __forceinline__ T scalar_confidence(const Decision<T>& d) {
   return scalar_complement(d.size, scalar_exp(-d.size)) * d.at.larger;
 }
 
-// a m^gamma (log loss of the logit x), where m is the probability that the decision is wrong, and a = alpha y + rest (1
-// - y), or 1 if alpha < 0; NaN where y is no probability. For an infinite x the derivative with respect to y is given
-// as 0.
+// a m^gamma (log loss of the logit x), where m is the probability of a wrong decision, and a = alpha y + complement (1
+// - y), or 1 if alpha < 0; complement = 1 - alpha. NaN if y is no probability. For an infinite x the derivative with
+// respect to y is 0 by convention.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& alpha,
                                                   const Dual<T, 0>& complement, const Dual<T, 0>& gamma) {
@@ -135,8 +136,8 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
                infinite ? T(0) : by_factor - d.side * by_power);
 }
 
-// rest^gamma nll, by nll = -log p and rest = 1 - p of the same p, with 0^0 = 1. For an infinite nll the derivative with
-// respect to rest, which stands against p = 0, is given as 0.
+// complement^gamma nll, for nll = -log p and complement = 1 - p of the same p, with 0^0 = 1. For an infinite nll the
+// derivative with respect to the complement is 0 by convention.
 template <class T, unsigned kN, unsigned kR>
 __device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, const Dual<T, kR>& complement,
                                                     const Dual<T, 0>& gamma) {
@@ -144,15 +145,15 @@ __device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, cons
   if (gamma.value == T(0)) return chain(nll, complement, nll.value, T(1), T(0));
   const Power<T> power = scalar_power(Fraction<T>{complement.value, T(0)}, gamma.value);
   const bool infinite = nll.value > scalar_max(T());
-  // Where rest vanishes, nll does so as fast.
+  // Where the complement vanishes, nll does so as fast.
   const T ratio = complement.value > T(0) ? scalar_divide_roughly(nll.value, complement.value) : T(1);
   return chain(nll, complement, power.times(nll.value), power.times(T(1)),
                infinite ? T(0) : gamma.value * power.times(ratio));
 }
 
-// -log p + epsilon (1 - p), where p is the probability of the label y; sum is 1 + epsilon. It is computed by the powers
-// of 1 - p from the second, so that nothing cancels for an epsilon of -1. For an infinite x the derivative with respect
-// to y is given as 0.
+// -log p + epsilon (1 - p), where p is the probability of the label y; sum is 1 + epsilon. Computed by powers of 1 - p
+// from the second on, so nothing cancels for an epsilon of -1. For an infinite x the derivative with respect to y is 0
+// by convention.
 template <class T, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kX | kY> poly1(const Dual<T, kX>& x, const Dual<T, kY>& y, const Dual<T, 0>& epsilon,
                                                   const Dual<T, 0>& sum) {

@@ -1,4 +1,4 @@
-// Negative log-likelihoods, and what they are made of: the logarithm of a factorial.
+// Negative log-likelihoods, and their building block: the logarithm of a factorial.
 #pragma once
 #include "primitives/divergence.cuh"
 

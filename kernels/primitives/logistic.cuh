@@ -1,4 +1,4 @@
-// Losses of yes-or-no decisions, and what they are made of: the logistic function and its logarithm.
+// Losses of binary decisions, and their building blocks: the logistic function and its logarithm.
 #pragma once
 #include "primitives/math.cuh"
 
@@ -45,9 +45,9 @@ __device__ __forceinline__ T scalar_no_more_than_100(T x) {
   return x > T(100) ? T(100) : x;
 }
 
-// The logarithms, but no more than 100; NaN where p is no probability. In float the smaller one of p and 1 - p is
-// exact, and gives both: its own logarithm is the GPU's fast one, which up to 1/2 is within 3.4 units in the last
-// place, and that of the other one a polynomial, which is not large.
+// -log p and -log(1 - p), at most 100; NaN if p is no probability. In float the smaller one of p and 1 - p is exact,
+// and both results follow from it: its own logarithm is the GPU's fast one, which up to 1/2 is within 3.4 units in the
+// last place; the other logarithm is small, and a polynomial.
 __device__ __forceinline__ Logs<float> scalar_minus_logs(float p) {
   const bool low = p < 0.5f;
   const float small = low ? p : 1.0f - p;
@@ -59,7 +59,7 @@ __device__ __forceinline__ Logs<double> scalar_minus_logs(double p) {
   return {scalar_no_more_than_100(-log(p)), scalar_no_more_than_100(-log1p(-p))};
 }
 
-// What softplus and sigmoid of x and -x have in common: one exponential.
+// What softplus and sigmoid of x and -x share: one exponential.
 template <class T>
 struct Logistic {
   T excess;   // log(1 + e^-|x|), by which softplus(x) exceeds max(x, 0)
@@ -74,7 +74,7 @@ __device__ __forceinline__ Logistic<T> scalar_logistic(T x) {
   return {scalar_log1p_of_fraction(e), larger, e * larger};
 }
 
-// log(1 + e^x), which overflows nowhere and keeps its digits. Where the derivative is 0 it is, whatever x depends on.
+// log(1 + e^x), without overflow or loss of digits. Where the derivative is 0, the tangent is 0 whatever x depends on.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> softplus(const Dual<T, kMask>& x) {
   const Logistic<T> at = scalar_logistic(x.value);

@@ -1,4 +1,4 @@
-// The primitives of which a loss is composed, on dual numbers: each with its right derivative and its convention at
+// The primitives that losses are composed of, on dual numbers: each with its correct derivative and its convention at
 // kinks. A loss written with them needs no derivative of its own.
 //
 // Order of cases: NaN, the interior, the convention at the boundary. NaN propagates into value and derivative.
@@ -27,7 +27,7 @@ __device__ __forceinline__ Dual<T, kMask> log(const Dual<T, kMask>& x) {
   return chain(x, scalar_log(x.value), scalar_divide(T(1), x.value));
 }
 
-// x^2 / 2, which overflows where itself does, not where x^2 does.
+// x^2 / 2. It overflows only if the result does, not where x^2 does.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> half_square(const Dual<T, kMask>& x) {
   return chain(x, x.value * (T(0.5) * x.value), x.value);
@@ -47,19 +47,19 @@ __device__ __forceinline__ Dual<T, kD | kV> half_square_over(const Dual<T, kD>& 
   return chain(d, v, d.value * half, ratio, -(half * ratio));
 }
 
-// max(x, floor), whose derivative is 1 also where the floor is taken, as of a clamp outside of the graph.
+// max(x, floor). The derivative is 1 also at the floor, as for a clamp outside of the graph.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> at_least(const Dual<T, kMask>& x, const Dual<T, 0>& floor) {
   return chain(x, x.value < floor.value ? floor.value : x.value, T(1));
 }
 
-// x, or NaN where the condition does not hold: what an operand outside of its domain costs.
+// x, or NaN if the condition does not hold: the loss of an operand outside of its domain.
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> nan_unless(bool condition, const Dual<T, kMask>& x) {
   return chain(x, condition ? x.value : scalar_nan(T()), T(1));
 }
 
-// `condition ? a : b`, tangents included: what is not chosen cannot leak, not even as 0 * inf.
+// `condition ? a : b`, tangents included: the side that is not chosen cannot leak, not even as 0 * inf.
 template <class A, class B, class T = typename ScalarOf<A, B>::type>
 __device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
   const auto x = lift<T>(a);
@@ -74,25 +74,25 @@ __device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
   return z;
 }
 
-// Of two literals, which take the arithmetic type of what they are used with.
+// The same for two literals, which take the arithmetic type of the expression around them.
 __device__ __forceinline__ double where(bool condition, double a, double b) {
   return condition ? a : b;
 }
 
-// max(x, 0) whose derivative at 0 is 1 ("active"), as torch's clamp(min=0) has it.
+// max(x, 0). The derivative at 0 is 1, as for torch's clamp(min=0).
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> relu_active(const Dual<T, kMask>& x) {
   return where(x.value < T(0), constant<T>(0), x);
 }
 
-// 0, or NaN where x is NaN: the value of "0 times whatever x is, infinities included".
+// 0, or NaN if x is NaN: the value of "0 times x, infinities included".
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {
   return constant<T>(x.value != x.value ? x.value : T(0));
 }
 
-// weight * x; an x of weight 0 counts for nothing, whatever it is, infinities and NaN included. The derivative with
-// respect to a weight of 0 is x all the same, where that is finite, so that a weight can be learned from 0.
+// weight * x. An x of weight 0 contributes nothing, infinities and NaN included. The derivative with respect to a
+// weight of 0 is x if that is finite, so that a weight can be learned from 0.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, const Dual<T, kB>& x) {
   const bool unused = weight.value == T(0);

@@ -1,13 +1,19 @@
-// What a mean over rows is divided by: the sum of the class weights of the labels that count, or their number. It is
-// found before the losses are, because gradients are written together with them.
+// The divisor of a mean over rows.
+//
+//   count = sum over active rows of the class weight of the label (or of 1)
+//
+// 1. Each warp adds the rows of a chunk, lane by lane, and stores one partial sum.
+// 2. The block that arrives last adds the partial sums in order.
+//
+// A launch of its own, before the losses: speculative gradients need the divisor while values are computed. Reads
+// labels, mask and class weights only.
 #pragma once
 #include "softmax/rows.cuh"
 
-// One sum per warp and step, in order; then by the block that arrives last.
 // Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
 template <class Program>
 __device__ __forceinline__ void count_rows(const Program& program, int64 chunks, double* memory, double* count) {
-  // Labels that a thread has on their way together; a loop that may end at each of them has one.
+  // Labels that a thread has in flight; a loop that may end at each label would have one.
   constexpr int kUnroll = 8;
   const Workspace work = workspace(memory);
   const int64 rows = program.space.rows, warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);

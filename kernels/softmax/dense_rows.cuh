@@ -1,22 +1,29 @@
-// Losses of rows with a target per class: the loss of a row is a sum over its classes of a term in log p_c and the
-// target.
+// Softmax losses with dense targets t (R, C): what all layouts share.
 //
 //   L = sum over c of h(log p_c, t_c) + penalty(lse),       p = softmax(z), z as in softmax.cuh
 //
 //   dL/dz_c = h_1(c) - p_c (sum over k of h_1(k) - penalty')         h_1 = dh / d log p
 //   dL/dt_c = h_2(c)                                                 h_2 = dh / dt
 //
-// or, where the target is a teacher whose logits are given, h(log p_c, log q_c) and for its logits the same with h_2
-// and q.
+// With a teacher's logits in place of t it is h(log p_c, log q_c), and the gradient of the teacher's logits follows in
+// the same way from h_2 and q.
 //
-// Every thread goes over its classes three times: for the largest logit and the sum of exponentials, for the sums of h
-// and its derivatives, and for the gradients. Each time is a functor f(first, x, t) of packs of neighbouring classes
-// from `first`; where the packs come from is in the files behind this one. Functors have names, because compilers
-// before CUDA 13.5 take no lambda in a template of a kernel.
+// 1. SoftmaxPass: maximum and sum of exponentials of the logits, and of the teacher's (online_softmax.cuh).
+// 2. subwarp_combine and group_combine: every thread of the group holds the softmax of the row.
+// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads.
+// 4. GradientPass: the gradients of both operands.
+//
+// Each pass is a functor f(first, x, t) on packs of contiguous classes from `first`. A Classes type yields the packs:
+// from shared memory (resident_dense_rows.cuh), from memory again in each pass (two_pass_dense.cuh), or class by class
+// in one thread (dense_thread_per_row.cuh). Functors are structs: compilers before CUDA 13.5 reject lambdas in
+// templates of a kernel.
+//
+// A thread owns the same classes in all passes; a group owns a row; a worker owns a chunk, as in rows.cuh. Traffic and
+// preconditions: those of the Classes type.
 #pragma once
 #include "softmax/rows.cuh"
 
-// Of the logits, and of those of a teacher if there is one.
+// The online softmax of the logits, and of the teacher's logits if there are any.
 template <class Compute, int kCount>
 struct OnlineSoftmaxes {
   OnlineSoftmax<Compute, ExcludeMax> softmax[kCount];
@@ -53,7 +60,7 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
     z[i] = logit.value(z[i]);
     max_logit = max_ignoring_nan(max_logit, z[i]);
   }
-  // Seldom, after the first few.
+  // Rare after the first few packs.
   int leader = -1;
   if (max_logit > part.max_logit) {
     rescale(part, max_logit);
@@ -72,13 +79,13 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   part.exp_sum += sum_elements(e);
 }
 
-// A softmax as its classes need it.
+// The softmax of a row, as each class needs it.
 template <class Compute>
 struct Softmax {
   Compute max_logit;
   Compute log_sum;
   Compute inv_sum;
-  Compute max_complement;  // what the probability of the largest logit falls short of 1 by
+  Compute max_complement;  // 1 - p of the largest logit
 
   __device__ __forceinline__ void set(const OnlineSoftmax<Compute, ExcludeMax>& n) {
     max_logit = n.max_logit;
@@ -92,13 +99,13 @@ struct Softmax {
   __device__ __forceinline__ Compute p(Compute z) const {
     return exp_of_difference(z - max_logit) * inv_sum;
   }
-  // 1 - p. Of two classes that share the largest logit each has half at most, so that nothing cancels for either.
+  // 1 - p. If two classes share the maximum, each has p <= 1/2, so nothing cancels for either.
   __device__ __forceinline__ Compute complement(Compute z, Compute p) const {
     return identical(z, max_logit) ? max_complement : Compute(1) - p;
   }
 };
 
-// Sums over the classes of a row of h, h_1 and h_2.
+// Sums over the classes of a row: h, h_1 and h_2.
 template <class Compute>
 struct DenseSums {
   Compute value;
@@ -106,7 +113,7 @@ struct DenseSums {
   Compute grad_log_q;
 };
 
-// What is known of a row when its gradients are written. `slope` is the penalty's.
+// A row as GradientPass needs it. `slope` is the derivative of the penalty, `factor` that of grad_output.
 template <class Compute, int kCount>
 struct DenseRow {
   Softmax<Compute> softmax[kCount];
@@ -145,11 +152,11 @@ struct DenseRowProgram {
   const Weight_* weights;
   const Mask_* mask;
   Logit<Compute, kCapped_> logit;
-  // Per row, where they are wanted.
+  // Outputs per row, or null.
   Result* values;
   Compute* lse;
 
-  // As RowProgram's, for count_rows.
+  // As in RowProgram, for count_rows.
   struct LabelLoad {
     bool active;
   };
@@ -165,7 +172,7 @@ struct DenseRowProgram {
     return true;
   }
 
-  // Both operands of a row from its first class on, and the way from one to the next.
+  // Pointers to both operands of a row, and the distance of classes.
   __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
     return input + offset[kLogits];
   }
@@ -179,7 +186,7 @@ struct DenseRowProgram {
     return space.class_stride[kLabels];
   }
 
-  // h and its derivatives for class c, of which z is the logit, and t the target or the teacher's logit.
+  // h and its derivatives at class c. z: the logit. t: the target, or the teacher's logit.
   __device__ __forceinline__ auto evaluate(const Row& row, Compute z, Compute t, int64 c) const {
     Compute second = t;
     if constexpr (kTeacher) second = row.softmax[1].log_p(t);
@@ -188,14 +195,14 @@ struct DenseRowProgram {
     return term(variable<3u, 0>(row.softmax[0].log_p(z)), variable<3u, 1>(second), variable<0u, 2>(weight),
                 constant<Compute>(static_cast<double>(space.classes)));
   }
-  // The second operand of a class as evaluate() takes it.
+  // The second operand as evaluate() expects it.
   __device__ __forceinline__ Compute second(Compute t) const {
     if constexpr (kTeacher) return logit.value(t);
     return t;
   }
 
-  // The loss of a row of which the sums are known, and whatever of it is to be stored.
-  // Precondition: `first` holds in one thread of the unit.
+  // Evaluates a row, and stores the outputs that are wanted per row. Precondition: `first` holds in one thread of the
+  // group.
   __device__ __forceinline__ void finish(Row& row, const int64 (&offset)[kRowStreams], bool active, bool first) const {
     const Compute lse_of_row = active ? row.softmax[0].max_logit + row.softmax[0].log_sum : Compute(0);
     const auto added = penalty(variable<1u, 0>(lse_of_row));
@@ -209,7 +216,7 @@ struct DenseRowProgram {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The three times
+// The passes
 
 template <class Program, class Compute = typename Program::Compute>
 struct SoftmaxPass {
@@ -249,7 +256,7 @@ struct SumPass {
         row.sums.grad_log_q += tangent_or_zero(y, 1);
     }
   }
-  // What `op` makes of all sums that are added.
+  // Applies `op` to each sum that is needed.
   template <class Op>
   __device__ __forceinline__ static void over(DenseSums<Compute>& sums, const Op& op) {
     op(sums.value);
@@ -264,14 +271,14 @@ struct GradientPass {
   const Program& program;
   const typename Program::Row& row;
   const int64 (&offset)[kRowStreams];
-  int64 stride, target_stride;  // from class to class
+  int64 stride, target_stride;  // distance of classes
   bool active;
 
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) const {
     Compute grad_z[kVecSize], grad_t[kVecSize];
-    // Of a row that is NaN nothing follows.
+    // A row that is NaN has no gradient: NaN. An inactive row has gradient 0.
     if (!active || row.value != row.value) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) grad_z[i] = grad_t[i] = row.value;
@@ -305,7 +312,7 @@ struct GradientPass {
   }
 
  private:
-  // h_1 - p (sum of h_1 - slope), in which the class's own h_1 does not cancel.
+  // h_1 - p (sum of h_1 - slope), rearranged so that the class's own h_1 does not cancel.
   __device__ __forceinline__ Compute softmax_vjp(const Softmax<Compute>& s, Compute z, Compute grad_log, Compute sum,
                                                  Compute slope) const {
     const Compute p = s.p(z);
@@ -344,13 +351,14 @@ __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<
   }
 }
 
-// The loss of a row whose classes `classes` yields to the threads of a unit, and its gradients if there are any.
+// Evaluates a row, and writes its gradients if kGradient. `classes` yields the row's classes to the threads of the
+// group:
 //
-//   classes.for_each(f)        every class of this thread, none of a row that does not count
-//   classes.final_pass(f)        the same for the last time
-//   classes.final_pass_all(f)    the same, also of a row that does not count, whose packs hold anything
+//   classes.for_each(f)          f for every class of this thread, for none of an inactive row
+//   classes.final_pass(f)        the same, in the last pass
+//   classes.final_pass_all(f)    the same, but also for an inactive row, whose packs hold anything
 //
-// Precondition: all threads of the unit call it together, for a SubwarpGroup every lane of the warp.
+// Precondition: all threads of the group call it together, with a SubwarpGroup every lane of the warp.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_dense_row(const Program& program, const Group& group,
                                                                      const int64 (&offset)[kRowStreams],
@@ -389,7 +397,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   return row.value;
 }
 
-// Rows whose classes are read as Source::Classes says, for each row from the beginning.
+// Rows whose classes Source::Classes yields, constructed for each row.
 template <class Source>
 struct DenseReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -406,7 +414,7 @@ struct DenseReader {
     }
   };
 
-  // As TwoPassReader's.
+  // As TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

@@ -1,15 +1,16 @@
-// Second derivatives of losses of rows with a target per class, as second_derivatives.cuh has those of class indices:
-// logits and targets (or the logits of a teacher) are read with their directions, of which one of both may be missing.
+// Second derivatives for dense targets, as second_derivatives.cuh for class indices: tangents v of the logits and w of
+// the targets (or of a teacher's logits). Either may be missing.
 //
-//   along      sum over c of v_c dL/dx_c + w_c dL/dt_c        per row
-//   changed    grad_output times how dL/dx_c, and dL/dt_c, move along v and w together
+//   jvp    sum over c of v_c dL/dx_c + w_c dL/dt_c                    per row
+//   hvp    grad_output times the tangents of dL/dx_c and dL/dt_c along v and w together
 //
-// Directions lie as the gradients do.
+// Steps and ownership are those of dense_rows.cuh, on nested numbers. Traffic: operands and tangents are read in each
+// pass; each result is written once. Preconditions: tangents have the strides of the gradients.
 #pragma once
 #include "softmax/dense_rows.cuh"
 #include "softmax/second_derivatives.cuh"
 
-// The program of such rows. Base: a DenseRowProgram whose arithmetic is on nested numbers.
+// The program of these rows. Base: a DenseRowProgram that computes on NestedDual.
 template <class Base>
 struct DenseHvpProgram : Base {
   using Input = WithTangent<typename Base::Input>;

@@ -1,9 +1,15 @@
-// Rows with a target per class whose classes lie apart, or are few: as in thread_per_row.cuh a thread takes a row, and
-// a warp reads neighbouring ones.
+// Dense targets, one thread per row: classes are strided, or few. Passes as in dense_rows.cuh.
+//
+// 1. With kStaged, a thread copies all classes of both operands to shared memory first. Without it (second
+//    derivatives), each pass reads memory again.
+// 2. The thread runs all passes alone; a warp reads neighbouring rows. Nothing is exchanged.
+//
+// Traffic: with kStaged both operands are read once, otherwise once per pass; each gradient is written once.
+// Preconditions: with kStaged, dynamic shared memory for both operands of all rows of the block.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// In shared memory if kStaged, and read again each time if not. For a SubwarpGroup of 1.
+// kStaged: from shared memory. For a SubwarpGroup of width 1.
 template <bool kStaged>
 struct DenseThreadPerRow {
   template <class Program, class Group>
@@ -54,7 +60,7 @@ struct DenseThreadPerRow {
     }
 
    private:
-    // Everything at once, so that as much as possible is on its way.
+    // Starts all copies at once, so that as many as possible are in flight.
     __device__ __forceinline__ void stage() const {
       for (int64 c = 0; c < classes; ++c) {
         cp_async(staged_x(c), reinterpret_cast<const X*>(x + c * x_stride));
@@ -62,7 +68,7 @@ struct DenseThreadPerRow {
       }
       cp_async_wait_all();
     }
-    // All logits first, so that both are aligned.
+    // All logits first, then all targets, so that both are aligned.
     __device__ __forceinline__ X* staged_x(int64 c) const {
       extern __shared__ uint4 staged[];
       return reinterpret_cast<X*>(staged) + static_cast<int>(c) * blockDim.x + threadIdx.x;

@@ -1,9 +1,13 @@
-// The row engine where only the class of the label counts: negative log-likelihood of log-probabilities.
+// Losses of log-probabilities x (R, C) that depend on the label's class only: negative log-likelihood.
 //
 //   value      loss(-x[r, y_r])
-//   gradient   0, but for the label's class
+//   gradient   d loss / d x at class y_r, 0 at all other classes
 //
-// One element of each row is read, and all gradients are written.
+// 1. A group loads the label and one element of the row, and evaluates the loss.
+// 2. Its threads write the gradient of all classes: a warp per row if classes are contiguous, otherwise a thread per
+//    row.
+//
+// Traffic: one element of each row is read; every gradient is written once. Preconditions: none on strides.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -12,7 +16,7 @@ __device__ __forceinline__ RowResult<Compute> label_only_result(const Program& p
                                                                 bool first) {
   RowResult<Compute> y = program.inactive_result(t);
   if (t.active) {
-    // 0 - x, because a probability of 1 costs 0, not -0.
+    // 0 - x: a probability of 1 costs 0, not -0.
     const Compute nll = Compute(0) - widen<Compute>(program.raw(t.offset, t.label));
     const auto loss = program.loss(variable<1u, 0>(nll), variable<0u, 1>(t.weight));
     const bool lost = loss.value != loss.value;
@@ -59,7 +63,7 @@ struct LabelOnlyReader {
   }
 };
 
-// The gradients from slopes that were stored, as apply_grad_coeffs.
+// As apply_grad_coeffs.
 template <class Group, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs_label_only(const Program& program, const Group& group,
                                                              int64 result_stride, double scale,

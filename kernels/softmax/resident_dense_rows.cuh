@@ -1,10 +1,17 @@
-// Rows with a target per class that stay on chip: as in resident_rows.cuh, with both operands in shared memory, each
-// thread's vectors where nobody but itself reads them. A vector that has been used for the last time makes room for one
-// of the thread's next row at once.
+// Resident rows with dense targets: both operands stay in shared memory, each is read from memory once. Passes as in
+// dense_rows.cuh.
+//
+// 1. Each thread copies its vectors of both operands to shared memory (cp.async), and loads its edge elements.
+// 2. All passes read shared memory. A thread reads only what it copied itself, so the copies need no barrier.
+// 3. In the last pass, each vector that is used up makes room for one of the thread's next row, whose copy starts at
+//    once. L2 prefetch of that row starts between the first two passes.
+//
+// Traffic: both operands are read once, each gradient is written once. Preconditions: class stride 1 and equal
+// alignment of all operands and gradients; dynamic shared memory for all vectors of a row.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
-// What this thread has of both operands, as visit_dense_row asks for it.
+// This thread's vectors of both operands, as visit_dense_row expects them.
 template <class Program_, class Group, int kVecSize>
 struct StagedDenseRow {
   static constexpr bool kContiguous = true;
@@ -15,7 +22,7 @@ struct StagedDenseRow {
   using T = Pack<Target, kVecSize>;
   using View = RowVectors<Input, kVecSize, int>;
 
-  // A row, and what this thread takes of its ends.
+  // A row, and this thread's edge elements.
   struct Row {
     int64 offset[kRowStreams];
     bool exists;
@@ -23,7 +30,7 @@ struct StagedDenseRow {
     Input edge_x;
     Target edge_t;
   };
-  // This thread's vectors of one place.
+  // Slots of one vector of both operands.
   struct Slot {
     X* x;
     T* t;
@@ -39,7 +46,7 @@ struct StagedDenseRow {
   Row now, ahead;
   View view;
   bool active;
-  // What is to be copied of the row ahead.
+  // Vectors of the next row that are still to be copied.
   const X* next_x;
   const T* next_t;
   int next_vectors;
@@ -58,7 +65,7 @@ struct StagedDenseRow {
     return {x + threadIdx.x, reinterpret_cast<T*>(x + blockDim.x) + threadIdx.x};
   }
 
-  // Turns to the row ahead, and to `row`, if it is none behind the last, as the one ahead.
+  // Makes the next row the current one, and `row` the next (-1: there is none).
   __device__ __forceinline__ void advance_row(int64 row) {
     now = ahead;
     active = now.active;
@@ -67,8 +74,8 @@ struct StagedDenseRow {
     cp_async_wait_all();
   }
 
-  // Reads what of the row ahead goes to registers. Half a row before the rest is copied it is asked for, so that copies
-  // do not wait for the memory itself.
+  // Loads the edge elements of the next row, and prefetches it to L2 half a row before its copies start, so that these
+  // hit L2.
   __device__ __forceinline__ void prefetch_next() {
     next_vectors = 0;
     if (!ahead.active) return;
@@ -142,7 +149,7 @@ struct StagedDenseRow {
 
 template <int kVecSize>
 struct ResidentDenseReader {
-  // As TwoPassReader's.
+  // As TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

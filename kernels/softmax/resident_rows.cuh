@@ -1,17 +1,29 @@
-// Rows that stay on chip: each thread of the unit has its vectors of the row in shared memory, where nobody but itself
-// reads them, so that no barrier is needed. It has them copied there past the registers, waits, goes over them three
-// times, and turns to its next row; meanwhile others of the multiprocessor wait or compute. To copy the next row's
-// vectors where these have been used for the last time takes 64 registers instead of 40 (docs/performance.md).
+// Resident rows: the row stays in shared memory, each logit is read from memory once. Value and gradient of
+// softmax.cuh.
 //
-// Not in registers: compilers keep every logit in each form that it has been computed to, and spill.
+// 1. Each thread starts asynchronous copies of its vectors to shared memory (cp.async, no registers), and loads the
+//    target's logit and its edge element.
+// 2. First sweep over its vectors: maximum of the raw logits.
+// 3. Second sweep: exponentials relative to the maximum of the warp's part, added up without the target's. Where they
+//    fit, exponentials replace their logits.
+// 4. One all_gather combines the parts of all warps: one barrier per row.
+// 5. Third sweep: the gradient.
 //
-// Exponentials are relative to the largest logit of a warp's part at first, and put together with the other warps' when
-// those are known: one barrier for a row.
+// A thread reads only the vectors that it copied itself, so the copies need no barrier. While a thread waits for its
+// copies, other warps of the SM wait or compute. Copying the next row's vectors into place as these are used up would
+// take 64 registers instead of 40 (docs/performance.md). Rows in registers were slower: compilers keep every logit in
+// each form that it was converted to, and spill.
+//
+// With kKeepsProducts (capped logits) the product of exponential and slope replaces the logit, relative to the maximum
+// of the whole row; that takes a second all_gather.
+//
+// Traffic: each logit is read once, each gradient written once. Preconditions: class stride 1; dynamic shared memory
+// for all vectors of a row, twice as much for products of 16-bit logits.
 #pragma once
 #include "softmax/rows.cuh"
 
-// What is kept of each class in place of its logit: its exponential and its slope as a product, where they take long.
-// They may need twice the room: the second half is as far away as there are places.
+// The product of exponential and slope of each class in place of its logit, for capped logits. Products may need twice
+// the room: the second half lies `half` slots away.
 template <class Compute, class P>
 struct ExpSlopeProducts;
 template <class Compute, class Storage, int kVecSize>
@@ -19,7 +31,8 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
   using P = Pack<Storage, kVecSize>;
   static constexpr int kHalves = sizeof(Compute) / sizeof(Storage);
 
-  // The sum of the exponentials but that of lane `target`, as add_classes finds it.
+  // Stores the products of a vector. Returns the sum of its exponentials without that of element `target`, as
+  // add_classes computes it.
   template <class Program>
   static __device__ __forceinline__ Compute store(const Program& program, int target, Compute max_logit, P* slot,
                                                   int half) {
@@ -52,10 +65,10 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
   }
 };
 
-// kPrefetch: whether a row is brought to the cache ahead of its turn. Precondition of that: a block takes it.
+// kPrefetch: the next row is prefetched to L2. Precondition: a block takes the row.
 template <int kVecSize, bool kPrefetch>
 struct ResidentReader {
-  // Vectors that a thread takes together, so that their steps overlap.
+  // Vectors that a thread takes together, so that their instructions overlap.
   static constexpr int kUnroll = 4;
 
   // This thread's k-th vector is at [k * blockDim.x].
@@ -65,7 +78,7 @@ struct ResidentReader {
     return reinterpret_cast<P*>(staged) + threadIdx.x;
   }
 
-  // f(v, at) for every staged vector v of the thread in front of `end`, which is at `at`.
+  // f(v, at) for every staged vector v < end of the thread; `at` is the vector's slot.
   template <class P, class F>
   static __device__ __forceinline__ void for_each_staged(int v, P* at, int end, int count, const F& f) {
 #pragma unroll 1
@@ -77,13 +90,13 @@ struct ResidentReader {
     for (; v < end; v += count, at += blockDim.x) f(v, at);
   }
 
-  // How many places there are for so many vectors.
+  // Slots for so many vectors.
   static __device__ __forceinline__ int slots(int vectors, int count) {
     return (vectors + count - 1) / count * blockDim.x;
   }
 
-  // Has a short row that counts brought to the cache, so that few blocks are enough to keep the memory busy: with many
-  // of them, and with longer rows, what is read and written at once is more than the cache holds.
+  // Prefetches a short active row to L2, so that few blocks keep the memory busy. With many blocks, and with longer
+  // rows, reads and writes in flight exceed L2.
   template <class Group, class Program>
   static __device__ __forceinline__ void prefetch_row(const Program& program, const Group& group, int64 row) {
     using Input = typename Program::Input;
@@ -102,10 +115,10 @@ struct ResidentReader {
     using Compute = typename Program::Compute;
     using Input = typename Program::Input;
     using P = Pack<Input, kVecSize>;
-    // The target is replaced by -inf, which adds nothing, so that no class has to be compared with it.
+    // The target's logit is replaced by -inf, whose exponential is 0, so no class is compared with the label.
     constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped, kKeepsProducts = Program::kKeepsProducts;
-    // The exponentials take the places of their logits where they fit, and are relative to the largest logit of the row
-    // at once: those of a warp's part would have to be related to it, and gradients of one pass had other bits then.
+    // Exponentials replace their logits if they fit, and are relative to the maximum of the row: with several warps
+    // they would have to be rescaled, and speculative gradients would differ in bits from recomputed ones.
     constexpr bool kKeepsExponentials =
         kGradient && !Program::kCapped && !Group::kMultiWarp && kSameType<Input, Compute>;
     const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
@@ -126,7 +139,7 @@ struct ResidentReader {
     if (t.active) logit = input[t.label];
     if (has_edge) edge_logit = input[edge];
 
-    // Where the target is: behind the head it is in a vector.
+    // Position of the target: behind the head it is in a vector.
     const int target_offset = static_cast<int>(t.label) - view.head;
     const bool in_vector = t.active && target_offset >= 0 && target_offset / kVecSize < view.vectors;
     const int target_vector = in_vector ? target_offset / kVecSize : -1, target_element = target_offset % kVecSize;
@@ -151,7 +164,7 @@ struct ResidentReader {
     if constexpr (Program::kSmoothed) z = of_target();
     RowSums<Compute, Program::kSmoothed> sums{
         {program.logit.value(subwarp_reduce(raw, group.subwarp_size(), MaxOp{})), Compute(0)}, Compute(0), Compute(0)};
-    // Of products that are kept nothing may be relative to a part of the row.
+    // Products must be relative to the maximum of the whole row.
     if constexpr (kKeepsProducts) sums.softmax.max_logit = group_max(group, sums.softmax.max_logit, sync);
     const Compute shift = exp_shift(sums.softmax.max_logit);
     for_each_staged(index, row, present, count, [&](int i, P* slot) {
@@ -197,7 +210,7 @@ struct ResidentReader {
           }
         });
       }
-      // By the thread that has just stored something else there.
+      // Written by the thread that has just stored another number there.
       if ((kMasksTarget || (kKeepsProducts && in_vector)) && has_target && !all_zero) {
         gradients[t.label] = Narrow<Input>::from(grad_coeffs.target * program.logit.slope(widen<Compute>(logit)));
       }
@@ -216,7 +229,7 @@ struct ResidentReader {
     }
   };
 
-  // As TwoPassReader's.
+  // As TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {

@@ -1,14 +1,27 @@
-// The threads that share a row: some neighbouring lanes of a warp, a block, or a cluster of blocks. Each reads every
-// `num_threads()`-th vector of the row, and what they find out about it they share in every thread.
+// Thread groups: which threads share a row of logits, how they exchange values, and how they claim work.
 //
-// Trees are fixed, so that a row that lies as another one does has the same bits, on any GPU.
+//   group    shares one row: 1 to 32 lanes of a warp (a subwarp), a block, or a cluster of blocks
+//   worker   claims chunks of rows: a warp (SubwarpGroup), a block (BlockOfSubwarps), a block or cluster (ClusterGroup)
+//   chunk    the rows that share one partial sum and one record of the speculative scale
+//
+// 1. A worker starts with chunk worker(); then it takes chunks worker() + workers() and so on, or claims them from a
+//    WorkQueue.
+// 2. The threads of a group read every num_threads()-th vector of a row.
+// 3. They exchange partial results: subwarp_reduce within a warp, all_gather between warps and blocks.
+// 4. At the end of a chunk, worker_sum adds the values of its rows, and the scale is recorded.
+//
+// Reduction trees are fixed, so a row with the same layout has the same bits on any GPU; which worker takes a chunk
+// changes nothing.
+//
+// Traffic: shared memory or DSMEM, one barrier per all_gather; one atomic per claimed chunk. Preconditions: stated at
+// each function.
 #pragma once
 #include "core/layout.cuh"
 #include "core/reduce.cuh"
 #include "core/speculative_grad.cuh"
 #include "softmax/row_ptx.cuh"
 
-// The larger one, and that of a number and NaN is the number: sums find NaN.
+// The maximum; of a number and NaN it is the number. NaN reaches results through the sums.
 __device__ __forceinline__ float max_ignoring_nan(float x, float y) {
   return fmaxf(x, y);
 }
@@ -32,21 +45,21 @@ struct AddOp {
   }
 };
 
-// What changes from visit to visit of rows by a unit: how often its threads have told each other something, and what
-// the first of them publishes the others next (WorkQueue).
+// State of a worker's exchanges: how many there were, whose parity selects the buffer, and the chunk that the leader
+// claimed, for the next broadcast.
 struct SyncState {
   unsigned syncs;
   unsigned claimed;
 };
 
-// What another lane of the warp has. Precondition: all 32 lanes call it together.
+// The value of the lane at distance `offset` (XOR). Precondition: all 32 lanes call it together.
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T x, int offset) {
   return __shfl_xor_sync(0xffffffffu, x, offset);
 }
 
-// x of `width` neighbouring lanes joined, in each of them.
-// Preconditions: all 32 lanes call it together; width is a power of two.
+// Butterfly reduction over `width` neighbouring lanes; every one of them gets the result. Preconditions: all 32 lanes
+// call it together; width is a power of two.
 template <class Op, class T>
 __device__ __forceinline__ T subwarp_reduce(T x, int width, Op op) {
 #pragma unroll
@@ -57,10 +70,10 @@ __device__ __forceinline__ T subwarp_reduce(T x, int width, Op op) {
   return x;
 }
 
-// Each warp takes 32 / width rows at once.
+// `width` neighbouring lanes share a row; a warp takes 32 / width rows at once. The worker is a warp.
 struct SubwarpGroup {
   static constexpr bool kMultiWarp = false;
-  // Whether a team is a block.
+  // True if the worker is a block or a cluster.
   static constexpr bool kBlockWide = false;
   static constexpr int kClusterSize = 1;
   int width;
@@ -74,11 +87,11 @@ struct SubwarpGroup {
   __device__ __forceinline__ int num_threads() const {
     return width;
   }
-  // Neighbouring lanes that share a row.
+  // Lanes of one warp that share a row.
   __device__ __forceinline__ int subwarp_size() const {
     return width;
   }
-  // Rows that a team takes at once. A team is a warp, and takes a note of its own (speculative_grad.cuh).
+  // Rows that the worker takes at once.
   __device__ __forceinline__ int rows_at_once() const {
     return kWarp / width;
   }
@@ -94,22 +107,22 @@ struct SubwarpGroup {
   __device__ __forceinline__ bool is_leader() const {
     return threadIdx.x % kWarp == 0;
   }
-  // Before anything else of the team's.
+  // Before all other exchanges: nothing to do.
   __device__ __forceinline__ void cluster_start() const {
   }
-  // What the team's first thread drew.
+  // The chunk that the leader claimed, in all lanes.
   __device__ __forceinline__ unsigned broadcast(const SyncState& sync) const {
     return __shfl_sync(0xffffffffu, sync.claimed, 0);
   }
 
-  // The sum of what the first threads of the team's rows hold, in its leader.
+  // The sum over the rows of the worker, of which each row's first thread holds one value; in the leader.
   __device__ __forceinline__ double worker_sum(double x, SyncState&) const {
     return warp_sum(thread_rank() == 0 ? x : 0.0);
   }
 };
 
-// The same where the warps of a block are a team: a group is a row to each, so that none is left with several when the
-// others have ended. Precondition: every thread of the block calls everything together.
+// Subwarps whose worker is the block: each chunk gives every subwarp a row, so no warp is left with several rows when
+// the others have finished. Precondition: every thread of the block calls each function, together.
 struct BlockOfSubwarps : SubwarpGroup {
   static constexpr bool kBlockWide = true;
 
@@ -128,12 +141,12 @@ struct BlockOfSubwarps : SubwarpGroup {
   __device__ __forceinline__ bool is_leader() const {
     return threadIdx.x == 0;
   }
-  // What the team's first thread drew before its last call of worker_sum().
+  // The chunk that the leader had claimed at the last call of worker_sum().
   __device__ __forceinline__ unsigned broadcast(const SyncState& sync) const {
     return claim_slots()[(sync.syncs & 1) ^ 1];
   }
-  // Also publishes what the first thread drew: one barrier for a group, because places alternate, and who reads a place
-  // is behind it when it comes to the next barrier.
+  // Also publishes the leader's claim. Double-buffered, so one barrier per chunk is enough: a thread still reading one
+  // buffer has not reached the next barrier, hence nobody overwrites it.
   __device__ __forceinline__ double worker_sum(double x, SyncState& sync) const {
     __shared__ double sums[2][kWarp];
     const int lane = threadIdx.x % kWarp, buffer = sync.syncs & 1;
@@ -153,8 +166,8 @@ struct BlockOfSubwarps : SubwarpGroup {
   }
 };
 
-// A row is taken by the blocks of a cluster, kClusterSize of them, or by one alone.
-// Preconditions: blockDim.x is a multiple of 32 up to 1024, and every thread calls everything together.
+// The kClusterSize blocks of a cluster share a row (1: a single block). The worker is the cluster. Preconditions:
+// blockDim.x is a multiple of 32, at most 1024; every thread calls each function, together.
 template <int kClusterSize_>
 struct ClusterGroup {
   static constexpr bool kMultiWarp = true;
@@ -188,30 +201,31 @@ struct ClusterGroup {
   __device__ __forceinline__ bool is_leader() const {
     return thread_rank() == 0;
   }
-  // Before the first call of all_gather(), which has to follow: nothing can be sent to a block that has not begun.
+  // Arrives at the cluster barrier for which the first all_gather() waits: DSMEM of a block that has not started must
+  // not be written. An all_gather() has to follow.
   __device__ __forceinline__ void cluster_start() const {
     if constexpr (kClusterSize > 1) cluster_arrive();
   }
-  // What the team's first thread drew before its last call of all_gather().
+  // The chunk that the leader had claimed at the last call of all_gather().
   __device__ __forceinline__ unsigned broadcast(const SyncState& sync) const {
     return claim_slots()[(sync.syncs & 1) ^ 1];
   }
 
-  // Tells all threads of a block what the first one drew, behind the next barrier.
+  // Publishes thread 0's claim to the block. A barrier has to follow.
   __device__ __forceinline__ void publish_claim(const SyncState& sync) const {
     if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
   }
 
-  // Hands `mine`, the same in all lanes of a warp, to all warps of the unit: in `all`, in the order of the warps; and
-  // what the first thread drew.
+  // All-gather across warps: each warp contributes `mine` (uniform within the warp). Afterwards all[w] holds warp w's
+  // value in every thread of the group. Also broadcasts the chunk that the leader claimed.
   //
-  // Who still reads what it was handed in the last call but one has sent nothing in the last one, for which all wait,
-  // so that two places are enough.
+  // Double-buffered, so one barrier is enough: a thread that still reads the buffer of the last call but one has not
+  // contributed to the last call, for which all threads wait.
   template <class T>
   __device__ __forceinline__ void all_gather(const T& mine, SyncState& sync, const T*& all) const {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
     constexpr int kWords = sizeof(T) / 4;
-    // Words, because a T may have constructors.
+    // An array of words, because T may have constructors.
     alignas(16) __shared__ unsigned words[2][kClusterSize * kWarp * kWords];
     T* const all_parts = reinterpret_cast<T*>(words[sync.syncs & 1]);
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
@@ -237,7 +251,7 @@ struct ClusterGroup {
     ++sync.syncs;
     all = all_parts;
   }
-  // How many all_parts there are.
+  // Number of values that all_gather() returns.
   __device__ __forceinline__ int num_warps() const {
     return kClusterSize * (blockDim.x / kWarp);
   }
@@ -253,21 +267,21 @@ struct ClusterGroup {
   }
 };
 
-// The groups that a team takes: the first ones by its number, and then always the next one that nobody has drawn,
-// because multiprocessors are not equally fast. Which team takes a group changes no bit. A number is drawn long before
-// it is needed, so that nobody waits for it.
+// The chunks of a worker. The first kStatic chunks per worker are assigned statically; then each worker claims the next
+// unclaimed one, because SMs are not equally fast. Which worker takes a chunk changes no bit. A chunk is claimed long
+// before it is needed, so that nobody waits for the atomic.
 template <class Group>
 struct WorkQueue {
-  // Each team has so many without drawing: as many as may be asked for before a join of the unit.
+  // As many chunks as a worker may ask for before its first exchange (all_gather or worker_sum).
   static constexpr int kStatic = 3;
-  unsigned* counter;  // how many were drawn by all teams; nullptr where all are given
-  unsigned claimed;   // in the first thread of the team
+  unsigned* counter;  // chunks that all workers claimed; nullptr: all chunks are static
+  unsigned claimed;   // valid in the leader
 
   __device__ __forceinline__ WorkQueue(const Group& group, unsigned* counter) : counter(counter), claimed(0) {
     claim(group);
   }
-  // The group after `group`. Preconditions: all threads of the team call it together, with the turn of a visit of which
-  // no join has begun; between two calls that draw lies a join of the unit.
+  // The worker's chunk after `chunk`. Preconditions: all threads of the worker call it together. `syncs` is the count
+  // of a visit in which no exchange has begun. Between two calls that claim lies an exchange.
   __device__ __forceinline__ int next(const Group& group, int chunk, unsigned syncs) {
     const int workers = static_cast<int>(group.workers());
     if (counter == nullptr || chunk < (kStatic - 1) * workers) return chunk + workers;
@@ -282,8 +296,8 @@ struct WorkQueue {
   }
 };
 
-// The group after `group` of a warp, which has the first one without drawing, and waits for what it draws: what others
-// of the same multiprocessor do not notice, and a register less. Preconditions: all lanes of the warp call it together.
+// The warp's chunk after `chunk`. Its first chunk is static; for every other it waits for the atomic, which other warps
+// of the SM hide, and which saves a register. Preconditions: all lanes of the warp call it together.
 __device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, unsigned* counter) {
   const int workers = static_cast<int>(group.workers());
   if (counter == nullptr) return chunk + workers;
@@ -292,10 +306,10 @@ __device__ __forceinline__ int next_chunk(const SubwarpGroup& group, int chunk, 
   return workers + static_cast<int>(group.broadcast({0, claimed}));
 }
 
-// expected grad_output * weight, noted for each group, by each block of a cluster for itself, because it has read for
-// itself what is expected. As SpeculativeScale, for teams of any size.
-// Preconditions of the constructor: every thread of the team makes it together. Of what follows: a join of the unit
-// lies between the constructor and the first call, in a block because thread 0 reads the slot for all of them.
+// SpeculativeScale for workers of any size. The expected grad_output is recorded per chunk, and by each block of a
+// cluster, because each block reads the table by itself. Preconditions: every thread of the worker constructs it
+// together. An exchange of the group lies between the constructor and the first call of factor() or record(), because
+// in a block thread 0 reads the slot for all threads.
 template <class Group, class Compute>
 struct WorkerSpeculativeScale {
   double* used_grad_output;
@@ -331,7 +345,7 @@ struct WorkerSpeculativeScale {
     return expected;
   }
 };
-// What else a gradient is multiplied by is known.
+// Scales that are known at launch are not recorded.
 template <class Scale, class Group>
 __device__ __forceinline__ void record_scale(const Scale&, const Group&, int64) {
 }
@@ -341,13 +355,14 @@ __device__ __forceinline__ void record_scale(const WorkerSpeculativeScale<Group,
   scale.record(group, chunk);
 }
 
-// Whether the gradients of a group that is the team's own were written with another grad_output than the true one, as
-// `verify` of speculative_grad.cuh: the same in all threads of the team, which can only compute together.
+// True if the gradients of a chunk of this worker were written with another grad_output than the true one. As
+// grad_scale_is_stale of core/speculative_grad.cuh; the same in all threads of the worker, because only all of them
+// together can compute rows again. Preconditions: every thread of the worker calls it together.
 template <class Group>
 __device__ __forceinline__ bool worker_grad_scale_is_stale(const Group& group, int64 chunks, double true_grad_output,
                                                            const double* used_grad_output,
                                                            double* expected_grad_output) {
-  // Each block of it looks at all of them, or each warp: there are few.
+  // Each block (or warp) checks all records of the worker: there are few.
   constexpr int kClusterSize = Group::kClusterSize;
   const int threads = Group::kBlockWide ? static_cast<int>(blockDim.x) : kWarp;
   const int64 step = group.workers(), records = (chunks - group.worker() + step - 1) / step * kClusterSize;

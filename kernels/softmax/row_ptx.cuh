@@ -1,17 +1,17 @@
-// The instructions of the row engine that CUDA C++ has no name for without its headers, as ptx.cuh; what compiles
-// kernels for something else has its own of each.
+// Inline PTX of the softmax kernels, as core/ptx.cuh: asynchronous copies to shared memory, L2 prefetch, clusters,
+// maxima of packed 16-bit pairs. A compiler for another target supplies its own version of each function.
 #pragma once
 
 #ifdef __CUDA_ARCH__
 
-// 2^x, with 0 for what would be subnormal: the instruction alone, where exp2f has four more around it for those.
+// 2^x, with 0 for subnormal results: the bare instruction. exp2f adds four instructions for subnormal numbers.
 __device__ __forceinline__ float exp2_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// The larger one, or NaN if x is.
+// max(x, y), NaN if x is NaN.
 __device__ __forceinline__ float max_propagating_nan(float x, float y) {
 #if __CUDA_ARCH__ >= 800
   float z;
@@ -22,7 +22,7 @@ __device__ __forceinline__ float max_propagating_nan(float x, float y) {
 #endif
 }
 
-// The same number, which the compiler does not find out again where it is used, but keeps.
+// x, opaque to the compiler: it keeps the value in a register instead of computing it again at each use.
 __device__ __forceinline__ float opaque(float x) {
   asm volatile("" : "+f"(x));
   return x;
@@ -36,18 +36,18 @@ __device__ __forceinline__ unsigned opaque(unsigned x) {
   return x;
 }
 
-// 0, as the compiler does not know: what is read from an address with it is no number that threads share, for all it
-// can tell. It moves those to registers of their own, and for that it waits for the memory.
+// 0, but unknown to the compiler. An address that contains it is not uniform across threads, as far as the compiler can
+// tell. It would move uniform loads to uniform registers, and for that wait for the memory.
 __device__ __forceinline__ int64 opaque_zero() {
   unsigned y;
   asm("mov.u32 %0, %%tid.y;" : "=r"(y));
   return y;
 }
 
-// Whether pairs of 16-bit numbers can be compared in their word.
+// True if packed pairs of 16-bit numbers can be compared in one instruction.
 constexpr bool kHasPairMax = __CUDA_ARCH__ >= 800;
 
-// The larger of two numbers in each half of a word, and that of a number and NaN is the number.
+// The maximum in each half of a word; of a number and NaN it is the number.
 __device__ __forceinline__ unsigned max_half_pair(unsigned x, unsigned y) {
   unsigned z = 0;
 #if __CUDA_ARCH__ >= 800
@@ -63,11 +63,12 @@ __device__ __forceinline__ unsigned max_bfloat16_pair(unsigned x, unsigned y) {
   return z;
 }
 
-// Whether there are copies past the registers.
+// True if the GPU has cp.async.
 constexpr bool kHasCpAsync = __CUDA_ARCH__ >= 800;
 
-// Begins to copy kBytes (4, 8 or 16, to which both addresses are aligned) from memory to shared memory, past the
-// registers. Who asked for it sees it after cp_async_wait_all(), others behind a barrier after that.
+// Starts an asynchronous copy of kBytes (4, 8 or 16) from global to shared memory, without registers. Preconditions:
+// both addresses are aligned to kBytes. The calling thread reads the copy after cp_async_wait_all(), other threads
+// after a barrier behind that.
 template <int kBytes>
 __device__ __forceinline__ void cp_async_bytes(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -85,21 +86,22 @@ __device__ __forceinline__ void cp_async_wait_all() {
 #endif
 }
 
-// Has bytes (a multiple of 16, to which the address is aligned) brought from memory to the second-level cache.
+// Prefetches `bytes` bytes into L2. Preconditions: `bytes` is a multiple of 16; the address is aligned to 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, unsigned bytes) {
-  // CUDA 11.8 knows the GPU, but not the instruction.
+  // CUDA 11.8 knows compute capability 9.0, but not this instruction.
 #if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 
-// Clusters: blocks that run at once and reach each other's shared memory. An attribute of a kernel that runs so.
+// Thread block clusters: blocks that are resident together and write to each other's shared memory (DSMEM). The
+// attribute of a kernel that is launched in clusters.
 #if __CUDA_ARCH__ >= 900
 #define CLUSTER_DIMS(blocks) __cluster_dims__(blocks, 1, 1)
 #else
 #define CLUSTER_DIMS(blocks)
 #endif
-// The place of this block in its cluster.
+// Rank of this block in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -107,8 +109,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
   return rank;
 }
-// A barrier of all threads of the cluster's blocks, in two steps: what any of them wrote before its arrival, the others
-// see behind their wait.
+// The barrier of a cluster, split into arrive and wait: what any thread wrote before it arrived is visible to all
+// threads after their wait.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
@@ -120,8 +122,8 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Writes x where block `rank` has what this block has at `place`, an object in shared memory.
-// Precondition: block `rank` still runs.
+// Writes x to block `rank`'s copy of *slot, an object in this block's shared memory. Precondition: block `rank` is
+// still running.
 __device__ __forceinline__ void store_dsmem(unsigned* slot, unsigned rank, unsigned x) {
 #if __CUDA_ARCH__ >= 900
   const unsigned here = static_cast<unsigned>(__cvta_generic_to_shared(slot));

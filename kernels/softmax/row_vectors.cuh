@@ -1,19 +1,24 @@
-// A row of numbers as vectors that are aligned where the row is not, and what is left over at its two ends, element by
-// element: a row of an odd length keeps its vectors. Every thread of a unit takes at most one element of the ends.
+// A contiguous row as aligned vectors, and elements at its two edges.
+//
+//   row = head elements (fewer than kVecSize), vectors of kVecSize elements, tail elements (fewer than kVecSize)
+//
+// Vectors are aligned even if the row is not, so a row of an odd length is read by full-width loads. Each thread of a
+// group takes at most one edge element; a group has at least 2 (kVecSize - 1) threads. Also packs: copies to shared
+// memory, conversion to numbers, maxima.
 #pragma once
 #include "core/scalars.cuh"
 #include "softmax/row_ptx.cuh"
 
-// Index: int64, or int where a row is known to be short.
+// Index: int64, or int for rows that are known to be short.
 template <class Storage, int kVecSize_, class Index = int64>
 struct RowVectors {
   static constexpr int kVecSize = kVecSize_;
   int64 offset;  // of the row's first element
   Index vectors;
   int head;  // elements in front of the vectors
-  int tail;  // ... and behind them
+  int tail;  // elements behind the vectors
 
-  // Precondition: `pointer` is what the row is read through; its address decides where vectors begin.
+  // Precondition: the row is read through `pointer`; its address decides where vectors begin.
   __device__ __forceinline__ RowVectors(const Storage* pointer, int64 offset, Index classes) : offset(offset) {
     const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(pointer + offset));
     const int misaligned = static_cast<int>(address % (sizeof(Storage) * kVecSize) / sizeof(Storage));
@@ -23,17 +28,17 @@ struct RowVectors {
     tail = static_cast<int>(classes - head - vectors * kVecSize);
   }
 
-  // The class of a vector's first lane.
+  // Class of the vector's first element.
   __device__ __forceinline__ Index first(Index vector) const {
     return head + vector * kVecSize;
   }
-  // The class that a thread of the unit takes of the ends, or -1.
+  // Class of the edge that thread `thread` of the group takes, or -1.
   __device__ __forceinline__ Index edge_class(int thread) const {
     return thread < head ? thread : thread < head + tail ? first(vectors) + (thread - head) : -1;
   }
 };
 
-// A pack as the words that it is made of: the compiler reads elements one by one where it can, 2 bytes at a time.
+// Loads a pack word by word. The compiler would read element by element, 2 bytes at a time.
 template <class P>
 __device__ __forceinline__ P load_words(const P* at) {
   P pack;
@@ -44,7 +49,7 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
-// The same pack, which the compiler does not keep in any other form that it has been brought to before.
+// The pack, opaque to the compiler, which otherwise keeps it in each form that it was converted to.
 template <class P>
 __device__ __forceinline__ P opaque_pack(P pack) {
   if constexpr (sizeof(P) % 4 == 0) {
@@ -57,7 +62,8 @@ __device__ __forceinline__ P opaque_pack(P pack) {
   return pack;
 }
 
-// Begins to copy a pack to shared memory, where the thread that asked for it finds it after cp_async_wait_all().
+// Starts an asynchronous copy of a pack to shared memory (a plain copy below 4 bytes or without cp.async). The calling
+// thread reads it after cp_async_wait_all().
 template <class P>
 __device__ __forceinline__ void cp_async(P* to, const P* from) {
   if constexpr (kHasCpAsync && sizeof(P) >= 4) {
@@ -70,8 +76,8 @@ __device__ __forceinline__ void cp_async(P* to, const P* from) {
   }
 }
 
-// The numbers of a pack. Of two bfloat16 in a word each is one instruction away, where the compiler sees two 16-bit
-// registers first.
+// Converts a pack to numbers. Each bfloat16 of a word takes one instruction; through two 16-bit registers the compiler
+// needs more.
 template <class Compute, class Storage, int kVecSize>
 __device__ __forceinline__ void unpack(const Pack<Storage, kVecSize>& x, Compute (&y)[kVecSize]) {
 #pragma unroll
@@ -91,7 +97,7 @@ __device__ __forceinline__ void unpack(const Pack<bfloat16_t, kVecSize>& x, floa
   }
 }
 
-// The sum of what the lanes of a pack hold, as a tree; x is used up.
+// Sum of an array as a tree; overwrites x.
 template <class Compute, int kVecSize>
 __device__ __forceinline__ Compute sum_elements(Compute (&x)[kVecSize]) {
 #pragma unroll
@@ -102,7 +108,7 @@ __device__ __forceinline__ Compute sum_elements(Compute (&x)[kVecSize]) {
   return x[0];
 }
 
-// The largest number of packs, in halves of a word where the type has 16 bits.
+// Running maximum over packs; 16-bit types are compared in pairs.
 template <class Compute, class Storage, int kVecSize>
 struct ElementwiseMax {
   Compute value;
@@ -141,7 +147,7 @@ struct PackedPairMax {
       value = max_pair(value, reinterpret_cast<const unsigned*>(&x)[i], Storage{});
     }
   }
-  // That of the even lanes (0) or the odd ones.
+  // The maximum of the even (0) or odd (1) elements.
   __device__ __forceinline__ float half(int i) const {
     Pack<Storage, 2> pair;
     reinterpret_cast<unsigned&>(pair) = value;

@@ -1,33 +1,47 @@
-// The row engine: losses of rows of logits whose classes are neighbours in memory, with class indices for targets.
+// Softmax losses with class indices: what all layouts share, and rows that are read twice (TwoPassReader).
 //
-//   value      sum over rows of loss(row) / divisor, or a value per row
-//   gradient   g[r, c] = grad_output * scale * d loss(r) / d x[r, c]
+//   input x (R, C), labels y (R,)
+//   value      sum over r of loss(x[r, :], y[r]) / divisor, or a value per row
+//   gradient   g[r, c] = grad_output * scale * d loss(r) / d x[r, c],   scale = 1 / divisor
 //
-// Each logit is read once and each gradient written once: a unit of threads (row_groups.cuh) keeps the row on chip
-// (resident_rows.cuh) while it finds the largest logit, the sum of exponentials, and the gradient (softmax.cuh). Rows
-// that are too long for that are read a second time. Nothing is known of a loss but the functor that the glue supplies.
+// 1. A worker takes a chunk (row_groups.cuh); its groups take the chunk's rows, one after another (for_each_row).
+// 2. A group reads label, mask and class weight of the row (LabelLoad, RowTarget).
+// 3. It finds maximum and sum of exponentials (online_softmax.cuh): from shared memory if the row stays on chip
+//    (resident_rows.cuh), otherwise in a first pass over memory (partial_softmax).
+// 4. Every thread evaluates the loss and the coefficients of the gradient (softmax.cuh). One thread stores what the
+//    caller wants per row.
+// 5. The group writes the gradient: from shared memory, or in a second pass (store_gradients).
+// 6. At the end of a chunk the worker stores its partial sum and records the expected grad_output. The block that
+//    arrives last adds the partial sums in order (divide_sum).
 //
-// Labels are data, and may be wrong: a label out of range makes the row's value NaN and its gradient 0, and is reported
-// in `status`; it is never used as an index. A row that is ignored or masked contributes 0 to the value, has a gradient
-// of 0, and is not read.
+// Threads hold vectors of a row in registers or shared memory; a group owns a row; a worker owns a chunk.
 //
-// Order of additions: within a row by the unit's fixed tree, rows in the order of groups. Both follow from the sizes.
+// Traffic: resident rows read each logit once, two-pass rows twice; each gradient is written once.
+//
+// Labels are data and may be wrong. An invalid label makes the row's value NaN and its gradient 0, and is reported in
+// `status`; it is never used as an index. An ignored or masked row has value and gradient 0, and its logits are not
+// read.
+//
+// Order of additions: within a row by the group's fixed tree, rows in the order of chunks. Both follow from the sizes
+// alone.
+//
+// Preconditions: class stride 1 for vectors; the loss is known only through the functor that the glue supplies.
 #pragma once
 #include "pointwise/pointwise.cuh"
 #include "softmax/row_vectors.cuh"
 #include "softmax/softmax.cuh"
 
-// Streams of a row.
+// Streams: arrays with an offset per row.
 enum RowStream { kLogits, kGradients, kLabels, kRowMask, kResults, kTargetGradients, kRowStreams };
 
-// What a kernel reports of the first label out of range that it meets: in memory that the host can read at any time.
+// Report of the first invalid label that a kernel meets, in memory that the host can read at any time.
 struct RowStatus {
   unsigned code;  // 0 nothing, 1 about to be written, 2 complete
   unsigned unused;
   int64 row;
   int64 label;
   int64 classes;
-  int64 site;  // the call that it was met in, as the host numbers them
+  int64 site;  // number of the call, given by the host
 };
 
 __device__ __forceinline__ void report_label(RowStatus* status, int64 site, int64 row, int64 label, int64 classes) {
@@ -40,7 +54,7 @@ __device__ __forceinline__ void report_label(RowStatus* status, int64 site, int6
   atomicExch(&status->code, 2u);
 }
 
-// What numbers are read through.
+// The pointer through which operands are read.
 template <class Storage>
 struct PointerTo {
   using type = const Storage*;
@@ -56,15 +70,16 @@ constexpr bool kIsAbsent = false;
 template <>
 constexpr bool kIsAbsent<Absent> = true;
 
-// Everything about the rows but how they are cut: a kernel parameter.
+// Sizes and strides of the rows, independent of the layout: a kernel parameter.
 template <int kRank>
 struct RowSpace {
   int64 rows;
   int64 classes;
-  int64 class_stride[kRowStreams];  // of those that have classes
+  int64 class_stride[kRowStreams];  // 0 for streams without classes
   Dimensions<kRowStreams, kRank> at;
 
-  // Where a row begins in each stream. A division of 64 bits takes longer than a short row: 32 where they are enough.
+  // Offset of a row in each stream. 64-bit division takes longer than a short row, so division has 32 bits if they are
+  // enough.
   __device__ __forceinline__ void offsets(int64 row, int64 (&offset)[kRowStreams]) const {
     if constexpr (kRank == 1) {
       at.offsets(row, offset);
@@ -92,14 +107,14 @@ struct RowSpace {
   }
 };
 
-// What is known of a row before its logits are read.
+// A row before its logits are read.
 template <class Compute>
 struct RowTarget {
   int64 offset[kRowStreams];
   int64 label;
   Compute weight;
-  bool active;         // whether the logits matter
-  bool invalid_label;  // whether the label is out of range
+  bool active;         // the row has a loss: its logits are read
+  bool invalid_label;  // the label is out of range
 };
 
 template <class Loss_, class Space_, class Input_, class Label_, class Weight_, class Mask_, class Result_,
@@ -113,7 +128,7 @@ struct RowProgram {
   using Result = Result_;
   static constexpr bool kSmoothed = kSmoothed_;
   static constexpr bool kCapped = kCapped_;
-  // Whether a class's exponential and slope are best found together, once: their product is all that gradients need.
+  // True if exponential and slope of a class are computed once, together: gradients need only their product.
   static constexpr bool kKeepsProducts = kCapped && !kSmoothed;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kMasked = !kIsAbsent<Mask_>;
@@ -129,12 +144,12 @@ struct RowProgram {
   int64 ignored;  // the label that marks a row as ignored
   RowStatus* status;
   int64 site;
-  // Per row, where they are wanted: the value, log-sum-exp, whether no logit is larger than the target's, the slopes.
+  // Outputs per row, or null: value, log-sum-exp, whether no logit exceeds the target's, coefficients of the gradient.
   Result* values;
   Compute* lse;
   unsigned char* correct;
   GradCoeffs<Compute>* grad_coeffs;
-  int64 per_row;  // 0 where none of these is wanted: one question instead of four
+  int64 per_row;  // 0 if all are null: one test instead of four
 
   __device__ __forceinline__ Compute weight(int64 c) const {
     if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
@@ -147,12 +162,13 @@ struct RowProgram {
     read_label(t);
     return t;
   }
-  // What the label says. Precondition: the offsets are known.
+  // Loads and validates the label. Precondition: the offsets are set.
   __device__ __forceinline__ void read_label(RowTarget<Compute>& t) const {
     validate_label(t, load_label(t.offset));
   }
 
-  // What memory says of a row's label. It is read without a look at it, so that it can be on its way for long.
+  // Label and mask as loaded. Nothing looks at them until validate_label(), so the loads may be in flight for a row's
+  // time.
   struct LabelLoad {
     Label_ label;
     bool unmasked;
@@ -170,32 +186,32 @@ struct RowProgram {
     t.active &= !t.invalid_label;
     t.weight = t.active ? weight(t.label) : Compute(0);
   }
-  // What such a row adds to what a mean is divided by.
+  // The row's share of the divisor of a mean: its class weight, or 1; 0 if it is inactive.
   __device__ __forceinline__ Compute divisor_term(const LabelLoad& load) const {
     RowTarget<Compute> t;
     validate_label(t, load);
     return t.weight;
   }
 
-  // The logits of a row from its first class on, and that of a class.
+  // Pointer to the logits of a row.
   __device__ __forceinline__ const Input* logits(const int64 (&offset)[kRowStreams]) const {
     return input + offset[kLogits];
   }
-  // Where the gradients of a row are stored.
+  // Pointer to the gradients of a row.
   __device__ __forceinline__ Gradient* gradient_pointer(const int64 (&offset)[kRowStreams]) const {
     return gradients + offset[kGradients];
   }
   __device__ __forceinline__ Input raw(const int64 (&offset)[kRowStreams], int64 c) const {
     return input[offset[kLogits] + c * space.class_stride[kLogits]];
   }
-  // A row whose classes are neighbours.
+  // The row as vectors. Precondition: class stride 1.
   template <int kVecSize>
   __device__ __forceinline__ RowVectors<Input, kVecSize> view(const int64 (&offset)[kRowStreams]) const {
     return {input, offset[kLogits], space.classes};
   }
 
-  // The loss of a row of which the sums are known, and whatever of it is to be stored.
-  // Precondition: `first` holds in one thread of the unit.
+  // Evaluates a row, and stores the outputs that are wanted per row. Precondition: `first` holds in one thread of the
+  // group.
   __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z,
                                                        const RowSums<Compute, kSmoothed>& sums, bool first) const {
     RowResult<Compute> y = inactive_result(t);
@@ -204,7 +220,7 @@ struct RowProgram {
     return y;
   }
 
-  // The loss of a row that does not count, or has a wrong label.
+  // The result of an inactive row, or of one with an invalid label.
   __device__ __forceinline__ RowResult<Compute> inactive_result(const RowTarget<Compute>& t) const {
     const Compute value = t.invalid_label ? scalar_nan(Compute()) : Compute(0);
     return {value, value, {Compute(0), Compute(0), Compute(0), Compute(0)}};
@@ -222,15 +238,16 @@ struct RowProgram {
   }
 };
 
-// Which of kVecSize neighbouring classes from `first` is the target, or -1.
+// Position of the target among kVecSize contiguous classes from `first`, or -1.
 template <int kVecSize, class Compute>
 __device__ __forceinline__ int target_element(const RowTarget<Compute>& t, int64 first) {
   const int64 lane = t.label - first;
   return t.active && lane >= 0 && lane < kVecSize ? static_cast<int>(lane) : -1;
 }
 
-// The gradient of neighbouring classes from `first`, of which lane `target` is the label's, to `place`. `all_zero`:
-// slopes.all_zero(). kKeepsExponentials: x holds not the logits but exp(z - largest), of logits without a cap.
+// Stores the gradient of contiguous classes from `first`; `target` is the position of the label's class, or -1.
+// all_zero: grad_coeffs.all_zero(). kKeepsExponentials: x holds exp(z - max_logit) instead of logits; the logits have
+// no cap.
 template <bool kKeepsExponentials = false, int kVecSize, class Program, class Pointer,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradient(const Program& program, Pointer to, int64 first, int target,
@@ -257,8 +274,8 @@ __device__ __forceinline__ void store_gradient(const Program& program, Pointer t
   store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
 }
 
-// The sums of neighbouring classes from `first`; lane `target` is the label's class, and `z` its logit. Where there is
-// a place for them, the exponentials are kept.
+// Adds contiguous classes from `first` to the sums; `target` is the position of the label's class, and `z` the target's
+// logit. Stores the exponentials if `exponentials` is not null.
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_classes(const Program& program, int64 first, int target, Compute z,
                                             Compute max_logit, const Pack<typename Program::Input, kVecSize>& x,
@@ -303,11 +320,11 @@ __device__ __forceinline__ Compute target_logit(const Program& program, const Ro
   return t.active ? program.logit.value(widen<Compute>(program.raw(t.offset, t.label))) : Compute(0);
 }
 
-// The slopes of a row for a grad_output, with what all logits have in common.
+// Multiplies the coefficients by a factor of the gradient and by the slope that all logits share.
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void scale_grad_coeffs(const Program& program, GradCoeffs<Compute>& grad_coeffs,
                                                   Compute factor) {
-  // 0 * inf must not arise where nothing is to follow.
+  // No 0 * inf for rows without a gradient.
   if (grad_coeffs.all_zero()) return;
   factor *= program.logit.common_slope();
   grad_coeffs.exp_coeff *= factor;
@@ -315,7 +332,7 @@ __device__ __forceinline__ void scale_grad_coeffs(const Program& program, GradCo
   grad_coeffs.target *= factor;
 }
 
-// The factor of a row's gradient: for a grad_output per row, or one for all.
+// Factor of a row's gradient: a grad_output per row, or one for all rows.
 template <class Compute, class Result>
 struct PerRowScale {
   const Result* grad_output;
@@ -331,7 +348,9 @@ __device__ __forceinline__ auto grad_factor(Scale& scale, const int64 (&)[kRowSt
   return scale.factor();
 }
 
-// The part of a row that is every `step`-th vector from `begin` to `end`, and one class of its ends (or -1), read once.
+// Online softmax of a thread's part of a row: every `step`-th vector from `begin` to `end`, and the edge class `edge`
+// (or -1). Reads each logit once. kVectors vectors are in flight; the sum is rescaled at most once for all of them.
+// Precondition: the row is active; z is the target's logit, which starts the maximum.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(const Program& program,
                                                                                 const View& view,
@@ -371,7 +390,8 @@ __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> partial_softmax(
   return sums;
 }
 
-// The largest of what the warps of a unit found, in each thread of it.
+// Maximum over the warps of a group, in each of its threads. Preconditions: every thread of the group calls it;
+// `max_logit` is the same in all lanes of a warp.
 template <class Group, class Compute>
 __device__ __forceinline__ Compute group_max(const Group& group, Compute max_logit, SyncState& sync) {
   if constexpr (Group::kMultiWarp) {
@@ -385,7 +405,7 @@ __device__ __forceinline__ Compute group_max(const Group& group, Compute max_log
   return max_logit;
 }
 
-// The gradients of such a part, which is read again.
+// Writes the gradient of the same part of a row. Reads the logits again, unless all coefficients are 0.
 template <int kVectors, class Program, class View, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_gradients(const Program& program, const View& view, const RowTarget<Compute>& t,
                                                 const GradCoeffs<Compute>& grad_coeffs, int64 begin, int64 end,
@@ -416,9 +436,9 @@ __device__ __forceinline__ void store_gradients(const Program& program, const Vi
   }
 }
 
-// One row of any length: a first read finds the sums, relative to the largest logit so far, a second one the gradient.
-// Preconditions: every thread of the unit calls it together, for a SubwarpGroup every lane of the warp; `exists` is
-// false where a warp has fewer rows left than it takes at once.
+// A row of any length in two passes: the first finds the sums, the second writes the gradient. Preconditions: every
+// thread of the group calls it together, with a SubwarpGroup every lane of the warp. `exists` is false if the warp has
+// fewer rows left than it takes at once.
 template <bool kGradient, int kVecSize, int kVectors, class Group, class Program, class Scale>
 __device__ __forceinline__ typename Program::Compute two_pass_row(const Program& program, const Group& group, int64 row,
                                                                   bool exists, SyncState& sync, Scale& scale) {
@@ -450,7 +470,7 @@ __device__ __forceinline__ typename Program::Compute two_pass_row(const Program&
 // ---------------------------------------------------------------------------------------------------------------------
 // Many rows
 
-// The rows that a team visits. Row r belongs to group r / group.rows_at_once() % groups, which one team takes whole.
+// The rows of a worker. Row r belongs to chunk r / rows_at_once() % chunks, and one worker takes the whole chunk.
 template <class Group>
 struct RowIterator {
   int chunk;
@@ -459,11 +479,11 @@ struct RowIterator {
   __device__ __forceinline__ explicit RowIterator(const Group& group)
       : chunk(static_cast<int>(group.worker())), first(group.worker() * group.rows_at_once()) {
   }
-  // Whether these are the last ones of their group.
+  // True if these are the last rows of their chunk.
   __device__ __forceinline__ bool last_in_chunk(const Group& group, int64 chunks, int64 rows) const {
     return first + chunks * group.rows_at_once() >= rows;
   }
-  // Preconditions: those of WorkQueue::after.
+  // Preconditions: those of WorkQueue::next.
   __device__ __forceinline__ void advance(const Group& group, WorkQueue<Group>& queue, int64 chunks, int64 rows,
                                           unsigned syncs) {
     const bool last = last_in_chunk(group, chunks, rows);
@@ -474,7 +494,7 @@ struct RowIterator {
   }
 };
 
-// What is left of a group: the sum of its values, if there is room for it, and the grad_output that it expected.
+// Ends a chunk: stores the sum of its values, if there is a place for it, and records the scale.
 template <class Group, class Scale>
 __device__ __forceinline__ void finish_chunk(const Group& group, const Scale& scale, int64 chunk, double total,
                                              double* partials, SyncState& sync) {
@@ -483,7 +503,7 @@ __device__ __forceinline__ void finish_chunk(const Group& group, const Scale& sc
   total = group.worker_sum(total, sync);
   if (group.is_leader()) partials[chunk] = total;
 }
-// Of a warp, which tells nobody anything.
+// The same for a warp, which exchanges nothing through memory.
 template <class Scale>
 __device__ __forceinline__ void finish_chunk(const SubwarpGroup& group, const Scale& scale, int64 chunk, double total,
                                              double* partials) {
@@ -491,8 +511,8 @@ __device__ __forceinline__ void finish_chunk(const SubwarpGroup& group, const Sc
   finish_chunk(group, scale, chunk, total, partials, unused);
 }
 
-// Visits every row once: visit(row, exists, next, turn) yields its value, where `next` is the row after it, for visits
-// that look ahead, and all_zero if it is beyond the last. It is a register more.
+// Visits every row once. visit(row, exists, next, sync) returns the row's value. `next` is the row after it if
+// Visit::kNeedsNextRow, and >= rows behind the last one; it costs a register.
 template <class Group, class Scale, class Visit>
 __device__ __forceinline__ void for_each_row(const Group& group, const Scale& scale, int64 rows, int64 chunks,
                                              const Workspace& work, const Visit& visit) {
@@ -522,7 +542,7 @@ __device__ __forceinline__ void for_each_row(const Group& group, const Scale& sc
   }
 }
 
-// Rows that are read twice, because they are too long for what is on chip.
+// Rows that are too long for shared memory: read twice.
 template <int kVecSize, int kVectors>
 struct TwoPassReader {
   template <bool kGradient, class Group, class Program, class Scale>
@@ -536,7 +556,7 @@ struct TwoPassReader {
     }
   };
 
-  // Every row once; `work` may hold nothing.
+  // Visits every row once. The members of `work` may be null.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
@@ -545,7 +565,7 @@ struct TwoPassReader {
   }
 };
 
-// The sum of all partials over the divisor, by the block that arrives last.
+// value = sum of all partials / divisor, by the block that arrives last. Resets the counter of the work queue.
 // Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
 template <class Result>
 __device__ __forceinline__ void divide_sum(int64 chunks, double* memory, double divisor, Result* value) {
@@ -557,9 +577,9 @@ __device__ __forceinline__ void divide_sum(int64 chunks, double* memory, double 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What the entry points call
+// Called by the entry points
 
-// value = sum of losses / divisor; per row what the program asks for.
+// value = sum of losses / divisor; outputs per row as the program asks.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void row_value(const Program& program, const Group& group, int64 chunks, double* memory,
                                           double divisor, Result* value) {
@@ -578,7 +598,7 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
   divide_sum(chunks, memory, divisor, value);
 }
 
-// The gradients for the true grad_output, unless those of this team's groups were written with it already.
+// Writes the gradients for the true grad_output, unless all chunks of this worker were written with it already.
 template <class Reader, class Group, class Program, class Result>
 __device__ __forceinline__ void verify_row_gradient(const Program& program, const Group& group, int64 chunks,
                                                     double scale, const Result* grad_output,
@@ -589,7 +609,7 @@ __device__ __forceinline__ void verify_row_gradient(const Program& program, cons
   Reader::template sweep<true>(program, group, known, chunks, {});
 }
 
-// A value per row, and the slopes for the gradient.
+// A value per row, and the coefficients of its gradient.
 template <class Reader, class Group, class Program>
 __device__ __forceinline__ void row_values(const Program& program, const Group& group, int64 chunks) {
   KnownScale<typename Program::Compute> unused{0};
@@ -604,8 +624,8 @@ __device__ __forceinline__ void row_gradient(const Program& program, const Group
   Reader::template sweep<true>(program, group, scale, chunks, {});
 }
 
-// The gradients from slopes that were stored, in slices of rows: for a grad_output per row (`result_stride` 1) or one
-// for all (0). The gradient may lie where the logits do.
+// The gradients from stored coefficients, for a grad_output per row (result_stride 1) or one for all rows (0). Rows are
+// cut into `slices`, so that few rows fill the GPU. The gradient may overwrite the logits.
 template <int kVecSize, int kVectors, class Group, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs(const Program& program, const Group& group, int64 slices,
                                                   int64 result_stride, double scale, const Result* grad_output) {

@@ -1,26 +1,31 @@
-// Second derivatives of losses of rows of class indices. Of the gradient g of a row's loss L and of a direction v,
+// Second derivatives for class indices: JVP and HVP of a row's loss L with gradient g, along a tangent v of the logits.
 //
-//   along      sum over c of v_c dL/dx_c                        per row, for the derivative with respect to grad_output
-//   changed    grad_output * sum over k of v_k d^2 L / dx_c dx_k        for that with respect to the logits
+//   jvp    sum over c of v_c dL/dx_c                                per row: the derivative with respect to grad_output
+//   hvp    grad_output * sum over k of v_k d^2 L / dx_c dx_k        per class: the derivative with respect to the
+//   logits
 //
-// The row engine computes L and g of whatever numbers; here of ones that carry a derivative along v (nested.cuh): a
-// logit is read together with its direction, and what is stored of a value or a gradient is how it moves along v. So
-// value and gradient are written nowhere, and what keeps the digits of sure rows keeps those of their second
-// derivatives. The largest logit moves too, by which all directions are relative to its own: a direction that is the
-// same for all classes cancels before anything is rounded.
+// 1. A logit is loaded together with its tangent, as a NestedDual (nested.cuh).
+// 2. The kernels of rows.cuh compute L and g as always, on nested numbers.
+// 3. Storing a nested number stores its tangent: the jvp in place of the value, the hvp in place of the gradient.
 //
-// Logits and directions are read twice, by a unit of threads or, where classes lie apart or are few, a single one.
+// No formula is written a second time, and what keeps the digits of confident rows keeps those of their second
+// derivatives. The maximum has a tangent too, and tangents are relative to it: a tangent that is the same for all
+// classes cancels before anything is rounded.
+//
+// A group takes a row, or a thread if classes are strided or few. Traffic: logits and tangents are read twice, each
+// result is written once. Preconditions: those of TwoPassReader; tangents may have any strides.
 #pragma once
 #include "core/nested.cuh"
 #include "softmax/rows.cuh"
 
-// The stream of the directions: of class indices there are no gradients.
+// The stream of the tangents: class indices have no gradients, so theirs is free.
 constexpr RowStream kTangents = kTargetGradients;
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What the row engine calls on numbers
+// Scalar functions of the softmax kernels
 
-// Of equal values that with the larger derivative, in whatever order they are compared.
+// Of equal values, the one with the larger tangent, in whatever order they are compared: all threads must choose the
+// same.
 template <class T>
 __device__ __forceinline__ NestedDual<T> max_ignoring_nan(NestedDual<T> x, NestedDual<T> y) {
   const T value = max_ignoring_nan(x.value, y.value);
@@ -41,7 +46,7 @@ __device__ __forceinline__ float as_float(NestedDual<T> x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Logits with their directions
+// Logits with their tangents
 
 template <class Storage>
 struct WithTangent {
@@ -55,12 +60,12 @@ __device__ __forceinline__ Number widen(WithTangent<Storage> x) {
   return {value.value, tangent.value};
 }
 
-// Both, from some class on; without directions nothing moves.
+// Pointer to logits and tangents from some class on. Null tangents are 0.
 template <class Storage>
 struct PointerWithTangent {
   const Storage* values;
   const Storage* tangents;
-  int64 value_step;  // from class to class
+  int64 value_step;  // distance of classes
   int64 tangent_step;
 
   __device__ __forceinline__ PointerWithTangent operator+(int64 classes) const {
@@ -73,7 +78,7 @@ struct PointerTo<WithTangent<Storage>> {
   using type = PointerWithTangent<Storage>;
 };
 
-// Directions may lie anywhere, the same one for several classes or rows included.
+// Loads tangents of any strides; one tangent may serve several classes or rows.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* from, int64 step) {
   using P = Pack<Storage, kVecSize>;
@@ -86,7 +91,7 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_strided(const Storage* f
   return pack;
 }
 
-// Precondition: several logits are neighbours.
+// Precondition: kVecSize = 1, or the logits are contiguous.
 template <int kVecSize, class Storage>
 __device__ __forceinline__ Pack<WithTangent<Storage>, kVecSize> load_stream(PointerWithTangent<Storage> at) {
   const auto values = load_stream<kVecSize>(at.values);
@@ -97,7 +102,7 @@ __device__ __forceinline__ Pack<WithTangent<Storage>, kVecSize> load_stream(Poin
   return pack;
 }
 
-// Where gradients are stored, from some class on.
+// Pointer to gradients from some class on.
 template <class Storage>
 struct StridedPointer {
   Storage* at;
@@ -112,8 +117,8 @@ __device__ __forceinline__ void store_pack(StridedPointer<Storage> to, const Pac
   store_pack<kVecSize>(to.at, pack);
 }
 
-// The program of rows with directions: `along` is its value, `changed` its gradient. Base: a RowProgram whose
-// arithmetic is on nested values.
+// The program of rows with tangents: its value is the jvp, its gradient the hvp. Base: a RowProgram that computes on
+// NestedDual.
 template <class Base>
 struct HvpProgram : Base {
   using Compute = typename Base::Compute;

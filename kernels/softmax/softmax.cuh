@@ -1,17 +1,24 @@
-// What a softmax loss of class indices knows of a row of logits x, and the gradient that follows from it.
+// The loss of one row with a class index y, and the coefficients of its gradient, from the sums over its logits x.
 //
 //   z_c = scale x_c                              or, capped,  softcap tanh(scale x_c / softcap)
-//   p_c = exp(z_c - m) / S                       m the largest z, S = sum of exp(z_c - m)
-//   nll = -log p_y,  rest = 1 - p_y,  lse = m + log S,  smooth = -(1 / C) sum of w_c log p_c
+//   p_c = exp(z_c - m) / S                       m = max of z,  S = sum of exp(z_c - m)
+//   nll = -log p_y,  complement = 1 - p_y,  lse = m + log S,  smooth = -(1 / C) sum of w_c log p_c
 //
-// The loss of a row is an expression in these four. With F_nll ... its derivatives and W = (1 / C) sum of w_c,
+// The definition of a loss is an expression in these four. With F_nll ... its derivatives and W = (1 / C) sum of w_c,
 //
-//   dL/dz_c = A p_c - (F_smooth / C) w_c         A = F_nll + F_rest p_y + F_lse + F_smooth W,   c != y
-//   dL/dz_y = -(F_nll + F_rest p_y) rest + F_lse p_y + F_smooth (W p_y - w_y / C)
+//   dL/dz_c = A p_c - (F_smooth / C) w_c         A = F_nll + F_complement p_y + F_lse + F_smooth W,   c != y
+//   dL/dz_y = -(F_nll + F_complement p_y) complement + F_lse p_y + F_smooth (W p_y - w_y / C)
 //
-// The exponentials are added without that of the target: `rest` is their share, not 1 - p_y, and nll of the largest
-// logit is log1p of their sum. A confident row keeps its loss and its gradient so, where 1 - p_y would be 0; this was
-// the bug of every implementation that we looked at.
+// 1. Logit maps x to z.
+// 2. RowSums adds exponentials without the target's (online_softmax.cuh), and the sums of smoothed labels.
+// 3. row_result evaluates the loss on dual numbers, and returns four GradCoeffs, from which any thread writes its part
+//    of the gradient.
+//
+// Excluding the target keeps confident rows exact: the sum of the other exponentials is S (1 - p_y), and nll of the
+// largest logit is log1p of it. Computed as 1 - p_y it would be 0; all other implementations that we looked at had this
+// bug.
+//
+// Everything is in registers; every thread of the group calls row_result with the same sums and gets the same bits.
 #pragma once
 #include "core/dual.cuh"
 #include "softmax/online_softmax.cuh"
@@ -23,8 +30,9 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
   return copysign(size, x);
 }
 
-// exp(x) of an x that is not above 0. In half the instructions of expf: what rounding x / log 2 leaves out is put right
-// behind the power, and not in front of it. Below -1000, where the power is 0, it would be infinite.
+// exp(x). In half the instructions of expf: the rounding error of x / log 2 is corrected after the power instead of
+// before it. x is clamped at -1000, where the power is 0, because the correction could be infinite. Precondition: x <=
+// 0, or NaN.
 __device__ __forceinline__ float exp_nonpositive(float x) {
   constexpr float kLn2 = 0.693147181f;
   x = max_propagating_nan(x, -1000.0f);
@@ -36,7 +44,7 @@ __device__ __forceinline__ T exp_nonpositive(T x) {
   return scalar_exp(x);
 }
 
-// z as a function of x, and it rises with x: scale and softcap are above 0.
+// z as a function of x. Preconditions: scale > 0 and softcap > 0, so z increases with x.
 template <class Compute, bool kCapped_>
 struct Logit {
   static constexpr bool kCapped = kCapped_;
@@ -57,19 +65,19 @@ struct Logit {
     }
     return scale * x;
   }
-  // exp(value(x) - largest). Precondition: value(x) is no larger.
+  // exp(value(x) - max_logit). Precondition: value(x) <= max_logit.
   __device__ __forceinline__ Compute exponential(Compute x, Compute max_logit) const {
     if constexpr (kCapped) return exponential_of(value(x), max_logit);
-    // One rounding less, and two instructions: what `largest` loses in the product is the same for all classes.
+    // One fma, two instructions less: the rounding of the product with max_logit is the same for all classes.
     if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(x, scale * kLog2E, -max_logit * kLog2E));
     return exp_nonpositive(scalar_fma(x, scale, -max_logit));
   }
-  // The same of z = value(x), where that is known.
+  // exp(z - max_logit), given z = value(x).
   __device__ __forceinline__ Compute exponential_of(Compute z, Compute max_logit) const {
     if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(z, kLog2E, -max_logit * kLog2E));
     return exp_nonpositive(z - max_logit);
   }
-  // dz/dx, but for the factor that is the same everywhere.
+  // dz/dx is common_slope() * slope(x): the first factor is the same for all logits.
   __device__ __forceinline__ Compute common_slope() const {
     return scale;
   }
@@ -77,7 +85,7 @@ struct Logit {
     if constexpr (kCapped) return slope_of(scalar_exp(-scalar_abs(ratio * x)));
     return Compute(1);
   }
-  // Both, of a logit that is capped.
+  // Value and slope of a capped logit.
   __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
     const Compute twice = scalar_abs(ratio * x), e = scalar_exp(-twice);
     value = capped(x, twice, e);
@@ -85,9 +93,9 @@ struct Logit {
   }
 
  private:
-  // softcap tanh(scale x / softcap), of which e = exp(-twice) is known.
+  // softcap tanh(scale x / softcap), given e = exp(-twice).
   __device__ __forceinline__ Compute capped(Compute x, Compute twice, Compute e) const {
-    // In 16 bits an error of 2^-24 of the softcap is none, whatever cancels.
+    // In 16 bits an error of 2^-24 of the softcap does not count, whatever cancels.
     const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(twice, e), Compute(1) + e);
     return with_sign_of(softcap * tanh, x);
   }
@@ -97,7 +105,7 @@ struct Logit {
   }
 };
 
-// Sums over some classes of a row: the online softmax without the target, and for smoothed labels of w_c (z_y - z_c)
+// Sums over some classes of a row: the online softmax without the target; for smoothed labels also of w_c (z_y - z_c)
 // and of w_c.
 template <class Compute, bool kSmoothed>
 struct RowSums {
@@ -136,15 +144,15 @@ __device__ __forceinline__ void subwarp_combine(RowSums<Compute, kSmoothed>& sum
   subwarp_add_smoothing(sums, width);
 }
 
-// The same of lanes that share one max_logit already: nothing is rescaled.
+// The same for lanes that share one max_logit already: nothing is rescaled.
 template <class Compute, bool kSmoothed>
 __device__ __forceinline__ void subwarp_add(RowSums<Compute, kSmoothed>& sums, int width) {
   sums.softmax.exp_sum = subwarp_reduce(sums.softmax.exp_sum, width, AddOp{});
   subwarp_add_smoothing(sums, width);
 }
 
-// The gradient of a row: common_slope() slope(x_c) * (common exp(z_c - largest) - weighted w_c), and `target` in place
-// of the bracket at the target. All of them are 0 where a row does not count, whatever its logits are.
+// dL/dx_c = common_slope() slope(x_c) (exp_coeff exp(z_c - max_logit) - weight_coeff w_c); at the target, `target`
+// replaces the bracket. All coefficients are 0 for an inactive row, whatever its logits hold.
 template <class Compute>
 struct GradCoeffs {
   Compute exp_coeff;
@@ -164,7 +172,7 @@ struct RowResult {
   GradCoeffs<Compute> grad_coeffs;
 };
 
-// The loss of a row and its slopes, from z_y, the largest z, and the sums.
+// The loss of a row and the coefficients of its gradient, given z_y and the sums.
 template <bool kSmoothed, class Loss, class Compute>
 __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compute z,
                                                          const RowSums<Compute, kSmoothed>& sums, Compute weight,
@@ -172,24 +180,25 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
   const Compute max_logit = sums.softmax.max_logit, exp_sum = sums.softmax.exp_sum;
   const Compute e = scalar_exp(z - max_logit);
   const Compute sum = exp_sum + e;
-  // The largest logit adds 1 to the sum, in `e` if it is the target's and in `rest` if not. An e of 1 may move.
+  // The largest logit adds 1 to the sum: in `e` if it is the target's, otherwise in exp_sum. An e of 1 may have a
+  // tangent.
   const bool leads = e == Compute(1);
   const Compute log_sum = scalar_log1p((leads ? exp_sum : exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
   const Compute nll = (max_logit - z) + log_sum;
-  // One division instead of four: every warp of a block does this for each row.
+  // One division instead of four: every warp of a block evaluates each row.
   const Compute inv_sum = Compute(1) / sum,
                 inv_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
   const Compute complement = exp_sum * inv_sum, p = e * inv_sum, lse = max_logit + log_sum;
   const Compute mean_weight = kSmoothed ? sums.weight_sum * inv_count : Compute(0);
   Compute smooth = Compute(0);
   if constexpr (kSmoothed) {
-    // A target of probability 0 is a class that is smoothed over.
+    // A target of probability 0 is smoothed over too, with an infinite loss.
     smooth = nll == scalar_infinity(nll) ? nll : mean_weight * nll + sums.weighted_gap * inv_count;
   }
   constexpr unsigned kAll = kSmoothed ? 15u : 7u;
   const auto y = loss(variable<kAll, 0>(nll), variable<kAll, 1>(complement), variable<kAll, 2>(lse),
                       variable<kAll, 3>(smooth), variable<0u, 4>(weight));
-  // A loss that is NaN has no gradient to follow.
+  // A loss that is NaN has no gradient: all coefficients are NaN.
   const bool lost = y.value != y.value;
   const Compute value = lost ? nan_result(y.value) : y.value;
   const Compute target_grad = tangent_or_zero(y, 0) + tangent_or_zero(y, 1) * p;

@@ -1,22 +1,32 @@
-// The value of rows whose gradients are not next_label for. Nothing is kept of a row, so that its partials can be taken
-// one after another by fewer threads than share it where it stays on chip (resident_rows.cuh): a part is what a warp
-// takes there, and goes through registers here. Many partials of many rows are on their way at once, and no phase waits
-// for another.
+// Streamed rows: the value of long rows without gradients, through registers.
 //
-// A part has the same bits here and there, and partials are put together in the same order, so the value has, too.
+//   value as in softmax.cuh; the bits are those of resident_rows.cuh
+//
+// 1. A part of a row is what one warp takes of it in resident_rows.cuh. A block has fewer warps than a row has parts,
+//    and each warp takes several parts, one after another.
+// 2. A warp loads up to kVectors vectors per thread, finds maximum and sum of exponentials, and stores the part's sums
+//    in shared memory.
+// 3. After a barrier the first warp combines the parts, in the same order as resident rows do, and evaluates the loss.
+//    The other warps have gone on to the next row.
+// 4. Labels are loaded two rows ahead; the target's logit and edge elements one row ahead.
+//
+// Nothing of a row is kept, so loads of many parts of many rows are in flight at once, and no phase waits for another.
+//
+// Traffic: each logit is read once. Preconditions: class stride 1; a row has at most kMaxPartials parts of kVectors
+// vectors per thread; no gradients.
 #pragma once
 #include "softmax/resident_rows.cuh"
 
-// A row ahead of its turn.
+// The next row.
 template <class Program>
 struct PrefetchedRow {
   bool exists;
   RowTarget<typename Program::Compute> target;
   typename Program::Input logit;  // the target's
-  typename Program::Input edge;   // what this thread takes of the row's ends
+  typename Program::Input edge;   // this thread's edge element
 };
 
-// What memory says of a row's label, which is on its way for a row's time; of no row, what it says of the first.
+// Starts the loads of a row's label; of row 0 if there is no such row, because nothing uses the result.
 template <class Program>
 __device__ __forceinline__ typename Program::LabelLoad load_label_of(const Program& program, int64 row) {
   int64 offset[kRowStreams];
@@ -36,20 +46,20 @@ __device__ __forceinline__ PrefetchedRow<Program> prefetched_row(const Program& 
   return ahead;
 }
 
-// Threads of a block that stand for more, as many as share a row where it stays on chip.
+// A block that takes rows which `resident_threads` threads would share in resident_rows.cuh.
 struct StreamingBlock : ClusterGroup<1> {
   int resident_threads;
 };
 
 template <int kVecSize>
 struct StreamedReader {
-  // Vectors of a thread, at most.
+  // Vectors of a part that a thread takes, at most.
   static constexpr int kVectors = 8;
-  // Warps that share a row, at most.
+  // Parts of a row, at most.
   static constexpr int kMaxPartials = 256;
 
-  // Asks for what of a row goes to registers early. The rest is not brought nearer: whole rows of all blocks are more
-  // than the second-level cache holds.
+  // Starts the loads of the target's logit and the edge element. The rest of the row is not prefetched: whole rows of
+  // all blocks exceed L2.
   template <class Program>
   static __device__ __forceinline__ void prefetch_operands(const Program& program, PrefetchedRow<Program>& ahead) {
     using Input = typename Program::Input;
@@ -62,7 +72,7 @@ struct StreamedReader {
     if (edge >= 0) ahead.edge = input[edge];
   }
 
-  // Every count-th vector of a row from `index` on, and one class of its ends.
+  // The sums of a part: every count-th vector of the row from `index` on, and one edge class.
   template <class Program, class Compute = typename Program::Compute>
   static __device__ __forceinline__ RowSums<Compute, Program::kSmoothed> read_partial(const Program& program,
                                                                                       const PrefetchedRow<Program>& row,
@@ -98,7 +108,7 @@ struct StreamedReader {
     for (int k = 0; k < kVectors; ++k) {
       if (k * count >= vectors) continue;
       P y = opaque_pack(x[k]);
-      // The class of this vector that is the target, if it is none behind or in front of it.
+      // Position of the target relative to this vector; outside of [0, kVecSize) if it is elsewhere.
       const int lane = target_offset - k * count * kVecSize;
       const bool has_target = lane >= 0 && lane < kVecSize;
       if (kMasksTarget && has_target) {
@@ -118,7 +128,7 @@ struct StreamedReader {
     return sums;
   }
 
-  // As TwoPassReader's.
+  // As TwoPassReader::sweep.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
@@ -127,7 +137,7 @@ struct StreamedReader {
     RowIterator<Group> current(group);
     if (current.chunk >= chunks) return;
     WorkQueue<Group> queue(group, work.claim_counter);
-    // A part is what a warp takes of a row that stays on chip.
+    // A part is what a warp takes of a resident row.
     const int count = group.resident_threads, partials = count / kWarp, warp = threadIdx.x / kWarp,
               warps = blockDim.x / kWarp;
     PrefetchedRow<Program> ahead = prefetched_row(program, current.first, load_label_of(program, current.first));
@@ -159,7 +169,7 @@ struct StreamedReader {
       sync.claimed = queue.claimed;
       group.publish_claim(sync);
       __syncthreads();
-      // The first warp puts the row together, while others turn to the next one.
+      // The first warp combines the parts while the others go on to the next row.
       if (warp == 0) {
         const auto found = combine_warp_partials<kMaxPartials>(all[sync.syncs & 1], partials);
         total += program.finish(now.target, z, found, now.exists && threadIdx.x == 0).value;

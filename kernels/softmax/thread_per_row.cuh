@@ -1,11 +1,26 @@
-// The row engine where the classes of a row lie `class_stride` apart and other rows lie between: images (N, C, H, W).
-// A thread takes kVecSize neighbouring rows, so that a warp reads whole lines of each class. What it has read it keeps
-// in shared memory, where it alone uses it: registers cannot be indexed by a class. Rows with too many classes for that
-// are copied first (row_launch.py); slopes are applied to logits that are read again, of which all_zero has to be kept.
+// One thread per row: the classes of a row are strided, and neighbouring rows lie between them: images (N, C, H, W).
+// Value and gradient of softmax.cuh.
+//
+//   x[n, c, h, w]: a row is (n, :, h, w); a thread takes kVecSize neighbouring rows along w
+//
+// 1. A thread starts asynchronous copies of all classes of its rows to shared memory. A warp reads whole cache lines of
+//    each class.
+// 2. First sweep over the classes: maximum. Second sweep: sum of exponentials. Both are complete in the thread, so
+//    nothing is rescaled or exchanged.
+// 3. The thread evaluates its rows.
+// 4. Third sweep: the gradient.
+//
+// Shared memory and not registers: registers cannot be indexed by a class. Only the copying thread reads its column of
+// shared memory, so no barrier is needed. Rows with more classes than fit are copied to contiguous rows first
+// (engines/softmax/layout.py: copied). apply_grad_coeffs_thread_per_row reads logits from memory, each once, and stages
+// nothing.
+//
+// Traffic: each logit is read once, each gradient written once. Preconditions: kVecSize divides the number of rows;
+// rows of a vector are contiguous.
 #pragma once
 #include "softmax/rows.cuh"
 
-// Classes are counted in 32 bits where they are few enough to be kept.
+// Type of a class index: 32 bits for staged classes, which are few.
 template <bool kStaged>
 struct ClassIndex {
   using type = int;
@@ -15,7 +30,7 @@ struct ClassIndex<false> {
   using type = int64;
 };
 
-// Logits of kVecSize rows, class by class, and where their gradients go.
+// The logits of kVecSize rows, class by class, and the pointer to their gradients.
 template <class Storage, int kVecSize_, bool kStaged_>
 struct StridedRows {
   using P = Pack<Storage, kVecSize_>;
@@ -42,7 +57,7 @@ struct StridedRows {
       stage = reinterpret_cast<P*>(staged) + threadIdx.x;
     }
   }
-  // Everything at once, so that as much as possible is on its way.
+  // Starts all copies at once, so that as many as possible are in flight.
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
     if constexpr (kStaged) {
@@ -57,24 +72,24 @@ struct StridedRows {
     if constexpr (kStaged) return load_words(stage + c * blockDim.x);
     return load_stream<kVecSize>(at + c * stride);
   }
-  // -inf in place of a logit of row i. Precondition: kStaged.
+  // Replaces a logit of row i by -inf. Precondition: kStaged.
   __device__ __forceinline__ void mask_out(Index c, int i) const {
     stage[c * blockDim.x].element[i] = Narrow<Storage>::from(-scalar_infinity(0.0f));
   }
-  // What is kept of a class, in place of its logits. Precondition: kStaged.
+  // Replaces the staged logits of a class. Precondition: kStaged.
   __device__ __forceinline__ void overwrite(Index c, const P& x) const {
     stage[c * blockDim.x] = x;
   }
   __device__ __forceinline__ void store(Index c, const P& gradient) const {
     store_pack<kVecSize>(gradients + c * gradient_stride, gradient);
   }
-  // Behind the gradients of all classes.
+  // Called after the gradients of all classes.
   __device__ __forceinline__ void flush() const {
   }
 };
 
-// The gradients of kVecSize rows; `read` is false where none of them needs its logits. A label of -1 is all_zero.
-// kKeepsExponentials: what is kept is exp(z - largest), and not the logits.
+// Stores the gradients of kVecSize rows. `read` is false if none of them needs its logits. Label -1: no target.
+// kKeepsExponentials: exp(z - max_logit) was staged in place of the logits.
 template <bool kKeepsExponentials, class Source, int kVecSize, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_rows_of_thread(const Program& program, const Source& column,
                                                      const typename Source::Index (&labels)[kVecSize],
@@ -108,7 +123,7 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
   }
 }
 
-// The largest raw logit of each of kVecSize rows.
+// Maximum of the raw logits of each of kVecSize rows.
 template <class Source, int kVecSize, class Compute>
 __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_logit)[kVecSize]) {
   using Storage = typename Source::Value;
@@ -133,7 +148,8 @@ __device__ __forceinline__ void max_per_row(const Source& column, Compute (&max_
   }
 }
 
-// The labels of kVecSize neighbouring rows from `row`, read ahead of their turn; what is said of no rows is not used.
+// The labels of kVecSize neighbouring rows from `row`, loaded one step ahead. Behind the last row those of row 0 are
+// loaded and not used.
 template <int kVecSize, class Program>
 struct LabelLoads {
   typename Program::LabelLoad label_load[kVecSize];
@@ -149,7 +165,7 @@ struct LabelLoads {
       label_load[i] = program.load_label(at);
     }
   }
-  // Row i of those that begin at `offset`.
+  // Row i of the rows that begin at `offset`.
   __device__ __forceinline__ RowTarget<typename Program::Compute> target(const Program& program,
                                                                          const int64 (&offset)[kRowStreams],
                                                                          int i) const {
@@ -161,8 +177,8 @@ struct LabelLoads {
   }
 };
 
-// Losses and gradients of kVecSize neighbouring rows that begin at `offset`, which `now` is about; the sum of the
-// values.
+// Evaluates kVecSize neighbouring rows that begin at `offset` with labels `now`, and writes their gradients. Returns
+// the sum of the values.
 template <bool kGradient, class Source, class Program, class Scale>
 __device__ __forceinline__ double visit_rows_of_thread(const Program& program, const Source& column,
                                                        const int64 (&offset)[kRowStreams],
@@ -172,9 +188,9 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
   using Input = typename Program::Input;
   using Index = typename Source::Index;
   constexpr int kVecSize = Source::kVecSize;
-  // The target's logit is replaced by -inf, so that no class has to be compared with it.
+  // The target's logit is replaced by -inf, so no class is compared with the label.
   constexpr bool kMasksTarget = !Program::kSmoothed && !Program::kCapped;
-  // The exponentials take the places of their logits where they fit.
+  // Exponentials replace their logits if they fit.
   constexpr bool kKeepsExponentials = kGradient && !Program::kCapped && kSameType<Input, Compute>;
   Index labels[kVecSize];
   bool any = false;
@@ -239,8 +255,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
   return total;
 }
 
-// As TwoPassReader, for lanes of their own, each of which takes kVecSize rows. Precondition: the rows are whole
-// vectors.
+// As TwoPassReader, with kVecSize rows per lane. Precondition: kVecSize divides the number of rows.
 template <int kVecSize>
 struct ThreadPerRowReader {
   template <bool kGradient, class Program, class Scale>
@@ -268,7 +283,7 @@ struct ThreadPerRowReader {
   }
 };
 
-// The gradients from slopes that were stored, as apply_grad_coeffs.
+// As apply_grad_coeffs.
 template <int kVecSize, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs_thread_per_row(const Program& program, int64 result_stride,
                                                                  double scale, const Result* grad_output) {

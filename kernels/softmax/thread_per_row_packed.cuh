@@ -1,23 +1,36 @@
-// Rows of few classes that follow each other without gaps: a thread takes a row as in thread_per_row.cuh, but a warp
-// moves its rows between memory and shared memory together, as the one stretch that they are. One by one, threads would
-// touch as many lines as there are rows for each class; gradients were written at a quarter of the speed so.
+// One thread per row, for contiguous rows of few classes. Value and gradient of softmax.cuh.
+//
+//   32 rows of C classes = one contiguous stretch of 32 C elements per warp
+//
+// 1. A warp copies its 32 rows to shared memory, coalesced.
+// 2. Each thread takes one row, as in thread_per_row.cuh. It writes the gradient over the logits in shared memory.
+// 3. The warp writes the 32 rows back, coalesced.
+//
+// Moved by one thread each, rows would touch 32 cache lines per class: gradients were written at a quarter of the
+// speed.
+//
+// Rows are `pitch` apart in shared memory, an odd number, so that the threads of a warp do not conflict in a bank. A
+// warp owns its rows; only __syncwarp separates the steps.
+//
+// Traffic: each logit is read once, each gradient written once. Preconditions: rows are contiguous and follow each
+// other without gaps; C <= 32.
 #pragma once
 #include "softmax/thread_per_row.cuh"
 
-// The rows of a warp, of which this thread has one.
+// The rows of a warp; this thread takes one of them.
 template <class Storage>
 struct PackedRows {
   using P = Pack<Storage, 1>;
   using Value = Storage;
   using Index = int;
   static constexpr int kVecSize = 1;
-  const Storage* from;  // where the warp's first row begins
+  const Storage* from;  // the warp's first row
   Storage* to;
-  int elements;  // of all its rows
+  int elements;  // of all rows of the warp
   int classes;
   P* stage;
 
-  // Precondition: the warp's rows begin with `first`.
+  // Precondition: `first` is the first row of the warp.
   template <class Program>
   __device__ __forceinline__ PackedRows(const Program& program, int64 first)
       : from(program.input + first * program.space.classes),
@@ -28,14 +41,14 @@ struct PackedRows {
     elements = classes * static_cast<int>(rows < kWarp ? rows : kWarp);
     stage = reinterpret_cast<P*>(staged) + threadIdx.x / kWarp * (kWarp * pitch());
   }
-  // From row to row: odd, so that the threads of a warp do not meet in a bank.
+  // Distance of rows in shared memory: odd, against bank conflicts.
   __device__ __forceinline__ int pitch() const {
     return classes | 1;
   }
-  // f(i, place) for each 32nd element of the rows from `lane` on.
+  // f(i, row, slot) for every 32nd element i of the rows, from this lane's on.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
-    // A division by the classes, which is exact below 2048 elements of up to 32 classes each.
+    // i / classes by multiplication: exact below 2048 elements and up to 32 classes.
     const unsigned inverse = 65536u / classes + 1;
 #pragma unroll 4
     for (int i = threadIdx.x % kWarp; i < elements; i += kWarp) {
@@ -47,7 +60,8 @@ struct PackedRows {
     return stage + threadIdx.x % kWarp * pitch();
   }
 
-  // The rows that are wanted. Precondition here and in flush(): all lanes of the warp call it together.
+  // Copies the rows whose lane passes `wanted`. Precondition here and of flush(): all lanes of the warp call it
+  // together.
   __device__ __forceinline__ void load_all(bool wanted) const {
     const unsigned mask = __ballot_sync(0xffffffffu, wanted);
     each([&](int i, int row, P* slot) {
@@ -65,19 +79,19 @@ struct PackedRows {
   __device__ __forceinline__ void overwrite(int c, const P& x) const {
     own_row()[c] = x;
   }
-  // In the place of the logit, which is needed no more.
+  // Replaces the logit, which is not needed any more.
   __device__ __forceinline__ void store(int c, const P& gradient) const {
     own_row()[c] = gradient;
   }
   __device__ __forceinline__ void flush() const {
     __syncwarp();
     each([&](int i, int, const P* slot) { store_pack<1>(to + i, *slot); });
-    // The next rows are copied there.
+    // The next rows are copied to the same place.
     __syncwarp();
   }
 };
 
-// As ThreadPerRowReader, with all rows in front of each other.
+// As ThreadPerRowReader, for contiguous rows.
 struct PackedThreadPerRowReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,

@@ -1,5 +1,12 @@
-// Rows with a target per class that are too long for what is on chip: they are read three times, or twice without
-// gradients.
+// Dense targets, rows too long for shared memory: each pass of dense_rows.cuh reads its operands from memory again.
+//
+//   passes   SoftmaxPass reads logits (and a teacher's), SumPass and GradientPass read both operands
+//
+// The vectors of a row are distributed over the threads of a group; kVectors vectors of each operand are in flight per
+// thread.
+//
+// Traffic: logits are read three times, or twice without gradients; targets once less (a teacher's logits as often).
+// Preconditions: class stride 1 and equal alignment of all operands and gradients.
 #pragma once
 #include "softmax/dense_rows.cuh"
 
