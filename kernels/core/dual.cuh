@@ -11,7 +11,7 @@
 #pragma once
 #include "core/scalars.cuh"
 
-constexpr int kMaxOperands = 12;  // definition.py: MAX_OPERANDS and as many directions
+constexpr int kMaxOperands = 12;  // definition/base.py: MAX_OPERANDS, and as many tangents
 
 template <class T, unsigned kMask_>
 struct Dual {

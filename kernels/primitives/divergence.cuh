@@ -2,8 +2,8 @@
 #pragma once
 #include "primitives/math.cuh"
 
-// Where arithmetic on the remainder of a quotient is safe: what is below `small` is scaled first, and the quotient lies
-// within 1 / `most` and `most`.
+// The range in which the remainder of a quotient can be computed: operands below `small` are scaled first, and the
+// quotient lies within 1 / `most` and `most`.
 template <class T>
 struct RatioRange {
   T small, scale, most;
@@ -29,11 +29,12 @@ __device__ __forceinline__ double scalar_log_difference(double a, double b) {
   return log(a) - log(b);
 }
 
-// a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) lack what the quotient rounded
-// off: that remainder is exact in one fma and is added. (log1p of the excess over 1 took more arithmetic, by which such
-// a loss is bound.) Small operands are scaled first, because a remainder below the range would be flushed. Where the
-// quotient leaves the range (or b >= 2^126, whose fast inverse is 0) the logarithms are subtracted. That also gives the
-// limits at 0, and NaN for what is no probability: the quotient of two negative numbers would look like one.
+// a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) would lack what the quotient
+// rounded off. That remainder is exact in one fma, and is added. (log1p of the excess over 1 took more arithmetic,
+// which bounds such a loss.) Small operands are scaled first, because a remainder below the range would be flushed. If
+// the quotient leaves the range (or b >= 2^126, whose fast inverse is 0), the logarithms are subtracted. That also
+// gives the limits at 0, and NaN for operands that are no probabilities: the quotient of two negative numbers would
+// look like one.
 template <class T>
 __device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
   const RatioRange<T> range = scalar_ratio_range(a);
@@ -55,8 +56,8 @@ __device__ __forceinline__ Ratio<T> scalar_ratio(T a, T b) {
   return {a / b, scalar_log(a) - scalar_log(b)};
 }
 
-// a (log a - b) for a > 0. A primitive because its derivative, log a - b + 1, is not the product rule's, whose a * (1 /
-// a) rounds and, for the smallest a, overflows.
+// a (log a - b) for a > 0. A primitive because its derivative is log a - b + 1; the product rule's a * (1 / a) rounds
+// and, for the smallest a, overflows.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> times_log(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = scalar_log(a.value) - b.value;
@@ -71,18 +72,18 @@ __device__ __forceinline__ Dual<T, kA | kB> times_log_ratio(const Dual<T, kA>& a
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Divergences. What they are made of is log(a / b) beside a - b, which it all but equals where a is near b; there it is
-// expanded in tangent = (a - b) / (a + b), of which log(a / b) is 2 tangent (1 + tangent^2 tail).
+// Divergences. Their building block is log(a / b) beside a - b, which nearly cancel if a is near b. There it is
+// expanded in tangent = (a - b) / (a + b): log(a / b) = 2 tangent (1 + tangent^2 tail).
 
 template <class T>
 struct LogRatio {
   T log;
   T tangent;
   T tail;
-  bool near;  // whether a is so near b: only there the other two are defined
+  bool near;  // a is near b; tangent and tail are defined only then
 };
 
-// It to 16 bits from a - b, a + b, and the logarithm itself to as many digits as are left where it is not small.
+// log(a / b) to 16 bits, from a - b, a + b, and the logarithm itself to the digits that are left where it is not small.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, float sum, float log) {
   const float twice = scalar_divide_in_range(difference + difference, sum);
   const float tangent = 0.5f * twice;
@@ -92,8 +93,8 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float difference, fl
   return {near ? scalar_fma(twice * w, tail, twice) : log, tangent, tail, near};
 }
 
-// It from a - b and a + b, which may be known better than a and b themselves, if a is near b; else from a / b =
-// quotient 2^(exponent / 2^23) by the quotient and 1.
+// log(a / b) from a - b and a + b, which may be known better than a and b themselves, if a is near b; otherwise from
+// the quotient numerator / denominator of a / b = quotient 2^(exponent / 2^23).
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float difference, float sum, float numerator,
                                                             float denominator, int exponent) {
   const float minus = near ? difference : numerator - denominator;
@@ -105,7 +106,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float dif
   return {scalar_fma(twice * w, tail, twice) + log2_low, tangent, tail, near};
 }
 
-// log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of significands is formed, so that
+// log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of the significands is formed, so
 // nothing overflows; one polynomial serves near and far.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
   if (kNarrow) return scalar_log_ratio(difference, sum, force_computed(scalar_log_difference(a, b)));
@@ -113,7 +114,7 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, fl
   const int a_bits = __float_as_int(a), b_bits = __float_as_int(b);
   const float x = __int_as_float((a_bits & kSignificand) | kOne);
   const float y = __int_as_float((b_bits & kSignificand) | kOne);
-  // A quotient beyond the square roots of 1/2 and 2 is brought between them by a factor of 2 or 1/2.
+  // A factor of 2 or 1/2 moves a quotient outside of [sqrt(1/2), sqrt(2)] into this interval.
   const int power = __float_as_int(scalar_divide_roughly(x, y) * 1.41421356f) & kExponent;
   const float scaled = x * __int_as_float(2 * kOne - power);
   const unsigned a_exponent = a_bits & kExponent, b_exponent = b_bits & kExponent;
@@ -154,7 +155,7 @@ __device__ __forceinline__ T scalar_relative_entropy(T a, const LogRatio<T>& rat
   return ratio.near ? difference * ratio.tangent * correction : scalar_fma(a, ratio.log, -difference);
 }
 
-// a log(a / b) - a + b, for a, b >= 0. Where a = 0 the derivative with respect to it, -inf, is given as 0.
+// a log(a / b) - a + b, for a, b >= 0. At a = 0 the derivative with respect to a, -inf, is 0 by convention.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = a.value - b.value;
@@ -182,12 +183,12 @@ struct Entropy {
 
 __device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float difference, float inverse) {
   if (kNarrow) {
-    // A finite logarithm for a = 0, which it is multiplied by.
+    // A finite logarithm for a = 0, which multiplies it.
     const LogRatio<float> found = scalar_log_ratio(difference, a + m, scalar_log_difference(fmaxf(a, 1e-37f), m));
     return {found.log, scalar_relative_entropy(a, found, difference)};
   }
   const int ratio = __float_as_int(a * inverse);
-  // So that the quotient is between 1 / sqrt(2) and sqrt(2); unsigned, because a may be -0.
+  // The quotient is between 1 / sqrt(2) and sqrt(2). Unsigned, because a may be -0.
   const int exponent = static_cast<int>((static_cast<unsigned>(ratio) - 0x3f3504f3u) & ~0x7fffffu);
   const bool near = fabsf(difference) * 3.0f <= a + m;
   const LogRatio<float> found =
@@ -220,7 +221,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
     return chain(a, b, valid ? (x == T(0) ? T(0) : x * log) : scalar_nan(T()), swapped ? by_y : by_x,
                  swapped ? by_x : by_y);
   }
-  // Upwards by 2^24, so that differences of the smallest numbers are not flushed.
+  // Scaled by 2^24, so that differences of the smallest numbers are not flushed.
   const T x = a.value * T(0x1p24), y = b.value * T(0x1p24);
   const T gap = difference.value == T(0) ? x - y : difference.value * T(0x1p24);
   const T mean = scalar_fma(beta.value, gap, y);
@@ -229,7 +230,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
   const Entropy<T> of_a = scalar_entropy(x, m, complement.value * gap, inverse);
   const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
   const T sum = scalar_fma(beta.value, of_a.value, complement.value * of_b.value) * T(0x1p-24);
-  // Without mass a and b do not move.
+  // A distribution without mass has no tangent.
   const T across = -(beta.value * complement.value * (inverse * T(0x1p24)));
   const T by_a = with_partials(beta.value * of_a.log, -across * scalar_divide_in_range(y, x), a.value,
                                empty_b ? T(0) : across, b.value);
@@ -239,7 +240,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                empty_b ? T(0) : by_b);
 }
 
-// exp(a) - exp(b), which are given too.
+// exp(a) - exp(b), given both exponentials.
 template <class T>
 __device__ __forceinline__ T scalar_exp_difference(T a, T b, T of_a, T of_b) {
   const bool above = a > b;
@@ -256,7 +257,7 @@ __device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a,
   return chain(a, b, scalar_exp_difference(a.value, b.value, of_a, of_b), of_a, -of_b);
 }
 
-// a log(a / b) - a + b by the logarithms of a and b, also where one of both underflows; never negative.
+// a log(a / b) - a + b from the logarithms of a and b, also if one of both underflows; never negative.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
   const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
@@ -299,8 +300,8 @@ __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, 
                -scalar_divide_in_range(excess, x.value));
 }
 
-// 100 |t - x| / max(|t|, floor), by whose derivative the difference of two quotients need not be formed. At t = x it is
-// 0, and at |t| = floor that of a constant denominator.
+// 100 |t - x| / max(|t|, floor). Its derivative needs no difference of two quotients. It is 0 at t = x, and that of a
+// constant denominator at |t| = floor.
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> percentage_error(const Dual<T, kX>& x, const Dual<T, kT>& t,
                                                              const Dual<T, 0>& floor) {

@@ -25,9 +25,9 @@ __device__ __forceinline__ ValueAndSlope<double> scalar_log_factorial(double t) 
   return {t * value, slope};
 }
 
-// What Stirling's formula, t log t - t + log(2 pi t) / 2, leaves of log(t!) for t >= 1, and what log t leaves of the
-// derivative of log(t!), which is digamma(1 + t). In float polynomials of 1 / t; in double Stieltjes functions of t^2,
-// which rational functions approach fast.
+// The remainder of Stirling's formula, log(t!) - (t log t - t + log(2 pi t) / 2), for t >= 1; and the derivative of
+// log(t!), digamma(1 + t), minus log t. In float polynomials of 1 / t; in double Stieltjes functions of t^2, which
+// rational functions approximate fast.
 __device__ __forceinline__ ValueAndSlope<float> scalar_stirling_remainder(float t) {
   const float w = scalar_divide_roughly(1.0f, t);
   return {w * scalar_polynomial(w, 0.0833332539f, 1.4261218e-06f, -0.00278320257f, -2.09734881e-05f, 0.000999916228f,
@@ -51,16 +51,16 @@ __device__ __forceinline__ ValueAndSlope<double> scalar_stirling_remainder(doubl
   return {w * value, 0.5 * w - z * slope};
 }
 
-// The terms of log(t!) that a Poisson loss takes along.
+// The terms of log(t!) that a Poisson loss adds.
 enum LogFactorial { kNoTerm = 0, kStirling = 1, kExact = 2 };
 
-// rate - t log_rate, plus log(t!) by `terms`, of which kStirling has Stirling's formula for t > 1 and nothing below;
-// and the derivative with respect to t. `log_rate` is log(rate + shift), `log_ratio` log((rate + shift) / t).
+// rate - t log_rate, plus log(t!) by `terms` (kStirling: Stirling's formula for t > 1, nothing below), and the
+// derivative with respect to t. `log_rate` is log(rate + shift), `log_ratio` log((rate + shift) / t).
 //
-// For t > 1, rate - t log_rate + t log t - t = t (e^u - 1 - u) - shift with u = log_ratio is computed as one, because
-// it is small beside its parts wherever the prediction is good: by a series where they cancel. Where t = 0 nothing is
-// counted: 0 log 0 = 0 log inf = 0, with derivative 0. Where e^x overflows, so does the loss, whatever t x is. A number
-// that is no count has no log(t!).
+// For t > 1, rate - t log_rate + t log t - t = t (e^u - 1 - u) - shift with u = log_ratio is computed as one
+// expression: it is small beside its parts if the prediction is good, and a series replaces it where they cancel. t = 0
+// contributes nothing: 0 log 0 = 0 log inf = 0, with derivative 0. If e^x overflows, so does the loss, whatever t x is.
+// A number that is no count has no log(t!).
 template <class T>
 __device__ __forceinline__ ValueAndSlope<T> scalar_poisson(T rate, T shift, T log_rate, T log_ratio, T t, int terms) {
   if (terms != kNoTerm && (t > scalar_max(T()) || (terms == kExact && t < T(0)))) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ ValueAndSlope<T> scalar_poisson(T rate, T shift, T lo
   return {plain.value + factorial.value, plain.slope + factorial.slope};
 }
 
-// log(rate / t), of which a squared difference from 0 is multiplied by t: so it is 0 where they are equal.
+// log(rate / t). A squared difference from 0 is multiplied by t, so it is 0 if both are equal.
 template <class T>
 __device__ __forceinline__ T scalar_log_rate_ratio(T rate, T t) {
   return kNarrow ? scalar_log_ratio(rate, t, rate - t, rate + t).log : scalar_ratio(rate, t).log;
@@ -98,11 +98,11 @@ __device__ __forceinline__ T scalar_log_rate_ratio(T rate, T t) {
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX>& x, const Dual<T, kT>& t, int terms) {
   const T rate = scalar_exp(x.value);
-  // The rate knows its distance from t to its own digits; x, which is large where the rate is, does not.
+  // The rate has its distance from t to its own digits; x, which is large where the rate is, has not.
   const bool normal = rate > T(1e-30) && rate <= scalar_max(T());
   const T log_ratio = normal ? scalar_log_rate_ratio(rate, t.value) : x.value - scalar_log(t.value);
   const ValueAndSlope<T> loss = scalar_poisson(rate, T(0), x.value, log_ratio, t.value, terms);
-  // An infinite x is no slope of a t of 0, which counts for nothing then.
+  // An infinite x is no derivative with respect to a t of 0, which contributes nothing.
   const T against = t.value == T(0) && scalar_abs(x.value) > scalar_max(T()) ? T(0) : T(-1);
   return chain(x, t, loss.value, with_partials(rate - t.value, rate, x.value, against, t.value), loss.slope);
 }
@@ -111,7 +111,7 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_log_rate(const Dual<T, kX
 template <class T, unsigned kX, unsigned kT>
 __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x, const Dual<T, kT>& t,
                                                             const Dual<T, 0>& epsilon, int terms) {
-  // Where the rate is about 1, what the sum rounds off is as large as its logarithm.
+  // If the rate is about 1, the rounding error of the sum is as large as its logarithm.
   const T rate = x.value + epsilon.value;
   const T part = rate - x.value;
   const T rounded_off = (x.value - (rate - part)) + (epsilon.value - part);
@@ -121,7 +121,7 @@ __device__ __forceinline__ Dual<T, kX | kT> poisson_of_rate(const Dual<T, kX>& x
   const T log_ratio = scalar_log_rate_ratio(rate * scale, t.value * scale);
   const ValueAndSlope<T> loss = scalar_poisson(x.value, epsilon.value, log_rate, log_ratio, t.value, terms);
   const T by_x = t.value == T(0) ? T(1) : T(1) - scalar_divide_in_range(t.value, rate);
-  // Where the rate is 0 too, nothing counts.
+  // If the rate is 0 too, nothing contributes.
   const T inverse = t.value == T(0) && rate == T(0) ? T(0) : scalar_divide_in_range(T(1), rate);
   return chain(x, t, loss.value,
                with_partials(by_x, scalar_divide_in_range(t.value, rate) * inverse, x.value, -inverse, t.value),

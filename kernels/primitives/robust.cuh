@@ -1,9 +1,9 @@
-// Robust losses of a residual. Each is one primitive, because value and derivative share their exponential, root or
-// quotient, and because the formulas as they are written cancel for small residuals and overflow for large ones.
+// Robust losses of a residual. Each is one primitive: value and derivative share their exponential, root or quotient,
+// and the formulas as written cancel for small residuals and overflow for large ones.
 #pragma once
 #include "primitives/math.cuh"
 
-// x, or the number nearest to it whose square is far from overflow, yet so large that 1 does not count beside it.
+// x, limited so that its square is far from overflow, yet so large that 1 does not count beside it.
 __device__ __forceinline__ float scalar_limited(float x) {
   return fabsf(x) > 0x1p60f ? copysignf(0x1p60f, x) : x;
 }
@@ -11,7 +11,7 @@ __device__ __forceinline__ double scalar_limited(double x) {
   return fabs(x) > 0x1p500 ? copysign(0x1p500, x) : x;
 }
 
-// log(cosh(x)) and tanh(x). In float both from one exponential, and polynomials in x^2 where that cancels.
+// log(cosh(x)) and tanh(x). In float both from one exponential, and from polynomials in x^2 where that cancels.
 __device__ __forceinline__ ValueAndSlope<float> scalar_log_cosh(float x) {
   const float a = fabsf(x);
   const float w = x * x;
@@ -60,7 +60,7 @@ __device__ __forceinline__ Dual<T, kMask> hypotenuse_minus_one(const Dual<T, kMa
 // log(1 + x^2 / 2)
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> log1p_half_square(const Dual<T, kMask>& x) {
-  // Far out it is 2 log(x) - log(2), with the derivative 2 / x, both parts of which are scaled into range.
+  // For large x it is 2 log(x) - log(2), with the derivative 2 / x, both parts of which are scaled into range.
   const T a = scalar_abs(x.value);
   const bool far = a > T(0x1p60);
   const T half = T(0.5) * x.value;
@@ -75,7 +75,7 @@ template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> one_minus_gaussian(const Dual<T, kMask>& x) {
   const T z = T(0.5) * x.value * x.value;
   const T e = scalar_exp(-z);
-  // Not inf * 0 far out.
+  // No inf * 0 for large x.
   return chain(x, scalar_complement(z, e), e == T(0) ? T(0) : x.value * e);
 }
 
@@ -91,14 +91,14 @@ __device__ __forceinline__ Dual<T, kMask> geman_mcclure(const Dual<T, kMask>& x)
 // Barron's family of robust losses: f = (b / alpha) (P - 1) with P = (1 + u)^(alpha / 2), b = |alpha - 2|, u = z / b,
 // z = r^2 and a residual r = d / scale. Below, L = log(1 + u) and v = alpha L / 2, the logarithm of P.
 
-// x = 2^exponent e^rest for 0 < x, not subnormal.
+// x = 2^exponent e^remainder. Precondition: x > 0, not subnormal.
 template <class T>
 struct LogParts {
   T exponent;
   T remainder;
 };
 
-// The power of two by which x is between 2/3 and 4/3, as an addend to the bits.
+// The power of two that scales x to between 2/3 and 4/3, as an addend to its bits.
 __device__ __forceinline__ int exponent_bits(float x) {
   return (__float_as_int(x) - 0x3f2aaaab) & ~0x7fffff;
 }
@@ -116,7 +116,7 @@ __device__ __forceinline__ LogParts<double> scalar_log_parts(double x) {
   return {static_cast<double>(exponent >> 52), log(__longlong_as_double(__double_as_longlong(x) - exponent))};
 }
 
-// Those of 1 + u, which is not formed for the rest, so that this keeps the digits of u.
+// The parts of 1 + u. The remainder is computed without forming 1 + u, which keeps the digits of u.
 __device__ __forceinline__ LogParts<float> scalar_log1p_parts(float u) {
   const int exponent = exponent_bits(1.0f + u);
   const float scale = __int_as_float(0x3f800000 - exponent);
@@ -128,7 +128,7 @@ __device__ __forceinline__ LogParts<double> scalar_log1p_parts(double u) {
   return {static_cast<double>(exponent >> 52), log1p(fma(u, scale, scale - 1.0))};
 }
 
-// Those of (d / c)^2 / b, where that or the quotient may be beyond the range.
+// The parts of (d / c)^2 / b, where that or the quotient may be out of range.
 template <class T>
 __device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
   constexpr T kPower = kSingle<T> ? T(64) : T(512);
@@ -140,8 +140,8 @@ __device__ __forceinline__ LogParts<T> scalar_log_parts(T d, T c, T b) {
   return {T(2) * (r.exponent + shift) - of_b.exponent, T(2) * r.remainder - of_b.remainder};
 }
 
-// A number that may be beyond the range, as a factor and two like powers of two, which are multiplied one by one: its
-// product with another number, or with a quotient, is in range wherever the result is.
+// A number that may be out of range, as a factor and two similar powers of two that are multiplied one after another:
+// its product with another number, or with a quotient, is in range if the result is.
 template <class T>
 struct Scaled {
   T factor;
@@ -177,13 +177,13 @@ __device__ __forceinline__ T scalar_rho(T t, T e) {
   return t < T(1) ? series : T(2) / t * (T(1) - (T(1) - e) / t);
 }
 
-// The derivative of f with respect to alpha, which is, with the sign of alpha - 2, P (L / 2)^2 (rho(L) - rho(v)). Where
-// both are near 1, that is (b / 4) L^3 times the integral of exp(v y) (exp(-L y) - 1 + L y) / L^2 over y from 0 to 1: a
+// The derivative of f with respect to alpha: with the sign of alpha - 2, it is P (L / 2)^2 (rho(L) - rho(v)). If both
+// are near 1, that is (b / 4) L^3 times the integral of exp(v y) (exp(-L y) - 1 + L y) / L^2 over y from 0 to 1: a
 // series in the moments M_n = integral of y^n exp(v y), and all terms of the integral are positive.
 template <class T>
 __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, const Scaled<T>& power) {
   constexpr int kTerms = kSingle<T> ? 16 : 28;
-  // exp(-v) M_n, from above: what is left out there is divided by a factorial on the way down.
+  // exp(-v) M_n by downward recurrence: the error of its start is divided by a factorial.
   T moment = T(0), series = T(0), first = T(0);
 #pragma unroll
   for (int n = kTerms; n > 1; --n) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, 
   if (moderate && log < T(2)) return T(0.125) * (power.times(b) * log) * log * log * series;
   const T e = scalar_exp(-log);
   if (b < T(0.5)) {
-    // With v = L + p the parts that do not have the factor p are subtracted on paper.
+    // With v = L + p, the parts without the factor p cancel analytically.
     const T inverse = scalar_divide_roughly(T(1), log * v);
     const T joined = scalar_fma(p * (v + log), T(1) - e, e * log * log * scalar_expm1(-p));
     return scalar_abs(T(0.5) * power.times(log / v * scalar_fma(-joined, inverse, p)));
@@ -210,9 +210,9 @@ __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, 
   return power.times(quarter * (alpha > T(2) ? of_log - of_v : of_v - of_log));
 }
 
-// f, for a scale that is not subnormal. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite,
-// and near 0 f is b L / 2, which goes to z / 2 with u. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and of
-// what is left of the power, each times a power near 1. Where u is large, it is known by its logarithm alone.
+// f. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite, and near 0 f is b L / 2, which goes to
+// z / 2 with u. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and of what is left of the power, each times a
+// power near 1. For large u only its logarithm is known. Precondition: the scale is not subnormal.
 template <class T, unsigned kD, unsigned kA, unsigned kC>
 __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& d, const Dual<T, kA>& alpha,
                                                              const Dual<T, kC>& scale) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
 
   const T by_d = power.times(far ? b : r * inverse, far ? d.value : c);
   const T by_scale = z < T(1) ? -r * by_d : power.times(-mass, c);
-  // By the slopes of log(by_d): what they are made of cancels where the residual is small.
+  // From the derivatives of log(by_d), whose parts cancel for small residuals.
   const T bend = a > T(2) ? mass : -mass;
   const T fraction = far ? T(1) : u * inverse;
   const T excess = fraction < T(0.5) ? scalar_log_beyond_linear(fraction) : log - fraction;

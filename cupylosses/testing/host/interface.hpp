@@ -1,34 +1,34 @@
-// What a kernel compiled for the host (shim.hpp) asks of the runtime that executes it (runtime.cpp).
+// Functions that a kernel compiled for the host (shim.hpp) calls in the runtime that executes it (runtime.cpp).
 //
-// `file` and `line` are where the kernel's source made the call: they are what messages name, and what tells one
-// rendezvous from another.
+// `file` and `line` are the place of the call in the kernel's source. Messages name it, and it tells one barrier from
+// another.
 #pragma once
 
 struct HostIndex {
   unsigned x, y, z;
 };
 
-// Which other lane a shuffle reads; the numbers travel between separately compiled objects.
+// The lane that a shuffle reads. The numbers are shared by separately compiled objects.
 enum HostShuffle { kHostShuffleIndex, kHostShuffleUp, kHostShuffleDown, kHostShuffleXor };
 
-// What an atomic operation orders besides itself.
+// Memory order of an atomic operation.
 enum HostOrder { kHostRelaxed, kHostAcquireRelease };
 
-// One launch; mirrored by `_Launch` in launcher.py.
+// One launch. Mirrored by `_Launch` in launch.py.
 struct HostLaunch {
-  const char* kernel;     // its name, for messages
+  const char* kernel;     // name, for messages
   void (*entry)(void**);  // calls the kernel with the arguments that the table points to
   void** arguments;       // one pointer per argument, as cuLaunchKernel takes them
   HostIndex grid, block;
-  unsigned cluster;                 // neighbouring blocks that reach each other's shared memory
-  unsigned long long seed;          // of the order in which blocks, warps and lanes run; 0 is in order
+  unsigned cluster;                 // blocks per cluster
+  unsigned long long seed;          // determines the order of blocks, warps and lanes; 0: ascending
   unsigned resident;                // blocks that run at once
   unsigned check_races;             // 0 or 1
-  unsigned flush_subnormals;        // 0 or 1: what -ftz=true does to float; double is flushed too, see execution.py
+  unsigned flush_subnormals;        // 0 or 1: what -ftz=true does to float; double is flushed too, see launch.py
   unsigned timeout;                 // seconds
-  char* shared;                     // the memory that holds what the kernel declared __shared__ ...
-  unsigned long long shared_bytes;  // ... of which each block has its own copy
-  // Within it, `extern __shared__` memory beyond what this launch asked for: touching it is a fault. Empty if equal.
+  char* shared;                     // memory of the kernel's __shared__ objects
+  unsigned long long shared_bytes;  // its size; each block has a copy of its own
+  // The part of it that `extern __shared__` declares beyond what the launch asked for: an access to it is a fault.
   char *beyond, *beyond_end;
 };
 
@@ -38,13 +38,13 @@ HostIndex host_block_index() __attribute__((const));
 HostIndex host_block_size() __attribute__((const));
 HostIndex host_grid_size() __attribute__((const));
 
-// Ends the launch if the address is not a multiple of the alignment. A call, not a branch in the kernel: it compiles in
-// less time.
+// Ends the launch if the address is not a multiple of the alignment. A call, not a branch in the kernel, because it
+// compiles faster.
 void host_check_alignment(const void* address, unsigned alignment);
 void host_barrier(const char* file, int line);
-// The same, and whether the predicate of any thread holds.
+// The same; returns true if the predicate of any thread holds.
 int host_barrier_or(int predicate, const char* file, int line);
-// Blocks of a cluster: the place of this one, all of their threads meeting, and a write to another one's shared memory.
+// Clusters: rank of this block, the cluster barrier, and a write to another block's shared memory.
 unsigned host_cluster_rank();
 void host_cluster_barrier(const char* file, int line);
 void host_store_dsmem(unsigned* place, unsigned rank, unsigned x);
@@ -55,7 +55,7 @@ unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShu
 unsigned host_vote(unsigned mask, int predicate, const char* file, int line);
 unsigned host_active_mask();
 void host_fence();
-// Called before each atomic operation, which the caller then performs: nothing else runs until it has.
+// Called before each atomic operation. The caller then performs it; nothing else runs in between.
 void host_atomic(const void* address, unsigned bytes, HostOrder order);
 
 // Runs a kernel to its end. Returns 0, or 1 and leaves a message.

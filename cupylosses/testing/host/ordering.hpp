@@ -1,23 +1,22 @@
-// What is ordered before what.
+// Happens-before order between memory accesses.
 //
-// Barriers order whole blocks, __syncwarp its lanes, and what crosses blocks goes through fences and atomics. A full
-// vector clock per thread would have an entry per thread of the grid; three coarser clocks say the same:
+// Barriers order whole blocks, __syncwarp orders lanes; fences and atomics order across blocks. A full vector clock per
+// thread would have an entry per thread of the grid. Three coarser clocks hold the same information:
 //
-//   epoch   barriers that a block has passed: what any of its threads did before a barrier is ordered before what any
-//           does behind it
-//   clock   of a lane, advanced whenever it publishes something; each lane knows how far it is ordered behind the other
-//           lanes of its warp
-//   Known   what came from elsewhere through an atomic: snapshots of other threads' positions, as a graph that is
-//           shared by all who know it and flattened when somebody asks
+//   epoch   barriers that a block has passed: accesses before a barrier are ordered before those after it
+//   clock   of a lane, advanced when it publishes something; each lane knows how far it is ordered behind the other lanes
+//           of its warp
+//   Known   order that an atomic established across blocks: snapshots of other threads' positions, a graph that is
+//           shared by all threads that know it, and flattened on demand
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
-// When a thread did something.
+// A point in the execution of a thread.
 struct Moment {
-  std::uint32_t thread;  // in the grid
+  std::uint32_t thread;  // index in the grid
   std::uint32_t epoch;
   std::uint32_t clock;
 };
@@ -27,7 +26,7 @@ struct Flat {
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> clocks;  // by warp of the grid, then by lane
 };
 
-// A thread's position when it published, and what it knew; or what two others know.
+// The position of a thread when it published, and what it knew then; or the union of two others.
 struct Known {
   const Known* first;
   const Known* second;
@@ -39,10 +38,10 @@ struct Known {
 
 struct Fiber;
 
-// Everything that one or the other knows; either may be null.
+// The union of both; either may be null.
 const Known* join(const Known* a, const Known* b);
-// The position of a fiber now. Its later accesses are not part of it.
+// The current position of a fiber. Its later accesses are not part of it.
 const Known* publish(Fiber& fiber);
-// Whether an access at `moment` is ordered before what the fiber does now.
+// True if an access at `moment` is ordered before what the fiber does now.
 bool ordered(const Moment& moment, const Fiber& fiber);
 void forget_everything_known();

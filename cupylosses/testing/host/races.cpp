@@ -1,9 +1,9 @@
-// Races. The kernels are compiled with -fsanitize=thread, but what the compiler then calls at each access is not the
-// sanitizer's library, which knows nothing of GPUs: it is below.
+// Race detection. Kernels are compiled with -fsanitize=thread, but the functions that the compiler then calls at each
+// access are those below, not the sanitizer's library, which knows nothing of GPUs.
 //
-// Every byte that more than one thread touches has a cell: who wrote it last, and who has read it since. An access that
-// conflicts with one of these and is not ordered behind it (ordering.hpp) is a race, whether or not the threads ran at
-// the same time: a missing barrier is found in every order. Accesses to a thread's own stack are nobody else's affair.
+// Every byte that more than one thread touches has a cell: its last writer, and its readers since. An access is a race
+// if it conflicts with one of these and is not ordered behind it (ordering.hpp), whether or not the threads ran at the
+// same time: a missing barrier is found in every order. Accesses to a thread's own stack are skipped.
 
 #include "races.hpp"
 
@@ -21,13 +21,13 @@ constexpr std::uint32_t kAtomic = 0x80000000u, kMany = 0x80000000u;
 constexpr unsigned kWord = 4, kPageBits = 12, kPageBytes = 1u << kPageBits;
 
 struct Cell {
-  std::uint32_t write;  // a moment, and kAtomic; 0 for none
-  std::uint32_t read;   // a moment, or kMany and a list of them
+  std::uint32_t write;  // a moment, and kAtomic; 0: none
+  std::uint32_t read;   // a moment, or kMany and the index of a list
   const void* write_code;
   const void* read_code;
 };
 
-// The cells of 4 KiB: one for each word, or for each byte once there was a smaller access.
+// The cells of 4 KiB: one per word, or one per byte after a smaller access.
 struct Page {
   unsigned generation = 0;
   unsigned unit = kWord;
@@ -36,10 +36,10 @@ struct Page {
 
 unsigned generation;
 bool checking;
-std::vector<Moment> moments;                      // from 1
-std::vector<std::vector<std::uint32_t>> readers;  // the lists of cells that many have read
+std::vector<Moment> moments;                      // index 0 is unused
+std::vector<std::vector<std::uint32_t>> readers;  // lists of readers of a cell
 std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages;
-std::unordered_map<std::uintptr_t, const Known*> released;  // by atomics, at their addresses
+std::unordered_map<std::uintptr_t, const Known*> released;  // by atomics, by address
 
 struct Recent {
   std::uintptr_t number = ~std::uintptr_t{0};
@@ -67,7 +67,7 @@ void go_to_bytes(Page& page) {
   std::vector<Cell> bytes(kPageBytes);
   for (unsigned i = 0; i < kPageBytes; ++i) {
     bytes[i] = page.cells[i / kWord];
-    if (bytes[i].read & kMany) {  // a list for each
+    if (bytes[i].read & kMany) {  // one list per byte
       readers.push_back(std::vector<std::uint32_t>(readers[bytes[i].read & ~kMany]));
       bytes[i].read = kMany | static_cast<std::uint32_t>(readers.size() - 1);
     }
@@ -76,7 +76,7 @@ void go_to_bytes(Page& page) {
   page.unit = 1;
 }
 
-// __shared__ memory has one address in all blocks; here each block's has its own.
+// __shared__ memory has one address in all blocks; here each block has an address of its own.
 std::uintptr_t distinct(std::uintptr_t address, unsigned slot) {
   const std::uintptr_t offset = address - reinterpret_cast<std::uintptr_t>(launch->shared);
   if (offset >= launch->shared_bytes) return address;
@@ -107,7 +107,7 @@ std::uint32_t moment_of(Fiber& fiber) {
   return fiber.moment_id;
 }
 
-// Of each thread only its last reading counts.
+// Only the last read of each thread counts.
 void prune(std::vector<std::uint32_t>& list) {
   std::unordered_map<std::uint32_t, std::uint32_t> last;
   for (const std::uint32_t id : list) last[moments[id].thread] = id;
@@ -212,7 +212,7 @@ void forget_shared(unsigned slot) {
 
 extern "C" {
 
-// Publishes what came before it with the atomics behind it, and lets rely on what the atomics before it have read.
+// A fence: later atomics publish earlier accesses, and the thread may rely on what earlier atomics have read.
 void host_fence() {
   Fiber& fiber = *current;
   fiber.known = join(fiber.known, fiber.pending);

@@ -1,7 +1,7 @@
-// Which accesses to memory are not ordered: see races.cpp.
+// Race detection: finds accesses to memory that are not ordered. See races.cpp.
 #pragma once
 
 void begin_races();
 void end_races();
-// A block starts in this slot: nobody has touched its __shared__ memory.
+// A block starts in this slot: no thread has accessed its __shared__ memory.
 void forget_shared(unsigned slot);

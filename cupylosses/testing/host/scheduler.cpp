@@ -1,5 +1,5 @@
-// Blocks, warps and lanes on one processor. A fiber runs until it waits for others, ends, or yields; then the seed
-// chooses among those that can run, so a seed repeats a run exactly.
+// Runs blocks, warps and lanes on one processor. A fiber runs until it waits, ends or yields. The seed then chooses
+// among the fibers that can run, so a seed repeats a run exactly.
 
 #include "scheduler.hpp"
 
@@ -27,7 +27,7 @@ const HostLaunch* launch;
 Fiber* current;
 
 extern "C" {
-// AddressSanitizer has to know which stack is in use; there only where it is loaded.
+// AddressSanitizer must know which stack is in use. Weak symbols: present only if it is loaded.
 __attribute__((weak)) void __sanitizer_start_switch_fiber(void**, const void*, std::size_t);
 __attribute__((weak)) void __sanitizer_finish_switch_fiber(void*, const void**, std::size_t*);
 }
@@ -35,10 +35,10 @@ __attribute__((weak)) void __sanitizer_finish_switch_fiber(void*, const void**, 
 namespace {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Stacks, and going from one to another
+// Stacks, and switches between them
 
-constexpr std::size_t kStack = 256 << 10;  // address space: pages that nobody touches are not there
-constexpr std::size_t kGuard = 4096;       // in front of each, so that an overflow ends the program
+constexpr std::size_t kStack = 256 << 10;  // address space; untouched pages take no memory
+constexpr std::size_t kGuard = 4096;       // in front of each stack: an overflow ends the program
 
 char* stacks;
 std::size_t stack_count;
@@ -61,7 +61,7 @@ void reserve_stacks(std::size_t count) {
 [[noreturn]] void fiber_main();
 
 #if defined(__x86_64__)
-// Saves what a function must preserve and the stack pointer, and continues where `to` was saved.
+// Saves callee-saved registers and the stack pointer, and continues where `to` was saved.
 extern "C" void host_switch(void** from, void* to);
 asm(R"(
 .text
@@ -93,7 +93,7 @@ void* prepare_stack(char* top) {
 }
 #else
 void host_switch(void** from, void* to) {
-  // On the stack that is left: it stays there until something comes back to it.
+  // On the stack that is left, where it stays until a switch returns to it.
   ucontext_t here;
   *from = &here;
   swapcontext(&here, static_cast<ucontext_t*>(to));
@@ -117,15 +117,15 @@ std::size_t scheduler_stack_size;
 // ---------------------------------------------------------------------------------------------------------------------
 // The launch
 
-std::vector<Block> blocks;    // the resident ones
-std::vector<unsigned> order;  // the blocks of the grid in the order in which they become resident
+std::vector<Block> blocks;    // resident blocks
+std::vector<unsigned> order;  // blocks of the grid, in the order of their start
 unsigned next_block;
-Block* in_place;  // whose __shared__ memory is where kernels see it
+Block* in_place;  // the block whose __shared__ memory is in place
 std::minstd_rand dice;
 bool failed;
 std::string message;
 std::chrono::steady_clock::time_point deadline;
-Block* last_block;  // where the last fiber ran
+Block* last_block;  // of the last fiber that ran
 unsigned last_warp;
 unsigned accesses, next_yield;  // counted by maybe_yield
 
@@ -173,7 +173,7 @@ void start(Block& block) {
   block.fibers.assign(threads, Fiber{});
   block.warps.resize((threads + kLanes - 1) / kLanes);
   if (in_place == &block) in_place = nullptr;
-  // What nobody has written is not zero on a GPU.
+  // Memory that nobody has written is not zero on a GPU.
   block.shared.assign(launch->shared_bytes, '\xff');
   forget_shared(block.slot);
   block.ready_warps = 0;
@@ -211,7 +211,7 @@ void set_waiting(Fiber& fiber, Wait wait, const char* file, int line) {
   if (!warp.ready) fiber.block->ready_warps &= ~(1u << fiber.warp);
 }
 
-// Back to the scheduler; returns when it chooses this fiber again.
+// Switches to the scheduler; returns when it chooses this fiber again.
 void leave() {
   Fiber* self = current;
   if (__sanitizer_start_switch_fiber)
@@ -259,7 +259,7 @@ std::string hexadecimal(unsigned x) {
   return text;
 }
 
-// Where every thread of a block is, ranges of threads together.
+// Describes where each thread of a block is, ranges of threads together.
 std::string whereabouts(const Block& block) {
   auto describe = [](const Fiber& fiber) -> std::string {
     if (fiber.wait == Wait::kExited) return "ended";
@@ -312,7 +312,7 @@ Fiber* pick_in(Block& block, unsigned warp) {
   return &block.fibers[warp * kLanes + lane];
 }
 
-// The fiber that runs next, or null when all have ended.
+// The fiber that runs next, or null if all have ended.
 Fiber* pick() {
   if (launch->seed && last_block && last_block->active && last_block->warps[last_warp].ready && roll(8))
     return pick_in(*last_block, last_warp);
@@ -337,12 +337,12 @@ Fiber* pick() {
   return nullptr;
 }
 
-// The first of the blocks that are in the same cluster.
+// The first block of the same cluster.
 Block* cluster_of(const Block& block) {
   return &blocks[block.slot - block.slot % launch->cluster];
 }
 
-// Starts the next cluster where one has ended.
+// Starts the next cluster in the slots of one that has ended.
 void start_cluster(Block* first) {
   for (Block* block = first; block < first + launch->cluster; ++block)
     if (block->active) return;
@@ -371,10 +371,10 @@ void run() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Lanes that meet
+// Warp synchronization
 
-// Waits until every lane of `mask` is in the same call. True in the lane that comes last, with all of them waiting;
-// it has to end with `release`. The others return when it has.
+// Waits until every lane of `mask` is in the same call. Returns true in the lane that arrives last, while all others
+// wait; it must call `release`. The others return after that.
 bool meet(Wait wait, unsigned mask, const char* file, int line) {
   Fiber& self = *current;
   Block& block = *self.block;
@@ -415,7 +415,7 @@ int source_lane(const Fiber& fiber) {
       return lane - fiber.operand < segment ? lane : lane - fiber.operand;
     case kHostShuffleDown:
       return lane + fiber.operand >= segment + width ? lane : lane + fiber.operand;
-    // Of an earlier segment as well: that is what the hardware does.
+    // Also of an earlier segment, as the hardware does.
     case kHostShuffleXor:
       return (lane ^ fiber.operand) >= segment + width ? lane : lane ^ fiber.operand;
   }
@@ -425,7 +425,7 @@ int source_lane(const Fiber& fiber) {
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------------------------
-// For the other parts of the runtime
+// Used by the other parts of the runtime
 
 void fail(const std::string& what) {
   if (!failed) message = std::string(launch->kernel) + ": " + what;
@@ -450,7 +450,7 @@ std::string code(const void* address) {
   Dl_info info;
   if (!dladdr(address, &info)) return "?";
   char text[64];
-  // One less: a return address may be the first of the next line.
+  // Minus one: a return address may be the first of the next line.
   std::snprintf(text, sizeof text, "{code:%zx}",
                 static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<char*>(info.dli_fbase)) - 1);
   return text;
@@ -474,7 +474,7 @@ bool on_a_stack(std::uintptr_t address) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What kernels and Python call
+// Called by kernels and by Python
 
 extern "C" {
 
@@ -600,7 +600,7 @@ void host_warp_barrier(unsigned mask, const char* file, int line) {
   if (launch->seed) leave();
 }
 
-// Orders no memory accesses, as CUDA's does not.
+// Orders no memory accesses, as in CUDA.
 unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShuffle kind, int operand, int width,
                                 const char* file, int line) {
   Fiber& self = *current;

@@ -1,4 +1,4 @@
-// The state of a launch: blocks, their threads as fibers, and what each waits for.
+// State of a launch: blocks, their threads as fibers, and what each of them waits for.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,27 +13,27 @@ enum class Wait { kReady, kBarrier, kClusterBarrier, kWarpBarrier, kShuffle, kVo
 
 struct Block;
 
-// One thread of the GPU: a stack of its own, switched cooperatively.
+// One thread of the GPU: a fiber with a stack of its own, switched cooperatively.
 struct Fiber {
   void* stack_pointer;
-  void* fake_stack;  // AddressSanitizer's
+  void* fake_stack;  // of AddressSanitizer
   Block* block;
-  unsigned thread, lane, warp;  // in the block, in the warp, the warp in the block
+  unsigned thread, lane, warp;  // index in the block, in the warp, of the warp
   HostIndex index;
 
   Wait wait;
-  const char* file;  // of the call it waits in, or waited in last
+  const char* file;  // of the call in which it waits, or waited last
   int line;
-  unsigned mask;  // of the lanes that meet
+  unsigned mask;  // lanes that must meet
   HostShuffle shuffle;
   int operand, width;
   unsigned long long value, result;
 
-  Moment moment;            // the time of its accesses since it last met others
-  std::uint32_t moment_id;  // that moment in the log, or 0 when it is not there yet
-  const Known* known;       // what it learned through atomics and fences since the last barrier
-  const Known* released;    // what its last fence publishes with later atomics
-  const Known* pending;     // what its atomics have read and its next fence will let it rely on
+  Moment moment;            // of its accesses since its last synchronization
+  std::uint32_t moment_id;  // index of that moment in the log, 0 if it is not there yet
+  const Known* known;       // order from atomics and fences since the last barrier
+  const Known* released;    // published by later atomics, since its last fence
+  const Known* pending;     // read by its atomics, valid from its next fence on
 };
 
 struct Warp {
@@ -42,19 +42,19 @@ struct Warp {
   std::uint32_t seen[kLanes][kLanes];  // seen[i][j]: the last moment of lane j that lane i is ordered behind
 };
 
-// A block that is resident. Slots are used again when a block has ended, and those of a cluster, which are neighbours,
-// when all of them have.
+// A resident block. A slot is reused when its block has ended; the slots of a cluster, which are neighbours, when all
+// of its blocks have.
 struct Block {
   unsigned slot, index;
   HostIndex position;
   bool active = false;
   unsigned ready_warps, waiting, exited;
   std::uint32_t epoch;  // barriers passed
-  bool vote, voted;     // by any thread that has come to the next one, and to the last
-  const Known* known;   // what its threads learned before the last barrier
+  bool vote, voted;     // of any thread at the next barrier, and at the last one
+  const Known* known;   // order that its threads knew before the last barrier
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::vector<char> shared;  // its __shared__ memory while another block has the processor
+  std::vector<char> shared;  // its __shared__ memory while another block runs
 };
 
 extern const HostLaunch* launch;
@@ -65,10 +65,10 @@ extern Fiber* current;  // null outside of kernels
 // "block 3, thread 17"
 std::string name(const Fiber& fiber);
 std::string place(const char* file, int line);
-// A place in machine code, in a form that Python replaces by the line (symbols.py).
+// An address in machine code, in a form that Python replaces by the line (symbols.py).
 std::string code(const void* address);
-// Lets others run first; returns when the scheduler comes back to this fiber.
+// Yields; returns when the scheduler chooses this fiber again.
 void yield();
-// Lets others run now and then, when the order is random.
+// Yields now and then, if the order is random.
 void maybe_yield();
 bool on_a_stack(std::uintptr_t address);

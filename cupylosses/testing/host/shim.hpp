@@ -1,8 +1,8 @@
-// What CUDA gives to every kernel without a header, for the host's compiler: keywords, vector types, intrinsics, and
-// the counterparts of kernels/core/ptx.cuh and row_ptx.cuh. Included in front of the unchanged source of a kernel
-// (compile.py), so that what runs on the CPU is what NVRTC compiles.
+// What CUDA offers every kernel without a header, for the host's compiler: keywords, vector types, intrinsics, and
+// counterparts of kernels/core/ptx.cuh and kernels/softmax/row_ptx.cuh. build.py includes it before the unchanged
+// source of a kernel, so the CPU runs the text that NVRTC compiles.
 //
-// No header of the standard library: it would take longer to read than the kernel to compile.
+// It includes no standard header: parsing one takes longer than compiling the kernel.
 #pragma once
 #include "interface.hpp"
 
@@ -17,15 +17,15 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// The launcher says it to the runtime, which keeps the blocks of a cluster together.
+// The launcher passes the size of clusters to the runtime, which keeps their blocks together.
 #define CLUSTER_DIMS(blocks)
-// One object per block: the runtime swaps the contents of all of them when it goes from one block to another.
-#ifdef PARSE_ONLY  // an editor, which reads `extern __shared__` as it stands (compile_flags.txt)
+// One object per block: the runtime swaps the contents of all of them when it switches blocks.
+#ifdef PARSE_ONLY  // an editor reads `extern __shared__` as it stands (compile_flags.txt)
 #define __shared__
 #else
 #define __shared__ static
 #endif
-// compile.py writes this for `extern __shared__`, which no macro can tell from the other, and defines the array.
+// build.py writes this for `extern __shared__`, which no macro can tell from plain `__shared__`, and defines the array.
 #define __dynamic_shared__ __attribute__((visibility("hidden")))
 
 #define threadIdx (host_thread_index())
@@ -34,7 +34,7 @@
 #define gridDim (host_grid_size())
 constexpr int warpSize = 32;
 
-// Where the kernel's source calls a function of the shim: last parameters of each that has to say so.
+// The place of a call in the kernel's source: default arguments of each function that reports it.
 #define HOST_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ HOST_VECTORS(double, double)
 #undef HOST_VECTORS
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Threads that meet
+// Barriers, votes, shuffles
 
 inline void __syncthreads(HOST_SITE) {
   host_barrier(file, line);
@@ -124,7 +124,7 @@ inline void __threadfence_system() {
   host_fence();
 }
 
-// Part of their caller in any build, so that the caller's line is the one that makes the access.
+// Always inlined, so that the line of the access is the caller's.
 #define HOST_ACCESS __attribute__((always_inline)) inline
 
 template <class T, class Update>
@@ -164,7 +164,7 @@ HOST_ATOMICS(unsigned)
 HOST_ATOMICS(unsigned long long)
 #undef HOST_ATOMICS
 
-// Wraps to 0 behind `limit`; and to `limit` below 0.
+// Wraps to 0 beyond `limit`; downwards to `limit` below 0.
 inline unsigned host_incremented(unsigned old, unsigned limit) {
   return old >= limit ? 0 : old + 1;
 }
@@ -178,7 +178,7 @@ HOST_ATOMIC(atomicDec, unsigned, host_decremented(old, x))
 // ---------------------------------------------------------------------------------------------------------------------
 // Loads and stores with a hint, and bits
 
-// A GPU faults on a vector access whose address is not a multiple of its size; x86 does not, so each access checks.
+// A GPU faults on a vector access that is not aligned to its size. x86 does not, so each access checks.
 template <class T>
 HOST_ACCESS void host_check_alignment(const T* p) {
   if (alignof(T) > 1) host_check_alignment(p, alignof(T));
@@ -244,8 +244,8 @@ inline int __ffs(int x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Arithmetic. Float functions see and give zero for subnormal numbers, as with -ftz=true; operators do so because the
-// runtime tells the processor.
+// Arithmetic. Float functions take and return zero for subnormal numbers, as with -ftz=true. The runtime sets the
+// processor's mode for operators.
 
 inline float host_flush(float x) {
   return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
@@ -298,7 +298,7 @@ inline float rsqrtf(float x) {
 inline double rsqrt(double x) {
   return 1.0 / sqrt(x);
 }
-// The fast versions promise less than these give.
+// The fast versions guarantee less than these give.
 inline float __expf(float x) {
   return expf(x);
 }
@@ -359,7 +359,7 @@ inline double max(double x, double y) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The counterpart of kernels/core/ptx.cuh
 
-// On the bits, because the processor may have been told to flush.
+// On the bits, because the processor may flush subnormal numbers.
 inline float half_bits_to_float(unsigned short bits) {
   const unsigned sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, fraction = bits & 0x3ffu;
   if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
@@ -372,7 +372,7 @@ inline float half_bits_to_float(unsigned short bits) {
 
 inline unsigned host_float_to_half(float x) {
   const unsigned bits = __float_as_uint(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return 0x7fffu;          // the NaN that cvt gives
+  if (magnitude > 0x7f800000u) return 0x7fffu;          // the NaN of cvt
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and more round to infinity
   if (magnitude <= 0x33000000u) return sign;            // 2^-25 and less round to zero
   const unsigned exponent = magnitude >> 23;
@@ -439,7 +439,8 @@ inline unsigned max_bfloat16_pair(unsigned x, unsigned y) {
 }
 
 constexpr bool kHasCpAsync = true;
-// At once, which is one of the moments at which a GPU may do it. What is read before cp_async_wait_all() is not found so.
+// Copies at once, which is one of the moments at which a GPU may copy. Reads before cp_async_wait_all() are not
+// detected.
 template <int kBytes>
 HOST_ACCESS void cp_async_bytes(void* to, const void* from) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "copies ahead are of 4, 8 or 16 bytes");
@@ -458,7 +459,7 @@ inline void prefetch_l2(const void*, unsigned) {
 inline unsigned cluster_rank() {
   return host_cluster_rank();
 }
-// All of the barrier is where threads wait: an arrival says nothing.
+// The whole barrier is in the wait: an arrival does nothing.
 inline void cluster_arrive() {
 }
 inline void cluster_wait(HOST_SITE) {
@@ -469,7 +470,7 @@ inline void store_dsmem(unsigned* place, unsigned rank, unsigned x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Calling a kernel with arguments that lie behind a table of pointers, as the driver of a GPU does
+// Calls a kernel with arguments behind a table of pointers, as the driver of a GPU does.
 
 template <int... kIndex>
 struct HostIndices {};
@@ -490,8 +491,8 @@ __attribute__((no_sanitize("thread"))) void host_call(void (*kernel)(Argument...
   host_call(kernel, table, typename HostCount<sizeof...(Argument)>::type{});
 }
 
-// Behind the source: the entry point for the runtime, and where the kernel's __shared__ objects lie. They are the only
-// objects of a kernel that can be written, so the linker's names for the ends of such memory are theirs.
+// After the source: the entry point for the runtime, and the range of the kernel's __shared__ objects. They are the
+// kernel's only writable objects, so the linker's symbols for the ends of writable memory delimit them.
 extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];
 #define HOST_DYNAMIC_SHARED(address)                                              \
   extern "C" __attribute__((visibility("default"))) void* host_dynamic_shared() { \

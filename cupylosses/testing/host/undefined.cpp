@@ -1,11 +1,11 @@
-// What -fsanitize=undefined calls when a kernel does what C++ does not define: the launch ends with the line.
+// Handlers of -fsanitize=undefined: undefined behaviour in a kernel ends the launch and names the line.
 
 #include <cstdint>
 
 #include "scheduler.hpp"
 
 namespace {
-// Every call's first argument begins with this.
+// The first argument of every handler begins with this.
 struct Place {
   const char* file;
   std::uint32_t line, column;
@@ -17,7 +17,7 @@ struct TypeMismatch {
   unsigned char log_alignment, kind;
 };
 
-// In a load or store of the shim, whoever called it is meant: `code` leads there.
+// In a load or store of the shim, the caller is to blame: `code` leads to it.
 [[noreturn]] void found(const char* what, const Place* where, const void* code_address) {
   const std::string file = where->file;
   const bool shim = file.size() >= 8 && file.compare(file.size() - 8, 8, "shim.hpp") == 0;
