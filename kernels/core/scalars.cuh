@@ -58,6 +58,14 @@ __device__ __forceinline__ double scalar_nan(double) {
   return __longlong_as_double(0x7fffffffffffffffLL);
 }
 
+// The maximum; of a number and NaN it is the number. NaN reaches results through the sums.
+__device__ __forceinline__ float max_ignoring_nan(float x, float y) {
+  return fmaxf(x, y);
+}
+__device__ __forceinline__ double max_ignoring_nan(double x, double y) {
+  return fmax(x, y);
+}
+
 template <class T>
 __device__ __forceinline__ bool is_finite_and_not_negative(T x) {
   return x >= T(0) && x <= scalar_max(T());

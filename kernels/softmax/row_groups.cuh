@@ -18,19 +18,9 @@
 #pragma once
 #include "core/layout.cuh"
 #include "core/reduce.cuh"
+#include "core/scalars.cuh"
 #include "core/speculative_grad.cuh"
 #include "softmax/row_ptx.cuh"
-
-// The maximum; of a number and NaN it is the number. NaN reaches results through the sums.
-__device__ __forceinline__ float max_ignoring_nan(float x, float y) {
-  return fmaxf(x, y);
-}
-__device__ __forceinline__ double max_ignoring_nan(double x, double y) {
-  return fmax(x, y);
-}
-__device__ __forceinline__ int max_ignoring_nan(int x, int y) {
-  return x < y ? y : x;
-}
 
 struct MaxOp {
   template <class T>
