@@ -72,7 +72,7 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
-from cupylosses.testing.row_check import ROW_LAYOUTS
+from cupylosses.testing.softmax.check import ROW_LAYOUTS
 
 #: The section title of losses of rows.
 OF_ROWS = "rows of logits"

@@ -30,8 +30,9 @@ import cupylosses.functional as F
 from cupylosses import nn
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host
+from cupylosses.testing.pointwise.truth import truth
 from cupylosses.testing.tolerance import SUMMED_BY_TORCH, Expected, compare, same_bits
-from cupylosses.testing.truth import common_shape, flushes, runs_kernels, truth
+from cupylosses.testing.truth import common_shape, flushes, runs_kernels
 
 Function = Callable[..., Tensor]
 

@@ -32,7 +32,7 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.check import Check
-from cupylosses.testing.truth import truth
+from cupylosses.testing.pointwise.truth import truth
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 

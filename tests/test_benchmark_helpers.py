@@ -51,7 +51,7 @@ from cupylosses.engines import execute
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler
-from cupylosses.testing.row_truth import NAMES, truth
+from cupylosses.testing.softmax.truth import NAMES, truth
 
 MSE = registry(Loss)["mse_loss"]
 WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025-01-01T00:00:00+00:00"}

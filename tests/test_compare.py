@@ -34,8 +34,9 @@ from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing import host, row_check
-from cupylosses.testing.check import EDGES
+from cupylosses.testing import host
+from cupylosses.testing.check import EDGES, Check
+from cupylosses.testing.softmax import check as softmax_check
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
@@ -301,7 +302,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {name for case in row_loss.cases for name in case} <= {name for x in checks for name in x.case}
         assert {overview.OF_ROWS, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         if row_loss.name == "cross_entropy":
-            assert {x.layout for x in checks} == set(row_check.ROW_LAYOUTS) - {"label_only"}
+            assert {x.layout for x in checks} == set(softmax_check.ROW_LAYOUTS) - {"label_only"}
         kernels |= kernels_of(tasks)
     # A kernel takes 0.15 to 0.5 s of a core, and the whole run should take a minute.
     assert elementwise <= 10 * len(registry(Loss))
@@ -618,7 +619,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
     assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}
     assert {x.dtypes for x in first} == {(x,) for x in checks.FLOATING}
     every_layout = {x.layout for x in every if x.loss.name in ("cross_entropy", "nll_loss")}
-    assert every_layout == set(row_check.ROW_LAYOUTS)
+    assert every_layout == set(softmax_check.ROW_LAYOUTS)
     assert {x.dtypes for x in every if x.kind == "logits"} == {
         *((x,) for x in checks.FLOATING),
         ("bfloat16", "float32"),
@@ -626,14 +627,15 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
     assert {x.id for x in planned("--layout", "cluster")} <= {x.id for x in planned("--everything")}
     assert {x.layout for x in planned("--layout", "cluster", "row")} == {"cluster"}
     assert planned("--layout", "row") == []
-    assert {x.layout for x in planned("--shape", "9x16")} == {row_check.GIVEN}
+    assert {x.layout for x in planned("--shape", "9x16")} == {softmax_check.GIVEN}
 
 
 def test_layouts_of_rows_are_what_the_engine_takes() -> None:
     """The launched kernels prove the layout."""
     loss = registry(SoftmaxLoss)["cross_entropy"]
-    for layout, (shape, dim) in row_check.layouts(loss, "indices", ("float32",), row_check.chip_of("cpu")).items():
-        check = row_check.RowCheck(loss, "indices", layout=layout)
+    layouts = softmax_check.layouts(loss, "indices", ("float32",), softmax_check.chip_of("cpu"))
+    for layout, (shape, dim) in layouts.items():
+        check = Check(loss, layout=layout)
         assert check.laid == (shape, dim)
         with host.recording() as kernels:
             check.ours()(*check.operands())

@@ -23,8 +23,8 @@ from cupylosses import value_and_grad
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.call import RowResult
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.row_properties import LAYOUTS, PLACES, SOFTMAX_LAYOUTS, draw, of_layout
-from cupylosses.testing.row_truth import NAMES
+from cupylosses.testing.softmax.properties import LAYOUTS, PLACES, SOFTMAX_LAYOUTS, draw, of_layout
+from cupylosses.testing.softmax.truth import NAMES
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels

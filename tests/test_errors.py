@@ -26,8 +26,8 @@ from cupylosses.engines.pointwise import checks as pointwise_checks
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import compiler
-from cupylosses.testing import eager
 from cupylosses.testing.check import by_position
+from cupylosses.testing.pointwise import eager
 
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 

@@ -25,7 +25,7 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.jit import sources
 from cupylosses.testing import properties
 from cupylosses.testing.check import EDGES
-from cupylosses.testing.truth import OVERFLOWING
+from cupylosses.testing.pointwise.truth import OVERFLOWING
 
 pytestmark = [pytest.mark.kernels, pytest.mark.every_loss]
 

@@ -33,8 +33,8 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import properties, samples
 from cupylosses.testing.check import EDGES, Check, bind
 from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.pointwise.truth import OVERFLOWING, truth
 from cupylosses.testing.tolerance import compare, same_bits
-from cupylosses.testing.truth import OVERFLOWING, truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 

@@ -27,7 +27,8 @@ import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.jit.sources import expand
-from cupylosses.testing import host, properties, row_properties
+from cupylosses.testing import host, properties
+from cupylosses.testing.softmax import properties as row_properties
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux"),

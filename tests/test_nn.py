@@ -21,7 +21,8 @@ from cupylosses.definition.base import PER_CALL, PER_MODULE
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.nn import module_of
-from cupylosses.testing import eager, samples
+from cupylosses.testing import samples
+from cupylosses.testing.pointwise import eager
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [

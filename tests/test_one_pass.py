@@ -23,8 +23,9 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
 from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.pointwise.truth import truth
 from cupylosses.testing.tolerance import compare, same_bits
-from cupylosses.testing.truth import flushes, truth
+from cupylosses.testing.truth import flushes
 
 pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 

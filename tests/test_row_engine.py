@@ -22,7 +22,7 @@ import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import SMALL, HostDevice
-from cupylosses.testing.row_properties import (
+from cupylosses.testing.softmax.properties import (
     BAD_LABELS,
     BAD_ROWS,
     LAYOUTS,

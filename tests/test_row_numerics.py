@@ -14,7 +14,7 @@ import cupylosses.functional as F
 from cupylosses import define_loss
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.row_truth import NAMES, exact_row
+from cupylosses.testing.softmax.truth import NAMES, exact_row
 
 pytestmark = pytest.mark.formulas
 

@@ -26,9 +26,9 @@ from cupylosses.backends.torch import formulas
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing import row_properties
-from cupylosses.testing.row_properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
-from cupylosses.testing.row_truth import NAMES, exact_second, truth
+from cupylosses.testing.softmax import properties as row_properties
+from cupylosses.testing.softmax.properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
+from cupylosses.testing.softmax.truth import NAMES, exact_second, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
 pytestmark = pytest.mark.kernels

@@ -35,7 +35,7 @@ import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
-from cupylosses.testing.row_properties import PLACES, blocks, upstream
+from cupylosses.testing.softmax.properties import PLACES, blocks, upstream
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels

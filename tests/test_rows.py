@@ -23,8 +23,8 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.call import RowResult
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
-from cupylosses.testing.row_eager import eager
-from cupylosses.testing.row_truth import NAMES, exact_gradients, exact_row, truth
+from cupylosses.testing.softmax.eager import twin
+from cupylosses.testing.softmax.truth import NAMES, exact_gradients, exact_row, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
 LOSSES = registry(SoftmaxLoss)
@@ -378,8 +378,8 @@ def test_torchs_way_is_the_same(what: str, setting: Mapping[str, Any]) -> None:
     name, arguments = build(what, setting)
     operands = [arguments.pop(n) for n in NAMES[name] if n in arguments]
     reduction, dim = arguments.pop("reduction"), arguments.pop("class_dim", None)
-    call = eager(LOSSES[name], arguments, reduction, dim)
-    assert call is not None and eager(LOSSES[name], {"mask": torch.ones(())}, reduction) is None
+    call = twin(LOSSES[name], arguments, reduction, dim)
+    assert call is not None and twin(LOSSES[name], {"mask": torch.ones(())}, reduction) is None
     given = dict(zip(NAMES[name], operands, strict=False)) | arguments | {"reduction": reduction, "class_dim": dim}
     if dim is None:
         del given["class_dim"]

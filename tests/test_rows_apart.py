@@ -15,7 +15,7 @@ import cupylosses.functional
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.plan import rows_of
 from cupylosses.engines.strides import dense_strides
-from cupylosses.testing.row_properties import noted_layouts
+from cupylosses.testing.softmax.properties import noted_layouts
 from cupylosses.testing.tolerance import same_bits
 
 F: Any = cupylosses.functional

@@ -22,13 +22,14 @@ from cupylosses.engines.base import Machine, TensorSpec
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.jit.gpu import Chip
-from cupylosses.testing import eager, layouts, memory, samples, tolerance
+from cupylosses.testing import layouts, memory, samples, tolerance
 from cupylosses.testing import truth as truth_module
 from cupylosses.testing.check import EDGES, Check, perform, run
 from cupylosses.testing.layouts import LAYOUTS, SHAPE
 from cupylosses.testing.pieces import part, pieces
+from cupylosses.testing.pointwise import eager
+from cupylosses.testing.pointwise.truth import truth
 from cupylosses.testing.tolerance import TABLE, Expected, compare, errors, same_bits, ulp
-from cupylosses.testing.truth import truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast:UserWarning")
 

@@ -22,7 +22,7 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.pointwise.reduction import Static
 from cupylosses.testing import samples
 from cupylosses.testing.check import by_position
-from cupylosses.testing.eager import twin
+from cupylosses.testing.pointwise.eager import twin
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]

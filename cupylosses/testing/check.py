@@ -1,31 +1,27 @@
 """One check: a loss on random operands in some layout, compared with the truth and with torch.
 
-A check is a plain value (:class:`Check`), so that tests, comparisons and messages name it alike.
+A check is a plain value (:class:`Check`), so that tests, comparisons and messages name it alike. Each engine has its
+own subclass, which knows the operands, the layouts, the truth and torch's twin of its losses; the rest is here.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cupylosses import build, checks, functional
-from cupylosses.definition.base import MASK
+from cupylosses import build, functional
+from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.codegen import title
-from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
-from cupylosses.engines.pointwise.reduction import Resolved, Static, resolve
-from cupylosses.testing import eager, memory, samples
-from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
-from cupylosses.testing.tolerance import SUMMED_BY_TORCH, TABLE, Comparison, compare, dtype_name
-from cupylosses.testing.truth import OVERFLOWING, Truth, common_shape, flushes, runs_kernels, truth
+from cupylosses.testing import memory
+from cupylosses.testing.by_engine import ByEngine
+from cupylosses.testing.tolerance import Comparison, compare, dtype_name
+from cupylosses.testing.truth import Truth
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
-
-    from cupylosses.testing.row_check import RowCheck
 
 #: In place of a layout: all edges of the domains, contiguous.
 EDGES = "edges"
@@ -65,76 +61,66 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Check:
-    """A loss with parameters, dtypes, reduction, layout and choice of gradients.
+class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
+    """A loss with parameters, dtypes, reduction and layout; ``Check(loss, ...)`` makes that of the loss's engine.
 
-    ``dtypes`` has one entry for all operands, or one for each; the last entry serves the remaining operands. ``wanted``
-    says which operands require grad, by default all. Integers never do.
+    ``case`` has the arguments that differ from their defaults. ``dtypes`` has one entry for all operands, or one for
+    each; the last entry serves the remaining operands. ``function`` is a function that claims to be the loss, in place
+    of the library's.
     """
 
-    loss: Loss
+    loss: Definition
     case: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dtypes: tuple[str, ...] = ("float32",)
     reduction: str = "mean"
     layout: str = "contiguous"
-    wanted: tuple[bool, ...] | None = None
-    shape: Shape = SHAPE
     device: str = "cpu"
     seed: int = 0
-    dim: tuple[int, ...] | None = None
+    function: Callable[..., Tensor] | None = None
 
-    @cached_property
-    def values(self) -> dict[str, Any]:
-        """Every parameter and flag by name."""
-        return self.loss.values(self.case)
-
-    @cached_property
-    def operand_dtypes(self) -> tuple[str, ...]:
-        """The dtype of each operand."""
-        given = self.dtypes
-        return tuple("bool" if x is MASK else given[min(i, len(given) - 1)] for i, x in enumerate(self.loss.operands))
-
-    @cached_property
-    def gradients_of(self) -> tuple[bool, ...]:
-        """For each operand, True if it requires grad."""
-        wanted = self.wanted or (True,) * len(self.loss.operands)
-        return tuple(w and name in checks.FLOATING for w, name in zip(wanted, self.operand_dtypes, strict=True))
+    # Supplied by the engine's check
 
     @property
+    @abstractmethod
     def possible(self) -> bool:
-        """True if the loss takes these dtypes and the shape has enough dimensions for the layout."""
-        accepted = all(
-            name in checks.FLOATING or operand.integer
-            for name, operand in zip(self.operand_dtypes, self.loss.operands, strict=True)
-        )
-        return accepted and (self.layout == EDGES or len(self.shape) >= LAYOUTS[self.layout].rank)
+        """True if the loss takes these dtypes and arguments, and some shape has this layout."""
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The arguments that are not operands."""
+
+    @property
+    @abstractmethod
+    def gradients_of(self) -> tuple[bool, ...]:
+        """For each operand, True if it requires grad."""
+
+    @abstractmethod
+    def small(self, layout: str | None = None) -> Check:
+        """A copy on a small shape, in another layout if one is named."""
+
+    @abstractmethod
+    def operands(self) -> list[Tensor]:
+        """The operands, in their layout, on the device."""
+
+    @abstractmethod
+    def torch(self) -> list[Callable[..., Tensor]]:
+        """torch's ways to compute this loss, the preferred one first."""
+
+    @abstractmethod
+    def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
+        """The expected shape and dtype of the value."""
+
+    @abstractmethod
+    def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
+        """Value and gradients in float64, computed on the device ``where``."""
+
+    # Replaced where an engine differs
 
     @property
     def has_truth(self) -> bool:
         """True if a truth exists to compare the loss with."""
-        return self.layout != EDGES or not any((self.loss.name, name) in OVERFLOWING for name in self.operand_dtypes)
-
-    @cached_property
-    def id(self) -> str:
-        """The check as text, for test names and messages."""
-        return "-".join((title(self.loss), *self.words, *([f"dim={self.dim}"] if self.dim is not None else [])))
-
-    @property
-    def words(self) -> tuple[str, str, str, str, str]:
-        """Case, dtypes, reduction, layout and the operands that require grad, as printed in tables."""
-        case = " ".join(f"{k}={v}" for k, v in self.case.items()) or "defaults"
-        names = [x.name for x, w in zip(self.loss.operands, self.gradients_of, strict=True) if w]
-        wanted = "all" if len(names) == len(self.loss.operands) else "+".join(names) or "none"
-        return case, "+".join(self.dtypes), self.reduction, self.layout, wanted
-
-    def operands(self) -> list[Tensor]:
-        """The operands, in their layout, on the device."""
-        if self.layout == EDGES:
-            return samples.edges(self.loss, self.values, self.operand_dtypes, self.device)
-        layout = LAYOUTS[self.layout]
-        shapes = layout.shapes_of(self.loss, self.shape)
-        drawn = samples.operands(self.loss, self.values, self.operand_dtypes, shapes, self.device, self.seed)
-        return layout.place(drawn)
+        return True
 
     @property
     def names(self) -> list[str]:
@@ -142,65 +128,51 @@ class Check:
         return [x.name for x in self.loss.operands]
 
     @property
+    def title(self) -> str:
+        """The name of the loss, and of its modification."""
+        return self.loss.name
+
+    @property
+    def case_words(self) -> str:
+        """The case, as printed in tables."""
+        return " ".join(f"{k}={v}" for k, v in self.case.items())
+
+    def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
+        """The error that the gradient of each operand may have beyond the table."""
+        return [None] * len(operands)
+
+    def reduces(self, operands: Sequence[Tensor]) -> bool:
+        """True if the value is one number."""
+        return self.reduction != "none"
+
+    # Common
+
+    @property
+    def id(self) -> str:
+        """The check as text, for test names and messages."""
+        return "-".join((self.title, *self.words))
+
+    @property
+    def words(self) -> tuple[str, str, str, str, str]:
+        """Case, dtypes, reduction, layout and the operands that require grad, as printed in tables."""
+        names = [x.name for x, w in zip(self.loss.operands, self.gradients_of, strict=False) if w]
+        wanted = "all" if len(names) == len(self.loss.operands) else "+".join(names) or "none"
+        return self.case_words or "defaults", "+".join(self.dtypes), self.reduction, self.layout, wanted
+
+    @property
     def has_edges(self) -> bool:
         """True if the operands have edges, at which some of torch's losses assert."""
         return self.layout == EDGES
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments that are not operands."""
-        return {**self.case, "reduction": self.reduction, **({} if self.dim is None else {"dim": self.dim})}
-
-    def small(self) -> Check:
-        """A copy on a small shape."""
-        return replace(self, shape=SHAPE)
-
     def ours(self) -> Callable[..., Tensor]:
-        """The library's function with these parameters and this reduction."""
-        return bind(function_for(self.loss), self.loss, self.values, self.reduction, self.dim)
-
-    def torch(self) -> list[Callable[..., Tensor]]:
-        """torch's ways to compute this loss, the preferred one first."""
-        if self.dim is not None:
-            return []
-        found = (
-            eager.twin(self.loss, self.values, self.reduction),
-            eager.formula(self.loss, self.values, self.reduction),
-        )
-        return [x for x in found if x is not None]
+        """The function under test with these arguments, as a function of the operands in their order."""
+        return _with_names(self.function or function_for(self.loss), self.names, self.options)
 
     def upstream(self, operands: Sequence[Tensor]) -> list[Any]:
         """The upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
-        resolved = self.resolved(operands)
-        if resolved.dims is None:
+        if self.reduces(operands):
             return list(GRAD_OUTPUTS)
-        return [drawn_upstream(resolved.shape, eager.promoted(operands), self.device, self.seed)]
-
-    def resolved(self, operands: Sequence[Tensor]) -> Resolved:
-        """The reduction, resolved for these operands."""
-        return resolve(self.loss, Static(self.reduction, self.dim), common_shape(operands))
-
-    def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
-        """The expected shape and dtype of the value."""
-        return self.resolved(operands).shape, eager.promoted(operands)
-
-    def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
-        """Value and gradients in float64, computed on the device ``where``."""
-        moved = [x.detach().to(where) for x in operands]
-        return truth(
-            self.loss,
-            moved,
-            self.values,
-            self.reduction,
-            grad_output,
-            self.gradients_of,
-            flush=flushes(operands),
-            dim=self.dim,
-        )
-
-    def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
-        """The error that gradients may have beyond the table."""
-        return biases(operands)
+        return [drawn_upstream(*self.result(operands), self.device, self.seed)]
 
 
 def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) -> Tensor:
@@ -213,29 +185,28 @@ def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) ->
     return (torch.rand(shape, generator=generator, dtype=torch.float32, device=device) * 2 + 0.25).to(kind)
 
 
-def function_for(loss: Loss) -> Callable[..., Any]:
-    """The function of a loss, or of the loss that a form was made of: the public one, or a new one for a
-    user's loss.
+def function_for(loss: Definition) -> Callable[..., Any]:
+    """The function of a loss, or of the loss that a modified one was made of: the public one, or a new one for a user's
+    loss.
     """
-    own = loss.base or loss if isinstance(loss, ModifiedLoss) else loss
-    public = registry(Loss).get(own.name) is own
+    own = getattr(loss, "base", None) or loss
+    public = registry().get(own.name) is own
     return getattr(functional, own.name) if public else build.function_of(own)
 
 
 def bind(
     function: Callable[..., Tensor],
-    loss: Loss,
+    loss: Definition,
     values: Mapping[str, Any],
     reduction: str,
     dim: tuple[int, ...] | None = None,
 ) -> Callable[..., Tensor]:
-    """Turns the public function of a loss into a function of a form's operands, in their order."""
-    names = [x.name for x in loss.operands]
+    """Turns the public function of a loss into a function of a modified loss's operands, in their order."""
     options = dict(values) | {"reduction": reduction} | ({} if dim is None else {"dim": dim})
-    return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
+    return _with_names(function, [x.name for x in loss.operands], options)
 
 
-def by_position(loss: Loss) -> Callable[..., Tensor]:
+def by_position(loss: Definition) -> Callable[..., Tensor]:
     """The public function of a loss with all operands positional, in their order: torch's signature has
     others between.
     """
@@ -246,6 +217,12 @@ def by_position(loss: Loss) -> Callable[..., Tensor]:
 
     call.loss, call.prepare = loss, function.prepare
     return call
+
+
+def _with_names(
+    function: Callable[..., Tensor], names: Sequence[str], options: Mapping[str, Any]
+) -> Callable[..., Tensor]:
+    return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
 
 def run(
@@ -267,7 +244,7 @@ def run(
 
 
 def run_torch(
-    check: Check | RowCheck, operands: Sequence[Tensor], grad_output: Any
+    check: Check, operands: Sequence[Tensor], grad_output: Any
 ) -> tuple[Callable[..., Tensor] | None, Result | None]:
     """The first of torch's ways that does not fail, and its result.
 
@@ -281,7 +258,7 @@ def run_torch(
     return None, None
 
 
-def perform(check: Check | RowCheck, operands: Sequence[Tensor] | None = None) -> Outcome:
+def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
     """Runs a check: compares the library with the truth and torch, for every upstream gradient."""
     import torch
 
@@ -332,18 +309,7 @@ def judge(
     return value, gradients
 
 
-def biases(operands: Sequence[Tensor]) -> list[float | None]:
-    """Extra error allowed to the gradient of each operand. The gradient of a broadcast operand is a sum, whose terms
-    share the factor that depends on that operand alone, with the error of one element; and on the CPU, torch computes
-    the sum.
-    """
-    elements = prod(common_shape(operands))
-    ours = [runs_kernels(x) and x.is_floating_point() for x in operands]
-    shared = [TABLE[dtype_name(x.dtype)].element if o else SUMMED_BY_TORCH for x, o in zip(operands, ours, strict=True)]
-    return [bias if x.numel() < elements else None for x, bias in zip(operands, shared, strict=True)]
-
-
-def _form(check: Check | RowCheck, operands: Sequence[Tensor], result: Result) -> list[str]:
+def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
     """Problems with shapes, dtypes and devices."""
     problems = _differences("value", result.value, *check.result(operands), operands[0])
     for name, x, w, gradient in zip(check.names, operands, check.gradients_of, result.gradients, strict=True):
@@ -363,7 +329,7 @@ def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Te
     return problems
 
 
-def _output_bytes(check: Check | RowCheck, operands: Sequence[Tensor]) -> list[int]:
+def _output_bytes(check: Check, operands: Sequence[Tensor]) -> list[int]:
     """Bytes of the allocations of a call: the value and the gradients."""
     shape, kind = check.result(operands)
     value = prod(shape) * kind.itemsize

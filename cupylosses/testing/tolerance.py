@@ -252,3 +252,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     word = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(word), b.contiguous().view(word))
+
+
+def equal_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    """True if both are None, or two tensors of the same bits."""
+    return a is b if a is None or b is None else same_bits(a, b)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises AssertionError with the message, even under ``python -O``."""
+    if not condition:
+        raise AssertionError(message)

@@ -12,8 +12,9 @@ from benchmarking.providers import attempt, expressions
 from benchmarking.records import Row
 from benchmarking.selection import Run
 from benchmarking.workloads import Inputs, Workload, sweep
+from cupylosses.testing.pointwise.truth import truth
 from cupylosses.testing.tolerance import errors, ulp
-from cupylosses.testing.truth import flushes, truth
+from cupylosses.testing.truth import flushes
 
 EXPONENT = 30
 

@@ -19,7 +19,8 @@ from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS, QUACK, QUAC
 from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Workload
 from cupylosses.engines.pointwise.definition import ModifiedLoss
-from cupylosses.testing.eager import Call, formula
+from cupylosses.testing.eager import Call
+from cupylosses.testing.pointwise.eager import formula
 
 OK = "ok"
 

@@ -28,7 +28,7 @@ from cupylosses.definition.base import Operand
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.eager import Call
-from cupylosses.testing.row_eager import eager
+from cupylosses.testing.softmax.eager import twin
 
 #: One label in this many is ignored, if any are.
 IGNORED_OF = 8
@@ -110,7 +110,7 @@ class RowWorkload(Workload):
         return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
     def torchs(self) -> Call | None:
-        return eager(self.loss, self.options, self.reduction)
+        return twin(self.loss, self.options, self.reduction)
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         found = super().describe(mode, columns)

@@ -28,7 +28,8 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import MASK, Loss, modified
 from cupylosses.testing import samples
 from cupylosses.testing.check import bind
-from cupylosses.testing.eager import Call, twin
+from cupylosses.testing.eager import Call
+from cupylosses.testing.pointwise.eager import twin
 
 DEVICE = "cuda"
 

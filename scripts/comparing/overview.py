@@ -20,7 +20,7 @@ from comparing.rows import AnyCheck, Row, accuracy_and_time, rehearse
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.check import EDGES, Check
-from cupylosses.testing.row_check import ROW_LAYOUTS, RowCheck
+from cupylosses.testing.softmax.check import ROW_LAYOUTS, SoftmaxCheck
 
 ELEMENTWISE, OF_ROWS = "element-wise losses", "losses of rows of logits"
 
@@ -115,16 +115,16 @@ def _elementwise(loss: Loss, device: str, seed: int) -> dict[str, Check]:
     return {x.id: x for x in planned if x.possible and x.has_truth}
 
 
-def _plain_rows(loss: SoftmaxLoss, device: str, seed: int) -> list[RowCheck]:
+def _plain_rows(loss: SoftmaxLoss, device: str, seed: int) -> list[SoftmaxCheck]:
     """A float32 mean for each kind of target."""
     found = []
     for kind in loss.targets:
-        drawn = (RowCheck(loss, kind, layout=x, device=device, seed=seed) for x in row_matrix.USUAL)
+        drawn = (SoftmaxCheck(loss, kind=kind, layout=x, device=device, seed=seed) for x in row_matrix.USUAL)
         found += [x for x in drawn if x.possible]
     return found
 
 
-def _of_rows(loss: SoftmaxLoss, device: str, seed: int) -> dict[str, RowCheck]:
+def _of_rows(loss: SoftmaxLoss, device: str, seed: int) -> dict[str, SoftmaxCheck]:
     planned = []
     for plain in _plain_rows(loss, device, seed):
         first = (loss.name, plain.kind) == EVERY_LAYOUT

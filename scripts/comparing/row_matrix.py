@@ -9,7 +9,7 @@ from typing import Any
 
 from comparing.matrix import Dtypes, Selection
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.row_check import GIVEN, MASK, ROW_LAYOUTS, RowCheck
+from cupylosses.testing.softmax.check import GIVEN, MASK, ROW_LAYOUTS, SoftmaxCheck
 
 #: Dense targets may have another dtype than the logits.
 DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float64",), ("bfloat16", "float32"))
@@ -43,9 +43,9 @@ def cases(loss: SoftmaxLoss, kind: str) -> list[dict[str, Any]]:
     return [x for i, x in enumerate(found) if x not in found[:i]]
 
 
-def checks(selection: Selection) -> list[RowCheck]:
+def checks(selection: Selection) -> list[SoftmaxCheck]:
     """The checks of a run without repetition, in the order of the losses."""
-    found: dict[str, RowCheck] = {}
+    found: dict[str, SoftmaxCheck] = {}
     for loss in [] if selection.shape_given and selection.layouts else selection.row_losses:
         for kind in loss.targets:
             plan = _everything if selection.full or selection.layouts else _once
@@ -59,7 +59,7 @@ def checks(selection: Selection) -> list[RowCheck]:
     return list(found.values())
 
 
-def repeated_checks(selection: Selection) -> list[RowCheck]:
+def repeated_checks(selection: Selection) -> list[SoftmaxCheck]:
     """Checks with distinct orders of additions; with `few`, one that has everything."""
     plain = [x for x in checks(selection) if not x.case and x.dtypes == ("float32",) and x.reduction in REPEATED_AS]
     if not selection.few:
@@ -67,7 +67,7 @@ def repeated_checks(selection: Selection) -> list[RowCheck]:
     return [x for x in plain if (x.loss.name, x.kind, x.reduction) == (*FIRST, "mean") and x.layout in USUAL]
 
 
-def array_checks(selection: Selection, crosses: Callable[[Sequence[str], str], bool]) -> Iterator[RowCheck]:
+def array_checks(selection: Selection, crosses: Callable[[Sequence[str], str], bool]) -> Iterator[SoftmaxCheck]:
     """One check per loss, kind of target, dtype, reduction and layout, for dtypes that cross to another library."""
     for loss in selection.row_losses:
         for kind, dtypes in product(loss.targets, _dtypes(selection)):
@@ -79,27 +79,27 @@ def array_checks(selection: Selection, crosses: Callable[[Sequence[str], str], b
                         yield check
 
 
-def _check(selection: Selection, loss: SoftmaxLoss, kind: str, **fields: Any) -> RowCheck:
-    return RowCheck(loss, kind, device=selection.device, seed=selection.seed, **fields)
+def _check(selection: Selection, loss: SoftmaxLoss, kind: str, **fields: Any) -> SoftmaxCheck:
+    return SoftmaxCheck(loss, kind=kind, device=selection.device, seed=selection.seed, **fields)
 
 
 def _dtypes(selection: Selection) -> Sequence[Dtypes]:
     return selection.dtypes or DTYPES
 
 
-def _given(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowCheck]:
+def _given(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[SoftmaxCheck]:
     for case, dtypes, reduction in product(cases(loss, kind), _dtypes(selection), selection.reductions_of(loss)):
         fields = {"case": case, "dtypes": dtypes, "reduction": reduction}
         yield _check(selection, loss, kind, **fields, layout=GIVEN, shape=tuple(selection.shape))
 
 
-def _everything(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowCheck]:
+def _everything(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[SoftmaxCheck]:
     for check in _laid_out(selection, loss, kind, {x: selection.reductions_of(loss) for x in _dtypes(selection)}):
         for case in cases(loss, kind):
             yield replace(check, case=case)
 
 
-def _once(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowCheck]:
+def _once(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[SoftmaxCheck]:
     """Every case and dtype with every reduction, and every layout at least once."""
     for case, dtypes, reduction in product(cases(loss, kind), _dtypes(selection), selection.reductions_of(loss)):
         for layout in USUAL:
@@ -109,7 +109,7 @@ def _once(selection: Selection, loss: SoftmaxLoss, kind: str) -> Iterator[RowChe
 
 def _laid_out(
     selection: Selection, loss: SoftmaxLoss, kind: str, reductions: Mapping[Dtypes, Sequence[str]]
-) -> Iterator[RowCheck]:
+) -> Iterator[SoftmaxCheck]:
     """The first case in every layout."""
     for dtypes in _dtypes(selection):
         wanted = [x for x in reductions.get(dtypes, ()) if x in selection.reductions_of(loss)]
@@ -118,14 +118,14 @@ def _laid_out(
                 yield _check(selection, loss, kind, dtypes=dtypes, reduction=reduction, layout=layout)
 
 
-def among_covered(check: RowCheck) -> bool:
+def among_covered(check: SoftmaxCheck) -> bool:
     """True if a check remains in a run without particular choices: options of losses other than the first do not meet
     every dtype.
     """
     return (check.loss.name, check.kind) == FIRST or not check.case or check.dtypes == ("float32",)
 
 
-def among_few(check: RowCheck) -> bool:
+def among_few(check: SoftmaxCheck) -> bool:
     """True if a check remains where kernels are expensive: every loss, target and dtype occurs, and with the first loss
     each option, layout and reduction, but not each combination.
     """

@@ -10,7 +10,6 @@ import torch
 
 from benchmarking import timing
 from cupylosses.testing.check import Check, Outcome, perform, run
-from cupylosses.testing.row_check import RowCheck
 from cupylosses.testing.tolerance import Comparison
 
 #: Seconds of GPU time to spend on one function.
@@ -19,7 +18,7 @@ TARGET = 0.005
 COMPILE = "compile"
 
 #: A check of an element-wise loss, or of a loss of rows.
-AnyCheck = Check | RowCheck
+AnyCheck = Check
 
 
 @dataclass(frozen=True)

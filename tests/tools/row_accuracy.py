@@ -1,9 +1,8 @@
 """The accuracy of losses of rows, in units in the last place, the counterpart of :mod:`tools.accuracy`.
 
 Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
-element of its gradients are compared with :func:`cupylosses.testing.row_truth.exact_gradients`. The size that
-conditions an error is that of :func:`cupylosses.testing.row_truth.truth`: how far a rounding of the logits moves the
-result.
+element of its gradients are compared with :func:`cupylosses.testing.softmax.truth.exact_gradients`. The size that
+conditions an error is that of ``truth`` beside it: how far a rounding of the logits moves the result.
 
 Rows hold usual logits, logits of all magnitudes, nearly equal logits, and one logit far above all others, so that the
 probability of the label is nearly 1 or nearly 0. Teachers are near their students or far from them.
@@ -19,8 +18,8 @@ import numpy
 
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.check import run
-from cupylosses.testing.row_check import RowCheck
-from cupylosses.testing.row_truth import NAMES, exact_gradients, truth
+from cupylosses.testing.softmax.check import SoftmaxCheck
+from cupylosses.testing.softmax.truth import NAMES, exact_gradients, truth
 from cupylosses.testing.tolerance import Expected, arithmetic
 from tools.accuracy import BAR, Accuracy, Worst, errors
 from tools.exact import Figure
@@ -75,10 +74,10 @@ class RowSweep:
         return [*(f"{first}[{c}]" for c in range(CLASSES)), *dense]
 
     @property
-    def _check(self) -> RowCheck:
+    def _check(self) -> SoftmaxCheck:
         shape = (self.count, CLASSES)
         how = {"reduction": "none", "layout": "given", "shape": shape, "device": self.device}
-        return RowCheck(self.loss, self.kind, self.case, self.dtypes, **how)  # type: ignore[arg-type]
+        return SoftmaxCheck(self.loss, self.case, self.dtypes, kind=self.kind, **how)  # type: ignore[arg-type]
 
     def operands(self) -> list[Tensor]:
         """Rows and their targets, on the device."""

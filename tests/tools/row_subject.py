@@ -10,7 +10,7 @@ from torch import Tensor
 from cupylosses import functional
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.row_eager import eager
+from cupylosses.testing.softmax.eager import twin
 from tools.transforms import Subject, Transform
 
 #: Transforms that are not tried: a Module takes labels too, which a subject holds itself.
@@ -56,10 +56,10 @@ class RowSubject(Subject):
     def truth(self, *operands: Tensor) -> Tensor:
         """The mean as torch defines it."""
         x, *others = operands
-        expression = eager(self.rows, {}, "mean", class_dim=-1)
+        expression = twin(self.rows, {}, "mean", class_dim=-1)
         if expression is None:
             raise ValueError(
-                f"torch has nothing like {self.rows.name}: give `row_eager.EXPRESSIONS` what stands for it"
+                f"torch has nothing like {self.rows.name}: give `testing.softmax.eager.EXPRESSIONS` what stands for it"
             )
         return expression(x, *(others or [self._labels(x)]))
 

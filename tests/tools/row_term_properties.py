@@ -1,4 +1,4 @@
-"""Properties of the row engine for dense targets, in every row layout; :mod:`cupylosses.testing.row_properties` has
+"""Properties of the row engine for dense targets, in every row layout; :mod:`cupylosses.testing.softmax.properties` has
 those for class indices.
 """
 
@@ -17,8 +17,8 @@ from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.properties import require
-from cupylosses.testing.row_properties import placed, upstream
-from cupylosses.testing.row_truth import NAMES, truth
+from cupylosses.testing.softmax.properties import placed, upstream
+from cupylosses.testing.softmax.truth import NAMES, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
 if TYPE_CHECKING:

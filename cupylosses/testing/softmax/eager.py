@@ -5,20 +5,21 @@ people write around it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.testing.eager import Call
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Takes the first operand, the target and, if there are any, class weights.
-Call = Callable[..., "Tensor"]
 
+def twin(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
+    """torch's way to compute a loss with these parameters, flags and further arguments; None if there is none.
 
-def eager(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
-    """torch's way to compute a loss with these parameters, flags and further arguments; None if there is none."""
+    It takes the first operand, the target and, if there are any, class weights.
+    """
     from torch.nn import functional
 
     expression = EXPRESSIONS.get(loss.name)

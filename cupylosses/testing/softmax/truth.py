@@ -46,7 +46,7 @@ _COMMON = {
 
 
 @dataclass(frozen=True)
-class RowTruth:
+class SoftmaxTruth:
     """The value, the gradients by operand, lse per row (0 for rows that do not count) and accuracy; with directions,
     also the directional derivatives of value and gradients.
     """
@@ -65,7 +65,7 @@ def truth(
     grad_output: Tensor | float = 1.0,
     device: str = "cpu",
     directions: Mapping[str, Tensor] | None = None,
-) -> RowTruth:
+) -> SoftmaxTruth:
     """The truth of a call by name, computed on a device, along directions for operands by their names. Every label must
     be a class or ignored.
     """
@@ -160,7 +160,7 @@ def truth(
     full_lse[used] = lse.detach()
     right = (z.detach().argmax(-1) == t).double().sum().item() if hard and len(z) else 0.0
     accuracy = right / float(used.sum()) if bool(used.any()) else float("nan")
-    return RowTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy, along, changed)
+    return SoftmaxTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy, along, changed)
 
 
 def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, given: Mapping[str, Any]) -> Tensor:

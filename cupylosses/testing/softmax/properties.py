@@ -1,5 +1,5 @@
-"""Properties of the row engine in every row layout. As in :mod:`cupylosses.testing.properties`, each function checks
-one and raises AssertionError if it does not hold.
+"""Properties of the softmax engine in each of its layouts. As in :mod:`cupylosses.testing.properties`, each function
+checks one and raises AssertionError if it does not hold.
 
 All use kernels: on a GPU, or on the host within :func:`cupylosses.testing.host.execution`.
 """
@@ -16,9 +16,8 @@ from cupylosses import options
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.properties import require
-from cupylosses.testing.row_truth import truth
-from cupylosses.testing.tolerance import compare, same_bits
+from cupylosses.testing.softmax.truth import truth
+from cupylosses.testing.tolerance import compare, require, same_bits
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""One check of a loss of rows, the counterpart of :mod:`cupylosses.testing.check`, and performed by the same code.
+"""Checks of losses of rows.
 
 The engine determines how threads take rows, not the tensor. So a layout here is a shape that the engine takes in a
 certain way (:mod:`cupylosses.engines.softmax.layout`), which depends on the dtype and on the GPU.
@@ -7,21 +7,22 @@ certain way (:mod:`cupylosses.engines.softmax.layout`), which depends on the dty
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from cupylosses import checks, functional
+from cupylosses import checks
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
 from cupylosses.engines.softmax.plan import rows_of, without
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import Chip
-from cupylosses.testing import eager, row_eager, row_truth
-from cupylosses.testing.check import GRAD_OUTPUTS, drawn_upstream
+from cupylosses.testing.check import Check
+from cupylosses.testing.eager import promoted
 from cupylosses.testing.host.execution import SMALL
-from cupylosses.testing.row_properties import LAYOUTS
+from cupylosses.testing.softmax import eager, truth
+from cupylosses.testing.softmax.properties import LAYOUTS
 from cupylosses.testing.truth import Truth
 
 if TYPE_CHECKING:
@@ -98,35 +99,29 @@ def chip_of(device: str) -> Chip:
 
 
 @dataclass(frozen=True)
-class RowCheck:
-    """A loss of rows with a kind of target, arguments, dtypes, reduction and layout.
+class SoftmaxCheck(Check):
+    """A loss of rows with a kind of target, by default its first.
 
     ``case`` has parameters, flags and other arguments by name; True for an argument that is an array. ``dtypes`` are
     those of the logits and of dense targets. ``shape`` is a requested shape, with the classes in the second dimension.
     """
 
+    Definition: ClassVar = SoftmaxLoss
+
     loss: SoftmaxLoss
-    kind: str
-    case: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    dtypes: tuple[str, ...] = ("float32",)
-    reduction: str = "mean"
     layout: str = "subwarp"
+    kind: str = ""
     shape: tuple[int, ...] | None = None
-    device: str = "cpu"
-    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.kind or self.loss.targets[0])
 
     @property
     def possible(self) -> bool:
-        """True if the loss takes these dtypes and arguments, and some shape has this layout."""
         floating = all(x in checks.FLOATING for x in self.dtypes)
         meant = self.kind == "indices" or not {*self.case} & {*self.loss.only_of_indices, "ignore_index"}
         one = len(self.dtypes) == 1 or self.kind != "indices"
         return floating and meant and one and (self.layout == GIVEN or self.layout in self._layouts)
-
-    @property
-    def has_edges(self) -> bool:
-        """True if the operands have edges, at which some of torch's losses assert."""
-        return False
 
     @property
     def _layouts(self) -> Mapping[str, Laid]:
@@ -141,44 +136,31 @@ class RowCheck:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the operands."""
         more = (str(self.loss.weights), MASK)
         return [*(x.name for x in self.loss.operands), *(x for x in more if self.case.get(x))]
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The arguments that are not operands."""
         chosen = {k: v for k, v in self.case.items() if k not in self.names}
         return {**chosen, "reduction": self.reduction, "class_dim": self.laid[1]}
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
-        """For each operand, True if it requires grad: all that the loss differentiates."""
         return (True, self.kind != "indices", *(False for _ in self.names[2:]))
 
-    @cached_property
-    def id(self) -> str:
-        """The check as text, for messages."""
-        return "-".join((self.loss.name, *self.words))
-
     @property
-    def words(self) -> tuple[str, str, str, str, str]:
-        """Case (only the names, if there are many arguments), dtypes, reduction, layout and the operands that require
-        grad, as printed in tables.
-        """
+    def case_words(self) -> str:
+        # Only the names, if there are many arguments.
         brief = len(self.case) > MANY
-        case = [k if v is True or brief else f"{k}={v}" for k, v in self.case.items()]
+        words = [k if v is True or brief else f"{k}={v}" for k, v in self.case.items()]
         if len(self.loss.targets) > 1 and self.kind != "indices":
-            case.insert(0, self.kind)
-        wanted = "all" if self.gradients_of[1] else self.names[0]
-        return " ".join(case) or "defaults", "+".join(self.dtypes), self.reduction, self.layout, wanted
+            words.insert(0, self.kind)
+        return " ".join(words)
 
-    def small(self) -> RowCheck:
-        """A copy on a small shape."""
-        return replace(self, layout=next(iter(self._layouts)), shape=None)
+    def small(self, layout: str | None = None) -> SoftmaxCheck:
+        return replace(self, layout=layout or next(iter(self._layouts)), shape=None)
 
     def operands(self) -> list[Tensor]:
-        """Logits, the target, and the arrays among further arguments, on the device."""
         return [x.to(self.device) for x in self._draw()]
 
     def _draw(self) -> Iterator[Tensor]:
@@ -216,34 +198,16 @@ class RowCheck:
         if MASK in self.names:
             yield torch.rand(rows, generator=generator) < 0.75
 
-    def ours(self) -> Callable[..., Tensor]:
-        """The library's function with these arguments."""
-        function, names, options = getattr(functional, self.loss.name), self.names, self.options
-        return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
-
     def torch(self) -> list[Callable[..., Tensor]]:
-        """torch's way to compute this loss, if there is one."""
         given = {k: v for k, v in self.case.items() if k != self.loss.weights}
-        found = row_eager.eager(self.loss, given, self.reduction, self.laid[1])
+        found = eager.twin(self.loss, given, self.reduction, self.laid[1])
         return [] if found is None else [found]
 
-    def upstream(self, operands: Sequence[Tensor]) -> list[Any]:
-        """The upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
-        if self.reduction != "none":
-            return list(GRAD_OUTPUTS)
-        return [drawn_upstream(*self.result(operands), self.device, self.seed)]
-
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
-        """The shape and the dtype of the value."""
         floating = [x for x in operands[:2] if x.is_floating_point()]
-        return without(*self.laid) if self.reduction == "none" else (), eager.promoted(floating)
+        return without(*self.laid) if self.reduction == "none" else (), promoted(floating)
 
     def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
-        """Value and gradients in float64, computed on the device ``where``."""
         arguments = {**dict(zip(self.names, operands, strict=True)), **self.options}
-        found = row_truth.truth(self.loss.name, arguments, grad_output, where)
+        found = truth.truth(self.loss.name, arguments, grad_output, where)
         return Truth(found.value, tuple(found.gradients.get(x) for x in self.names))
-
-    def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
-        """The error that gradients may have beyond the table."""
-        return [None] * len(operands)

@@ -1,0 +1,1 @@
+"""Checks of element-wise losses: the pointwise engine's part of :mod:`cupylosses.testing`."""

@@ -1,0 +1,371 @@
+"""Properties of element-wise losses, which :mod:`cupylosses.testing.properties` hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from cupylosses.definition.base import REDUCTIONS
+from cupylosses.engines.pointwise import reference as pointwise_reference
+from cupylosses.engines.pointwise.definition import Loss, modified
+from cupylosses.testing import samples
+from cupylosses.testing.check import bind, run
+from cupylosses.testing.layouts import LAYOUTS
+from cupylosses.testing.pointwise import eager
+from cupylosses.testing.pointwise.check import SMALL, PointwiseCheck
+from cupylosses.testing.pointwise.truth import truth
+from cupylosses.testing.tolerance import Expected, compare, equal_bits, require, same_bits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Function = Callable[..., "Tensor"]
+
+ROWS, COLUMNS = SMALL
+
+
+def _bind(function: Function, loss: Loss, case: Mapping[str, Any], reduction: str) -> Function:
+    return bind(function, loss, loss.values(case), reduction)
+
+
+def _draw(
+    loss: Loss, case: Mapping[str, Any], dtype: str, device: str, shapes: Sequence[Sequence[int]] | None = None
+) -> list[Tensor]:
+    count = len(loss.operands)
+    shapes = [(ROWS, COLUMNS)] * count if shapes is None else shapes
+    dtypes = PointwiseCheck(loss, dtypes=(dtype,)).operand_dtypes
+    return samples.operands(loss, loss.values(case), dtypes, shapes, device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values and gradients
+
+
+def agrees_with_torch(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    reduction: str = "mean",
+    device: str = "cpu",
+) -> None:
+    """Value and gradients match torch's function in float64, wherever torch has gradients and these are not NaN.
+    Independent of the definition's own formula.
+    """
+    case = case or {}
+    twin = eager.twin(loss, case, reduction)
+    if twin is None:
+        return
+    operands = _draw(loss, case, dtype, device)
+    wide = [x.cpu().double() for x in operands]
+    wanted = tuple(_has_gradient(twin, wide, i) for i in range(len(wide)))
+    require(wanted[0], "torch's twin has no gradient")
+    theirs = run(twin, wide, wanted, 1.0)
+    sizes = truth(loss, wide, loss.values(case), reduction)
+    ours = run(_bind(function, loss, case, reduction), operands, wanted, 1.0)
+    _require_close("value", ours.value, theirs.value, sizes.value)
+    for operand, w, found, exact, size in zip(
+        loss.operands, wanted, ours.gradients, theirs.gradients, sizes.gradients, strict=True
+    ):
+        if w:
+            _require_close(f"gradient of {operand.name}", found, exact, size)
+
+
+def _has_gradient(function: Function, operands: Sequence[Tensor], position: int) -> bool:
+    try:
+        run(function, operands, [i == position for i in range(len(operands))], 1.0)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _require_close(what: str, found: Tensor | None, exact: Tensor | None, size: Expected | None) -> None:
+    require(found is not None and exact is not None and size is not None, f"{what} is missing")
+    # Where torch's formula is 0 * inf, only the truth is right.
+    numbers = ~exact.isnan()
+    compared = compare(found.cpu()[numbers], Expected(exact[numbers], size.rms[numbers], size.total[numbers]))
+    require(compared.ok, f"{what}: {compared}")
+
+
+def follows_declared_kinks(
+    function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
+) -> None:
+    """At each declared kink, every kernel gives the declared value and gradients.
+
+    Kinks are declared at numbers that every dtype holds. Gradients must be exact, and so must a value of 0; any other
+    value may be rounded.
+    """
+    import torch
+
+    case = case or {}
+    kind = getattr(torch, dtype)
+    for kink, reduction in product(loss.kinks(**loss.values(case)), ("none", "sum")):
+        # One element is a kernel's tail; more than a vector reaches its body.
+        for count in (1, 33):
+            operands = [torch.full((count,), x, dtype=kind, device=device) for x in kink.operands]
+            found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
+            scale = count if reduction == "sum" else 1
+            where = f"at {kink.operands}, reduction {reduction}"
+            error = (found.value.double() - kink.value * scale).abs()
+            accepted = error <= 4 * torch.finfo(kind).eps * abs(kink.value * scale)
+            require(bool(accepted.all()), f"value {where}: {found.value}, not {kink.value}")
+            for operand, gradient, declared in zip(loss.operands, found.gradients, kink.gradient, strict=True):
+                require(
+                    gradient is not None and bool((gradient == declared).all()),
+                    f"gradient of {operand.name} {where}: {gradient}, not {declared}",
+                )
+
+
+def propagates_nan(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    layouts: Sequence[str] = ("contiguous", "row"),
+    reductions: Sequence[str] = REDUCTIONS,
+) -> None:
+    """A NaN in any operand makes exactly its own elements NaN, in value and all gradients, broadcast or not."""
+    import torch
+
+    case = case or {}
+    for layout, position, reduction in product(layouts, range(len(loss.operands)), reductions):
+        operands = _draw(loss, case, dtype, device, LAYOUTS[layout].shapes_of(loss, (ROWS, COLUMNS)))
+        spoiled = operands[position]
+        at = [min(i, n - 1) for i, n in zip((ROWS // 2, COLUMNS - 1)[-spoiled.dim() :], spoiled.shape, strict=True)]
+        spoiled[tuple(at)] = float("nan")
+        only = spoiled.isnan().expand(ROWS, COLUMNS)
+        found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
+        where = f"with a NaN in {loss.operands[position].name}, {layout}, reduction {reduction}"
+        elements = only.any(-1) if loss.mean_of_rows else only
+        expected = elements if reduction == "none" else torch.tensor(True, device=device)
+        require(torch.equal(found.value.isnan(), expected), f"value {where}: {found.value}")
+        for operand, x, gradient in zip(loss.operands, operands, found.gradients, strict=True):
+            # The gradient of a broadcast operand is a sum; one NaN among its terms makes it NaN.
+            reached = only.double().sum_to_size(x.shape) > 0
+            require(
+                gradient is not None and torch.equal(gradient.isnan(), reached),
+                f"gradient of {operand.name} {where}: {gradient}",
+            )
+
+
+def reads_beyond_32_bits(
+    function: Function, loss: Loss, case: Mapping[str, Any] | None = None, device: str = "cpu"
+) -> None:
+    """Elements 2^32 apart are read at their full 64-bit offsets.
+
+    Uses 4 GiB of addresses; on the CPU only two pages of them are touched. Proves nothing for a loss without an integer
+    operand: other dtypes are wider.
+    """
+    import torch
+
+    case = case or {}
+    position = max((i for i, x in enumerate(loss.operands) if x.integer), default=0)
+    if position == 0:
+        return
+    step = (1 << 32) + COLUMNS
+    # The other operands full, and broadcast with gradients that are sums; one outer dimension, and two that do not
+    # merge.
+    layouts = (((2, COLUMNS), (step, 1)), ((2, 3, COLUMNS), (step, 2 * COLUMNS, 1)))
+    for (full, strides), (lead, reduction) in product(layouts, ((0, "none"), (1, "sum"))):
+        shapes = [full[lead:]] * position + [full]
+        dtypes = ["float32"] * position + ["int8"]
+        near = samples.operands(loss, loss.values(case), dtypes, shapes, device)
+        memory = torch.empty(step + 6 * COLUMNS, dtype=torch.int8, device=device)
+        memory[: 6 * COLUMNS] = 0
+        far = [*near[:position], memory.as_strided(full, strides).copy_(near[position])]
+        wanted = tuple(i != position for i in range(len(near)))
+        a, b = (run(_bind(function, loss, case, reduction), operands, wanted, 1.5) for operands in (near, far))
+        require(same_bits(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
+        for operand, w, x, y in zip(loss.operands, wanted, a.gradients, b.gradients, strict=True):
+            require(not w or equal_bits(x, y), f"gradient of {operand.name}, reduction {reduction}: {y}, not {x}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Gradients
+
+
+def is_differentiable(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    reduction: str = "mean",
+    device: str = "cpu",
+    second: bool = False,
+) -> None:
+    """In float64 and away from kinks, the gradient is the slope of the value, and second derivatives are the slope of
+    the gradient, even for broadcast operands.
+    """
+    import torch
+
+    case = case or {}
+    check = torch.autograd.gradgradcheck if second else torch.autograd.gradcheck
+    for shapes in ([(3, 2)] * len(loss.operands), [(3, 2), *[(1, 2)] * (len(loss.operands) - 1)]):
+        operands = [x.requires_grad_() for x in _draw(loss, case, "float64", device, shapes)]
+        # The differences are accurate to about 1e-9: torch's default tolerances would let an error of 1e-3 pass.
+        check(_bind(function, loss, case, reduction), operands, rtol=1e-5, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reductions and bits
+
+
+def reduces_consistently(
+    function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
+) -> None:
+    """The sum is that of the elements, and each mean is the sum over its count; so are the gradients."""
+    import torch
+
+    case = case or {}
+    operands = _draw(loss, case, dtype, device)
+    everything = (True,) * len(operands)
+    results = {r: run(_bind(function, loss, case, r), operands, everything, 1.0) for r in loss.reductions}
+    values = {r: x.value.double() for r, x in results.items()}
+    info = torch.finfo(getattr(torch, dtype))
+    size = float(values["none"].abs().sum())
+    count = values["none"].numel()
+    divisors = {"sum": 1, "mean": count, "weighted_mean": count, "batchmean": ROWS}
+    for reduction in loss.reductions[1:]:
+        divisor = divisors[reduction]
+        difference = abs(float(values[reduction] * divisor - values["none"].sum()))
+        require(
+            difference <= 4 * info.eps * size, f"{reduction}: {values[reduction]}, not the elements' sum / {divisor}"
+        )
+        for operand, one, reduced in zip(
+            loss.operands, results["none"].gradients, results[reduction].gradients, strict=True
+        ):
+            require(one is not None and reduced is not None, f"no gradient of {operand.name}")
+            error = (reduced.double() * divisor - one.double()).abs()
+            # The division may round a float16 number that it makes subnormal.
+            bound = 4 * info.eps * one.double().abs() + divisor * info.tiny * info.eps
+            require(
+                bool((error <= bound).all()), f"gradient of {operand.name}, {reduction}: not that of none / {divisor}"
+            )
+
+
+def composed(
+    elements: Tensor,
+    loss: Loss,
+    reduction: str,
+    weight: Tensor | float | None = None,
+    mask: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    dim: tuple[int, ...] | None = None,
+) -> Tensor:
+    """A reduction, composed of torch's operations on the elements of a loss."""
+    import torch
+
+    counted = torch.as_tensor(1.0 if weight is None else weight, dtype=elements.dtype, device=elements.device)
+    used = torch.ones_like(elements, dtype=torch.bool) if mask is None else mask
+    elements, counted, used = torch.broadcast_tensors(elements, counted, used)
+    terms, weights = torch.where(used, counted * elements, 0.0), torch.where(used, counted, 0.0)
+    divisor = 1.0
+    if loss.mean_of_rows and dim is None and reduction in ("none", "sum", "batchmean"):
+        # The elements of this loss are means of rows.
+        divisor = 1.0 if reduction == "none" else terms.shape[-1]
+        reduction, dim = ("mean", (-1,)) if reduction == "none" else (reduction, None)
+    if reduction == "none":
+        return terms
+    dims = tuple(range(terms.dim())) if dim is None else dim
+    total = terms.sum(dims) / divisor
+    if reduction == "sum":
+        return total
+    if normalizer is not None:
+        return total / normalizer
+    if reduction == "batchmean":
+        return total / terms.shape[0]
+    by_weight = reduction == "weighted_mean" or (loss.mean_of_weights and weight is not None)
+    count = weights.sum(dims) if by_weight else used.double().sum(dims)
+    # A mean of nothing is NaN, and has no gradient.
+    return torch.where(count == 0, float("nan"), total / torch.where(count == 0, 1.0, count))
+
+
+def weighs_masks_and_reduces(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    reduction: str = "mean",
+    device: str = "cpu",
+    dim: tuple[int, ...] | None = None,
+    normalizer: float | None = None,
+) -> None:
+    """With a weight per column and a mask, value and gradients are those of torch's operations on the formula."""
+    import torch
+
+    values = loss.values(case)
+    both, operands = _weighted_and_masked(loss, values, "float64", device)
+    wanted = (True,) * (len(operands) - 1) + (False,)
+
+    def exact(*given: Tensor) -> Tensor:
+        *own, weight, mask = given
+        return composed(pointwise_reference.elements(loss, own, values), loss, reduction, weight, mask, normalizer, dim)
+
+    size = exact(*operands).shape
+    # At least 1/4: a gradient times 0 proves nothing.
+    upstream = torch.linspace(0.25, 2.0, size.numel(), dtype=torch.float64).reshape(size)
+    expected = run(exact, [x.cpu() for x in operands], wanted, upstream)
+    options = values | ({} if normalizer is None else {"normalizer": normalizer})
+    found = run(bind(function, both, options, reduction, dim), operands, wanted, upstream.to(device))
+    names = ["value", *(f"gradient of {x.name}" for x in both.operands[:-1])]
+    for name, a, b in zip(names, (found.value, *found.gradients), (expected.value, *expected.gradients), strict=False):
+        torch.testing.assert_close(
+            a.cpu(),
+            b,
+            rtol=1e-9,
+            atol=1e-11,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{name}, reduction {reduction}: {text}",
+        )
+
+
+def shields_what_does_not_count(
+    function: Function,
+    loss: Loss,
+    case: Mapping[str, Any] | None = None,
+    reduction: str = "mean",
+    device: str = "cpu",
+) -> None:
+    """A masked element, or one of weight 0, changes no bit of value and gradients, whatever it holds, and its own
+    gradients are 0; if nothing counts, all gradients are 0.
+    """
+    import torch
+
+    values = loss.values(case)
+    both, operands = _weighted_and_masked(loss, values, "float64", device)
+    *own, weight, mask = operands
+    wanted = (True,) * (len(operands) - 1) + (False,)
+    bound = bind(function, both, values, reduction)
+    unused = (weight == 0) | ~mask
+    clean = run(bound, operands, wanted, -1.75)
+    for content in (float("nan"), float("inf"), -float("inf")):
+        where = f"{content} where nothing counts, reduction {reduction}"
+        spoiled = [torch.where(unused, content, x) for x in own]
+        found = run(bound, [*spoiled, weight, mask], wanted, -1.75)
+        require(same_bits(found.value, clean.value), f"value with {where}: {found.value}, not {clean.value}")
+        if reduction == "none":
+            empty = found.value[unused.all(-1) if loss.mean_of_rows else unused]
+            require(not empty.any(), f"value with {where}: {empty}")
+        for operand, a, b in zip(both.operands, found.gradients, clean.gradients, strict=True):
+            if a is None or b is None or operand.name == "weight":
+                continue
+            require(same_bits(a, b), f"gradient of {operand.name} with {where}: {a}, not {b}")
+            require(not a[unused].any(), f"gradient of {operand.name} with {where}: {a[unused]}")
+        a, b = found.gradients[len(own)], clean.gradients[len(own)]
+        require(a is not None and b is not None, "no gradient of weight")
+        # An element of weight 0 still contributes to the gradient of its weight, if it is finite.
+        kept = weight != 0
+        require(same_bits(a[kept], b[kept]), f"gradient of weight with {where}: {a[kept]}, not {b[kept]}")
+        require(bool(a.isfinite().all()), f"gradient of weight with {where}: {a}")
+    spoiled = [torch.full_like(x, float("nan")) for x in own]
+    for operand, a in zip(both.operands, run(bound, [*spoiled, weight, mask & False], wanted, -1.75).gradients):
+        require(a is None or not a.any(), f"gradient of {operand.name} where nothing counts: {a}")
+
+
+def _weighted_and_masked(loss: Loss, values: Mapping[str, Any], dtype: str, device: str) -> tuple[Loss, list[Tensor]]:
+    """A loss with a weight per column and a mask, some of both 0, and its operands."""
+    both, count = modified(loss, weight="array", mask=True), len(loss.operands)
+    shapes = [*[(ROWS, COLUMNS)] * count, (COLUMNS,), (ROWS, COLUMNS)]
+    operands = _draw(both, values, dtype, device, shapes)
+    operands[count][::4] = 0
+    return both, operands
