@@ -55,27 +55,22 @@ try:
     import torch
     from rich.console import Console
 
-    from comparing import accuracy, background, bits, files, hosted, matrix, overview, report, row_matrix
+    from comparing import accuracy, background, bits, files, hosted, overview, report
     from comparing.background import BackgroundCompiler
+    from comparing.matrix import Matrix, Selection
     from comparing.overview import Line, Task
-    from comparing.rows import AnyCheck, Row, accuracy_and_time, guarded, rehearse
+    from comparing.table import Row, accuracy_and_time, guarded, rehearse
 except ModuleNotFoundError as error:
     print(f'compare.py needs {error.name}; install what is missing with `pip install "cupylosses[torch,scripts]"`, or '
           "from a checkout `pip install numpy array-api-compat torch rich mpmath`.", file=sys.stderr)  # fmt: skip
     sys.exit(2)
 
 from cupylosses import checks, interop
-from cupylosses.definition.base import REDUCTIONS
+from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
-from cupylosses.testing.check import EDGES
-from cupylosses.testing.layouts import LAYOUTS, SHAPE, Shape
-from cupylosses.testing.softmax.check import ROW_LAYOUTS
-
-#: The section title of losses of rows.
-OF_ROWS = "rows of logits"
+from cupylosses.testing.check import Check
+from cupylosses.testing.layouts import SHAPE, Shape
 
 #: The CPU executes a launch of this many elements in at least 0.2 s, and a row takes several launches.
 HOST_ELEMENTS = 1 << 20
@@ -88,9 +83,9 @@ class Section(NamedTuple):
     """Checks of one section. ``measure`` turns a check into a row; ``calls`` makes its calls if they run kernels."""
 
     title: str
-    checks: Sequence[AnyCheck]
-    measure: Callable[[AnyCheck], Row]
-    calls: Callable[[AnyCheck], object] | None = None
+    checks: Sequence[Check]
+    measure: Callable[[Check], Row]
+    calls: Callable[[Check], object] | None = None
 
 
 def main() -> int:
@@ -135,8 +130,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
     device = "cuda" if place == "cuda" else "cpu"
-    losses: list[Loss | SoftmaxLoss] = list(registry().values())
-    losses = [x for x in losses if wanted(x.name, arguments)]
+    losses = wanted(arguments)
     planned = {x.name: overview.tasks(x, device, arguments.seed) for x in losses}
     tasks = [x for found in planned.values() for x in found]
     warm_up(tasks[0].check)
@@ -188,7 +182,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
 def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> Row:
     """The row of a task, once its kernels are compiled."""
 
-    def measure(check: AnyCheck) -> Row:
+    def measure(check: Check) -> Row:
         compiler.wait(key)
         on_host = place == "host" and task.calls is not None
         return (hosted.executed(task.measure) if on_host else task.measure)(check)
@@ -294,7 +288,7 @@ def output() -> Console:
     return Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
 
 
-def warm_up(check: AnyCheck) -> None:
+def warm_up(check: Check) -> None:
     """Makes torch import its lazy modules, and freezes them for the garbage collector.
 
     Each timing begins with a collection, which would otherwise take longer than the check.
@@ -322,12 +316,9 @@ def few(arguments: argparse.Namespace, place: str) -> bool:
 
 def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     """The sections of the run: errors and times, same bits, other array libraries."""
-    selection = matrix.Selection(
-        losses=[loss for name, loss in registry(Loss).items() if wanted(name, arguments)],
-        row_losses=[loss for name, loss in registry(SoftmaxLoss).items() if wanted(name, arguments)],
-        shape=arguments.shape or SHAPE,
-        shape_given=bool(arguments.shape),
+    selection = Selection(
         device="cuda" if place == "cuda" else "cpu",
+        shape=arguments.shape,
         dtypes=arguments.dtype,
         reductions=arguments.reduction,
         layouts=arguments.layout,
@@ -336,23 +327,24 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
         few=few(arguments, place),
         covered=few(arguments, place) or (place == "cuda" and not asked(arguments)),
     )
+    matrices = [Matrix(loss, selection) for loss in wanted(arguments)]
     measure = partial(accuracy_and_time, compile=arguments.compile)
-    sections = [
-        Section("losses", matrix.checks(selection), measure, rehearse),
-        Section(OF_ROWS, row_matrix.checks(selection), partial(measure, section=OF_ROWS), rehearse),
-    ]
+    sections = []
+    for title in dict.fromkeys(x.section for x in matrices):
+        found = [check for x in matrices if x.section == title for check in x.checks()]
+        sections.append(Section(title, found, partial(measure, section=title), rehearse))
     if not arguments.layout:
-        repeated = [*bits.repeated_checks(selection, bool(arguments.shape)), *row_matrix.repeated_checks(selection)]
+        repeated = [check for x in matrices for check in x.repeated()]
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
         # NumPy arrays use the formulas everywhere.
-        crossing = [*bits.array_checks(selection), *row_matrix.array_checks(selection, bits.crosses)]
+        crossing = [check for x in matrices for check in x.arrays() if bits.crosses(check.dtypes, check.device)]
         sections.append(Section(bits.section(selection.device), crossing, bits.arrays))
     return sections
 
 
-def wanted(name: str, arguments: argparse.Namespace) -> bool:
-    """True if a loss is to be compared."""
-    return not arguments.loss or name in arguments.loss
+def wanted(arguments: argparse.Namespace) -> list[Definition]:
+    """The losses to compare."""
+    return [x for name, x in registry().items() if not arguments.loss or name in arguments.loss]
 
 
 def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tuple[str, str]:
@@ -390,7 +382,7 @@ def first_line(place: str, why: str, where: dict[str, str]) -> str:
 def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = list(dict.fromkeys(r for loss in registry(Loss).values() for r in (*REDUCTIONS, *loss.reductions)))
+    every = list(dict.fromkeys(r for loss in registry().values() for r in (*REDUCTIONS, *loss.reductions)))
     losses = list(registry())
     parser.add_argument("--loss", nargs="+", choices=losses, metavar="NAME", help="these losses (default: all)")
     parser.add_argument(
@@ -398,7 +390,7 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     )
     parser.add_argument("--shape", type=shape, metavar="NxM", help=f"default {'x'.join(map(str, SHAPE))}")
     parser.add_argument("--reduction", nargs="+", choices=every, help="default: all of a loss")
-    layouts = [*LAYOUTS, EDGES, *ROW_LAYOUTS]
+    layouts = [x for matrix in Matrix.every() for x in matrix.layouts]
     parser.add_argument("--layout", nargs="+", choices=layouts, metavar="NAME", help=f"any of {', '.join(layouts)}")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
     parser.add_argument("--full", action="store_true", help="one line per check, and many more checks")

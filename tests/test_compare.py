@@ -271,9 +271,10 @@ def test_a_wrong_kernel_fails_the_run(
 def one_task(loss: Any, device: str, seed: int = 0) -> list[Any]:
     """The check of a mean, with class weights if the loss has any."""
     overview = importlib.import_module("comparing.overview")
-    found = overview._of_rows if loss.name in registry(SoftmaxLoss) else overview._elementwise
+    matrix = importlib.import_module("comparing.matrix")
+    found = matrix.Matrix(loss, matrix.Selection(device, seed)).line()
     case = {"weight": True} if loss.name in registry(SoftmaxLoss) else {}
-    check = next(x for x in found(loss, device, seed).values() if x.case == case and x.reduction == "mean")
+    check = next(x for x in found if x.case == case and x.reduction == "mean")
     return [overview.Task(check, "x", partial(overview.accuracy_and_time, time=False), overview.rehearse)]
 
 
@@ -290,7 +291,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {"contiguous", "transposed", "row", EDGES} == {x.layout for x in checks}
         assert {("float32",), ("bfloat16",)} == {x.dtypes for x in checks}
         assert {x for c in checks for x, w in enumerate(c.gradients_of) if w} == set(range(len(loss.operands)))
-        assert {overview.ELEMENTWISE, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
+        assert {"element-wise losses", bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         kernels |= kernels_of(tasks)
     elementwise = len(kernels)
     for row_loss in registry(SoftmaxLoss).values():
@@ -300,7 +301,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
         assert {"none", "mean", "sum", "batchmean"} == {x.reduction for x in checks}
         assert {("float32",), ("bfloat16",)} == {x.dtypes for x in checks}
         assert {name for case in row_loss.cases for name in case} <= {name for x in checks for name in x.case}
-        assert {overview.OF_ROWS, bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
+        assert {"losses of rows of logits", bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
         if row_loss.name == "cross_entropy":
             assert {x.layout for x in checks} == set(softmax_check.ROW_LAYOUTS) - {"label_only"}
         kernels |= kernels_of(tasks)
@@ -553,7 +554,7 @@ class Planned:
 @pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
 def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every loss, dtype and reduction, with a part of the kernels; for the representatives every combination."""
-    matrix = importlib.import_module("comparing.matrix")
+    matrix, pointwise = (importlib.import_module(f"comparing.{x}") for x in ("matrix", "pointwise"))
     sections = Planned(script, monkeypatch).sections
 
     def planned(*arguments: str) -> list[Any]:
@@ -582,8 +583,10 @@ def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.Mon
         of_loss = [x for x in some if x.loss is loss]
         for dtypes in matrix.DTYPES:
             assert {x.reduction for x in of_loss if x.dtypes == dtypes} == set(loss.reductions)
-        for reduction in matrix.WANTED_REDUCTIONS:
-            assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(matrix.combinations(loss))
+        for reduction in pointwise.WANTED_REDUCTIONS:
+            assert {x.gradients_of for x in of_loss if x.reduction == reduction} == set(
+                itertools.product((True, False), repeat=len(loss.operands))
+            )
     # Explicit requests get all rows.
     every = planned("--device", "host", "--full")
     assert len(planned("--dtype", "float64")) == sum(x.dtypes == ("float64",) for x, _ in every)
@@ -594,7 +597,7 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
     sections = Planned(script, monkeypatch).sections
 
     def planned(*arguments: str) -> list[Any]:
-        return [check for x in sections(*arguments) if x.title == script.OF_ROWS for check in x.checks]
+        return [check for x in sections(*arguments) if x.title == "rows of logits" for check in x.checks]
 
     few, every = planned("--full"), planned("--device", "host", "--full")
     assert {x.id for x in few} < {x.id for x in every} and len(every) == len({x.id for x in every})

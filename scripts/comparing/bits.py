@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy
 import torch
 
 import cupylosses
-from comparing.matrix import Selection, set_of
-from comparing.rows import AnyCheck, Row, row
+from comparing.table import Row, row
 from cupylosses import functional
 from cupylosses.testing import host, memory
 from cupylosses.testing.check import Check, Result, run
@@ -22,33 +20,12 @@ from cupylosses.testing.tolerance import compare, same_bits
 
 REPEATED = "same bits"
 
-#: Many blocks on any GPU, and a partial vector at the end.
-REPEATED_SHAPE = (1031, 1025)
-
-#: Reductions and layouts with distinct orders of additions: over everything, and over rows.
-REPEATED_AS = (("mean", "contiguous"), ("mean", "row"), ("none", "contiguous"))
-
-ARRAY_REDUCTIONS = ("mean", "none")
-ARRAY_LAYOUTS = ("contiguous", "transposed", "row")
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The same run again
 
 
-def repeated_checks(selection: Selection, shape_given: bool) -> Iterator[Check]:
-    """One check per loss, dtype, and order of additions."""
-    shape = selection.shape if shape_given or selection.device == "cpu" else REPEATED_SHAPE
-    wide = replace(selection, shape=shape)
-    for loss, dtypes in product(wide.losses, wide.chosen_dtypes):
-        for reduction, layout in REPEATED_AS:
-            if reduction in wide.reductions_of(loss):
-                check = wide.check(loss, case=loss.cases[0], dtypes=dtypes, reduction=reduction, layout=layout)
-                if wide.takes(check):
-                    yield check
-
-
-def repeated(check: AnyCheck) -> Row:
+def repeated(check: Check) -> Row:
     """Repeats value and gradients, also without one pass, and the value without gradients: all bits must agree."""
     operands = check.operands()
     upstream = check.upstream(operands)[-1]
@@ -128,19 +105,7 @@ def crosses(dtypes: Sequence[str], device: str) -> bool:
     return True
 
 
-def array_checks(selection: Selection) -> Iterator[Check]:
-    """One check per loss, dtype, reduction and layout."""
-    for loss, dtypes in product(selection.losses, selection.chosen_dtypes):
-        if not crosses(dtypes, selection.device):
-            continue
-        reductions = set_of(ARRAY_REDUCTIONS, selection.reductions_of(loss))
-        for reduction, layout in product(reductions, ARRAY_LAYOUTS):
-            check = selection.check(loss, case=loss.cases[0], dtypes=dtypes, reduction=reduction, layout=layout)
-            if check.possible:
-                yield check
-
-
-def arrays(check: AnyCheck) -> Row:
+def arrays(check: Check) -> Row:
     """Compares a loss of arrays with the loss of tensors that share their memory, and the pointers of both."""
     other = library(check.device)
     tensors = check.operands()

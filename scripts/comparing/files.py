@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarking.records import spell
 from comparing.overview import Line
-from comparing.rows import Row
+from comparing.table import Row
 
 OURS, TORCH = "#0072b2", "#999999"
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from comparing.rows import AnyCheck, Row
+from comparing.table import Row
 from cupylosses.testing import host
+from cupylosses.testing.check import Check
 
 
-def executed(measure: Callable[[AnyCheck], Row]) -> Callable[[AnyCheck], Row]:
+def executed(measure: Callable[[Check], Row]) -> Callable[[Check], Row]:
     """Wraps ``measure`` in a fresh host execution for each row, so a row that fails mid-launch leaves no state to the
     next.
     """
 
-    def on_host(check: AnyCheck) -> Row:
+    def on_host(check: Check) -> Row:
         with host.execution():
             return measure(check)
 

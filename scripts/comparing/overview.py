@@ -1,44 +1,31 @@
-"""The run without arguments: a few representative checks per loss, and one line for each loss.
-
-The number of kernels limits the checks, since each takes a tenth to a half of a second to compile. These checks share
-kernels where possible, and `--full` has the rest.
-"""
+"""The run without arguments: one line for each loss, behind which stand a few representative checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
 from rich.table import Table
 
-from comparing import bits, row_matrix
+from comparing import bits
+from comparing.matrix import Matrix, Selection
 from comparing.report import number
-from comparing.rows import AnyCheck, Row, accuracy_and_time, rehearse
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
+from comparing.table import Row, accuracy_and_time, rehearse
+from cupylosses.definition.base import Definition
 from cupylosses.testing.check import EDGES, Check
-from cupylosses.testing.softmax.check import ROW_LAYOUTS, SoftmaxCheck
-
-ELEMENTWISE, OF_ROWS = "element-wise losses", "losses of rows of logits"
-
-#: The dtype beside float32: it covers rounding to 16 bits and the kernels' vectors of eight.
-NARROW = ("bfloat16",)
-
-#: The loss of rows that is tried with every argument and in every row layout; the others share its kernels' skeletons.
-EVERY_LAYOUT = row_matrix.FIRST
 
 
 @dataclass(frozen=True)
 class Task:
     """A check to perform: ``measure`` makes a row of it, and ``calls`` makes the same calls to find their kernels."""
 
-    check: AnyCheck
+    check: Check
     section: str
-    measure: Callable[[AnyCheck], Row]
-    calls: Callable[[AnyCheck], object] | None = None
+    measure: Callable[[Check], Row]
+    calls: Callable[[Check], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,65 +65,16 @@ class Line:
 # Which checks
 
 
-def tasks(loss: Loss | SoftmaxLoss, device: str, seed: int = 0) -> list[Task]:
+def tasks(loss: Definition, device: str, seed: int = 0) -> list[Task]:
     """The checks of a loss without repetition: values and gradients, repeated bits, arrays of another library."""
-    row = isinstance(loss, SoftmaxLoss)
-    found = (_of_rows if row else _elementwise)(loss, device, seed)  # type: ignore[operator]
-    measure = partial(accuracy_and_time, time=False, section=OF_ROWS if row else ELEMENTWISE)
-    planned = [Task(x, OF_ROWS if row else ELEMENTWISE, measure, rehearse) for x in found.values()]
-    for plain in (_plain_rows if row else _plain_elementwise)(loss, device, seed):  # type: ignore[operator]
-        again = replace(plain, shape=bits.REPEATED_SHAPE) if device == "cuda" and not row else plain
-        planned.append(Task(again, bits.REPEATED, bits.repeated, bits.repeated))
+    matrix = Matrix(loss, Selection(device, seed))
+    measure = partial(accuracy_and_time, time=False, section=matrix.heading)
+    planned = [Task(x, matrix.heading, measure, rehearse) for x in matrix.line()]
+    for plain in matrix.plain():
+        planned.append(Task(matrix.large(plain), bits.REPEATED, bits.repeated, bits.repeated))
         if bits.crosses(plain.dtypes, device):
             planned.append(Task(plain, bits.section(device), bits.arrays))
     return planned
-
-
-def _plain_elementwise(loss: Loss, device: str, seed: int) -> list[Check]:
-    """The usual call in training: a float32 mean with the gradient of the prediction."""
-    wanted = tuple(i == 0 for i in range(len(loss.operands)))
-    return [Check(loss, case=loss.cases[0], wanted=wanted, device=device, seed=seed)]
-
-
-def _elementwise(loss: Loss, device: str, seed: int) -> dict[str, Check]:
-    (plain,) = _plain_elementwise(loss, device, seed)
-    every = replace(plain, wanted=None)
-    others = tuple(i > 0 for i in range(len(loss.operands)))
-    planned = [
-        plain,
-        # These share the kernels of the first.
-        *(replace(plain, reduction=x, layout="transposed") for x in ("sum", "batchmean")),
-        *(replace(every, case=x, reduction="none") for x in loss.cases),
-        *(replace(every, case=x, reduction="none", layout=EDGES) for x in loss.cases),
-        replace(every, dtypes=NARROW),
-        # The other operands are broadcast, so their gradients are sums.
-        replace(every, wanted=others, layout="row"),
-    ]
-    return {x.id: x for x in planned if x.possible and x.has_truth}
-
-
-def _plain_rows(loss: SoftmaxLoss, device: str, seed: int) -> list[SoftmaxCheck]:
-    """A float32 mean for each kind of target."""
-    found = []
-    for kind in loss.targets:
-        drawn = (SoftmaxCheck(loss, kind=kind, layout=x, device=device, seed=seed) for x in row_matrix.USUAL)
-        found += [x for x in drawn if x.possible]
-    return found
-
-
-def _of_rows(loss: SoftmaxLoss, device: str, seed: int) -> dict[str, SoftmaxCheck]:
-    planned = []
-    for plain in _plain_rows(loss, device, seed):
-        first = (loss.name, plain.kind) == EVERY_LAYOUT
-        every = row_matrix.cases(loss, plain.kind)
-        # The longest case has all arguments at once.
-        cases = every if first else [*loss.cases, max(every, key=len)]
-        planned += [replace(plain, case=x) for x in cases]
-        planned += [replace(plain, reduction=x) for x in ("none", "sum", "batchmean")]
-        narrow = [replace(plain, dtypes=NARROW, layout=x) for x in ("block", plain.layout)]
-        planned += [x for x in narrow if x.possible][:1]
-        planned += [replace(plain, layout=x) for x in (ROW_LAYOUTS if first else ("thread_per_row",))]
-    return {x.id: x for x in planned if x.possible}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rich.text import Text
 
 import cupylosses
 from benchmarking.records import environment as gpu_environment
-from comparing.rows import Row
+from comparing.table import Row
 from cupylosses.testing import host
 from cupylosses.testing.tolerance import TABLE
 

@@ -1,4 +1,4 @@
-"""One row of the comparison: errors, times, and problems."""
+"""A row of the table: errors, times and problems of one check."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from cupylosses.testing.tolerance import Comparison
 TARGET = 0.005
 
 COMPILE = "compile"
-
-#: A check of an element-wise loss, or of a loss of rows.
-AnyCheck = Check
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,13 @@ class Row:
         return {**asdict(self), "speed_up": self.speed_up, "ok": self.ok}
 
 
-def row(section: str, check: AnyCheck, **fields: Any) -> Row:
+def row(section: str, check: Check, **fields: Any) -> Row:
     """A row that names a check."""
     case, dtype, reduction, layout, gradients = check.words
     return Row(section, check.loss.name, case, dtype, reduction, layout, gradients, **fields)
 
 
-def guarded(section: str, check: AnyCheck, measure: Callable[[AnyCheck], Row]) -> Row:
+def guarded(section: str, check: Check, measure: Callable[[Check], Row]) -> Row:
     """The row that ``measure`` makes; an exception becomes a failed row, unless the GPU does not survive it.
 
     Raises:
@@ -93,7 +90,7 @@ def _still_alive(error: Exception) -> None:
         raise RuntimeError(f"the GPU does not answer any more: {dead}") from error
 
 
-def accuracy_and_time(check: AnyCheck, compile: bool = False, time: bool = True, section: str = "losses") -> Row:
+def accuracy_and_time(check: Check, compile: bool = False, time: bool = True, section: str = "losses") -> Row:
     """Compares the library with the truth and torch; on a GPU, with ``time``, also measures forward and backward."""
     operands = check.operands()
     outcome = perform(check, operands)
@@ -118,7 +115,7 @@ def accuracy_and_time(check: AnyCheck, compile: bool = False, time: bool = True,
     )
 
 
-def rehearse(check: AnyCheck) -> None:
+def rehearse(check: Check) -> None:
     """Makes the library calls of `perform`, and nothing else."""
     operands = check.operands()
     for grad_output in check.upstream(operands):
@@ -130,7 +127,7 @@ def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | 
     return max((x for x in map(of, comparisons) if x is not None), default=None)
 
 
-def functions(check: AnyCheck, outcome: Outcome, compile: bool) -> dict[str, Callable[..., torch.Tensor]]:
+def functions(check: Check, outcome: Outcome, compile: bool) -> dict[str, Callable[..., torch.Tensor]]:
     """The functions to time, by name."""
     found = {"ours": check.ours()}
     if outcome.torch:
@@ -143,7 +140,7 @@ def functions(check: AnyCheck, outcome: Outcome, compile: bool) -> dict[str, Cal
 
 
 def measured(
-    check: AnyCheck, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
+    check: Check, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
 ) -> dict[str, float]:
     """Median milliseconds of forward and backward, interleaved; forward alone if nothing requires grad."""
     upstream = check.upstream(operands)[0]

@@ -1,0 +1,120 @@
+"""The checks of losses of rows, with each kind of target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, ClassVar
+
+from comparing.matrix import LAYOUT_DTYPES, NARROW, Matrix
+from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.testing.softmax.check import GIVEN, MASK, ROW_LAYOUTS, SoftmaxCheck
+
+#: The layouts in which arguments and dtypes are tried.
+USUAL = ("subwarp", "label_only")
+
+#: Reductions with distinct orders of additions and distinct results.
+REPEATED_AS = ("mean", "none")
+
+#: Layouts in which arrays of another library are tried.
+ARRAY_LAYOUTS = (*USUAL, "thread_per_row")
+
+#: The loss that is tried with every argument, reduction and layout, even with `few`. The others share its kernels'
+#: skeletons.
+FIRST = ("cross_entropy", "indices")
+
+
+def cases(loss: SoftmaxLoss, kind: str) -> list[dict[str, Any]]:
+    """The cases of the definition, and each further argument that changes the result, alone and all together."""
+    weights = {str(loss.weights): True} if loss.weights else {}
+    scaled = {"logit_scale": {"softcap": 2.5, "logit_scale": 0.5}, "temperature": {"temperature": 2.0}}
+    more: list[dict[str, Any]] = [weights, dict(scaled.get(str(loss.scale), {})), {MASK: True}]
+    if kind == "indices":
+        more.append({"ignore_index": 1})
+    own = {k: v for case in loss.cases for k, v in case.items() if k not in loss.only_of_indices or kind == "indices"}
+    every = {k: v for x in (*more, own) for k, v in x.items() if k not in (MASK, "ignore_index", "logit_scale")}
+    found = [*map(dict, loss.cases), *(x for x in more if x), every]
+    return [x for i, x in enumerate(found) if x not in found[:i]]
+
+
+class SoftmaxMatrix(Matrix):
+    """Every kind of target, argument, dtype, reduction and layout of a loss of rows."""
+
+    Definition: ClassVar = SoftmaxLoss
+    section = "rows of logits"
+    heading = "losses of rows of logits"
+    layouts = ROW_LAYOUTS
+    array_layouts = ARRAY_LAYOUTS
+
+    loss: SoftmaxLoss
+
+    def bases(self) -> list[SoftmaxCheck]:
+        return [SoftmaxCheck(self.loss, kind=x, **self.where) for x in self.loss.targets]
+
+    def checks(self) -> list[SoftmaxCheck]:
+        # A shape determines the layout.
+        return [] if self.selection.shape and self.selection.layouts else super().checks()
+
+    def everything(self) -> Iterator[SoftmaxCheck]:
+        if self.selection.shape:
+            yield from self.once()
+            return
+        for base in self.bases():
+            for check in self.laid_out(base, dict.fromkeys(self.dtypes, self.reductions)):
+                yield from (replace(check, case=x) for x in cases(self.loss, base.kind))
+
+    def once(self) -> Iterator[SoftmaxCheck]:
+        """Every case and dtype with every reduction, and every layout at least once."""
+        shape = self.selection.shape
+        for base in self.bases():
+            for case, dtypes, reduction in product(cases(self.loss, base.kind), self.dtypes, self.reductions):
+                check = replace(base, case=case, dtypes=dtypes, reduction=reduction)
+                if shape:
+                    yield replace(check, layout=GIVEN, shape=tuple(shape))
+                else:
+                    yield from (replace(check, layout=x) for x in USUAL)
+            if not shape:
+                yield from self.laid_out(base, LAYOUT_DTYPES)
+
+    def among_few(self, check: SoftmaxCheck) -> bool:
+        """With the first loss each option, layout and reduction occurs."""
+        first = (check.loss.name, check.kind) == FIRST
+        usual, plain = check.layout in USUAL, not check.case
+        if not usual:
+            alone = plain and check.dtypes == ("float32",) and check.reduction == "mean"
+            return alone and (first or check.loss.row is None)
+        if check.dtypes != ("float32",):
+            return plain and check.reduction == "mean" and (first or check.dtypes == ("bfloat16",))
+        if not plain:
+            return check.reduction == "mean" and (first or MASK not in check.case)
+        return first or check.reduction in ("mean", "none")
+
+    def among_covered(self, check: SoftmaxCheck) -> bool:
+        """Options of losses other than the first do not meet every dtype."""
+        return (check.loss.name, check.kind) == FIRST or not check.case or check.dtypes == ("float32",)
+
+    def repeated(self) -> Iterator[SoftmaxCheck]:
+        """With `few`, one check that has everything."""
+        for x in self.checks():
+            if not x.case and x.dtypes == ("float32",) and x.reduction in REPEATED_AS:
+                first = (x.loss.name, x.kind, x.reduction) == (*FIRST, "mean") and x.layout in USUAL
+                if first or not self.selection.few:
+                    yield x
+
+    def plain(self) -> list[SoftmaxCheck]:
+        """A float32 mean for each kind of target."""
+        drawn = [replace(base, layout=x) for base in self.bases() for x in USUAL]
+        return [x for x in drawn if x.possible]
+
+    def candidates_of_line(self) -> Iterator[SoftmaxCheck]:
+        for plain in self.plain():
+            first = (self.loss.name, plain.kind) == FIRST
+            every = cases(self.loss, plain.kind)
+            # The longest case has all arguments at once.
+            chosen = every if first else [*self.loss.cases, max(every, key=len)]
+            yield from (replace(plain, case=x) for x in chosen)
+            yield from (replace(plain, reduction=x) for x in ("none", "sum", "batchmean"))
+            narrow = [replace(plain, dtypes=NARROW, layout=x) for x in ("block", plain.layout)]
+            yield from [x for x in narrow if x.possible][:1]
+            yield from (replace(plain, layout=x) for x in (ROW_LAYOUTS if first else ("thread_per_row",)))
