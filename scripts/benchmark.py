@@ -26,6 +26,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -34,9 +35,8 @@ from rich.console import Console
 
 from benchmarking import figures, plot, records, report
 from cupylosses.checks import FLOATING
+from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 CANNOT = 2
 
@@ -89,10 +89,17 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def chosen_losses(names: Sequence[str] | None) -> list[Loss]:
+def chosen_losses(names: Sequence[str] | None) -> list[Definition]:
     """The losses by name, or all. Those of the project's figures come first, in case the budget runs out."""
-    chosen = [x for name, x in registry(Loss).items() if names is None or name in names]
+    chosen = [x for name, x in registry().items() if names is None or name in names]
     return sorted(chosen, key=lambda x: x.name not in figures.LOSSES)
+
+
+def section(name: str) -> Any:
+    """The module or object with the ``COLUMNS`` of a section and its ``measure``, which yields rows."""
+    from benchmarking import throughput
+
+    return throughput.sections().get(name) or importlib.import_module(f"benchmarking.{name}")
 
 
 def exponents(text: str) -> tuple[int, ...]:
@@ -176,7 +183,6 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     sizes = options.sizes or (figures.SIZES if options.quick else SIZES)
     run = Run(
         chosen_losses(options.loss),
-        [x for name, x in registry(SoftmaxLoss).items() if options.loss is None or name in options.loss],
         options.dtype,
         sizes,
         options.compile_sizes,
@@ -188,7 +194,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
         lambda what: console.print(f"[{budget.spent:5.1f} s] {what}", markup=False, highlight=False),
     )
     console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, highlight=False)
-    sections = {name: importlib.import_module(f"benchmarking.{name}") for name in options.sections}
+    sections = {name: section(name) for name in options.sections}
     try:
         writers = {name: records.Writer(options.out, name, x.COLUMNS, where) for name, x in sections.items()}
     except ValueError as error:
@@ -196,9 +202,9 @@ def measure(options: argparse.Namespace, console: Console) -> int:
         return CANNOT
     rows: dict[str, list[records.Row]] = {name: [] for name in sections}
     crashed = False
-    for name, section in sections.items():
+    for name, measured in sections.items():
         try:
-            for row in section.measure(run):
+            for row in measured.measure(run):
                 writers[name].write(row)
                 rows[name].append(row)
         except Exception:

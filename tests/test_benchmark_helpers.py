@@ -31,18 +31,20 @@ from benchmarking import (
     figures,
     host_parts,
     plot,
+    pointwise,
     providers,
     records,
     report,
-    row_workloads,
+    softmax,
     startup,
     throughput,
     timing,
     workloads,
 )
 from benchmarking.figures import BARS, HINGE_COLUMNS, KL_PROBABILITIES, MODES, Bar, verdict
-from benchmarking.row_workloads import RowWorkload
-from benchmarking.workloads import Inputs, Workload, sweep
+from benchmarking.pointwise import sweep
+from benchmarking.softmax import SoftmaxWorkload
+from benchmarking.workloads import Inputs, Workload
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import evaluation
 from cupylosses.checks import FLOATING
@@ -115,7 +117,7 @@ def test_traffic_is_every_operand_once_and_every_gradient_once(dtype: str, mode:
 
 
 def test_a_broadcast_operand_counts_with_its_own_size() -> None:
-    hinge = next(x for x in workloads.special() if x.title == HINGE_COLUMNS)
+    hinge = next(x for x in pointwise.special() if x.title == HINGE_COLUMNS)
     full, row = 4 << 30, 4 << 15
     assert hinge.elements == 1 << 30
     assert hinge.traffic("forward") == full + row
@@ -140,10 +142,10 @@ def test_there_are_as_many_sets_as_calls_at_most_and_no_measurement_makes_more_c
 
 
 def test_what_the_figures_need_is_measured_first() -> None:
-    chosen = workloads.selection(list(registry(Loss).values()), figures.DTYPES, (10, 28, 30), (28,))
-    needed = [workloads.is_figure(x) for x in chosen]
+    chosen = pointwise.selection(list(registry(Loss).values()), figures.DTYPES, (10, 28, 30), (28,))
+    needed = [pointwise.is_figure(x) for x in chosen]
     assert needed == sorted(needed, reverse=True)
-    assert sum(needed) == len(workloads.special()) + len(figures.LOSSES) * len(figures.DTYPES) * len(figures.SIZES)
+    assert sum(needed) == len(pointwise.special()) + len(figures.LOSSES) * len(figures.DTYPES) * len(figures.SIZES)
     assert {x.elements for x in chosen if x.compiled and x.title == figures.SWEEP} == {1 << 28}
 
 
@@ -172,11 +174,11 @@ def test_a_step_computes_the_gradients_of_its_mode_and_drops_them(on_cpu: None, 
     assert [x.grad for x in operands] == [None, None]
 
 
-def row_workloads_of_a_run() -> list[RowWorkload]:
-    return row_workloads.selection(list(registry(SoftmaxLoss).values()), figures.DTYPES, quick=False)
+def row_workloads_of_a_run() -> list[SoftmaxWorkload]:
+    return softmax.selection(list(registry(SoftmaxLoss).values()), figures.DTYPES, quick=False)
 
 
-def shrunk(workload: RowWorkload) -> RowWorkload:
+def shrunk(workload: SoftmaxWorkload) -> SoftmaxWorkload:
     """A copy with few rows and classes."""
     first, second, *weights = workload.shapes
     small = tuple(min(n, most) for n, most in zip(first, (4, 7, 3, 2), strict=False))
@@ -192,7 +194,7 @@ def test_rows_of_logits_are_the_shapes_and_options_of_the_figures() -> None:
     assert len({tuple(x.values()) for x in described}) == len(chosen), "each is told from the others by its columns"
     assert {x.loss.name for x in chosen} == set(registry(SoftmaxLoss))
     assert all(x.beside and x.beside.bytes for x in chosen if x.title == figures.OPTIONS)
-    quick = row_workloads.selection(list(registry(SoftmaxLoss).values()), figures.DTYPES, quick=True)
+    quick = softmax.selection(list(registry(SoftmaxLoss).values()), figures.DTYPES, quick=True)
     assert {(x.loss.name, x.kind) for x in quick} == {("cross_entropy", "indices")}
 
 
@@ -206,7 +208,7 @@ def test_rows_of_logits_are_the_shapes_and_options_of_the_figures() -> None:
     ],
 )
 def test_traffic_of_rows(kind: str, case: dict[str, Any], mode: str, expected: int) -> None:
-    workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (6, 5), "bfloat16", "", case, kind=kind)
+    workload = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], (6, 5), "bfloat16", "", case, kind=kind)
     assert workload.traffic(mode) == expected
     assert (workload.elements, workload.shape) == (30, (6, 5))
 
@@ -223,9 +225,7 @@ def test_operands_of_rows_are_what_their_loss_takes(on_cpu: None, sets: int) -> 
             sums = second.float().exp().sum(1) if workload.case.get("log_target") else second.float().sum(1)
             torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0.02, atol=0)
         assert [x.shape for x in weights] == [workload.shape[1:2]] * ("weight" in workload.case)
-    image = row_workloads.rows(
-        registry(SoftmaxLoss)["cross_entropy"], (4, 3, 16, 16), "float32", "", {"ignore_index": 255}
-    )
+    image = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 3, 16, 16), "float32", "", {"ignore_index": 255})
     ignored = (Inputs(image)[0][1] == 255).float().mean()
     assert 0.05 < ignored < 0.25
 
@@ -238,7 +238,7 @@ def cases(loss: Loss) -> Iterator[Workload]:
     for case in loss.cases:
         for reduction in loss.reductions[1:]:
             yield Workload(loss, ((8, 8),) * len(loss.operands), "float32", case=case, reduction=reduction)
-    for x in workloads.special():
+    for x in pointwise.special():
         if x.loss.name == loss.name:
             yield replace(x, shapes=tuple(tuple(n // 2048 for n in shape) for shape in x.shapes), dtype="float32")
 
@@ -330,7 +330,7 @@ def test_peers_take_part_with_options_that_they_have(on_cpu: None, peers_of_rows
     every = {figures.LIGER, figures.QUACK, figures.QUACK_OP}
 
     def found(case: dict[str, Any], mode: str = "forward+backward", **more: Any) -> set[str]:
-        return set(providers.peers(row_workloads.rows(loss, (4, 7), "float32", "", case, **more), mode))
+        return set(providers.peers(softmax.rows(loss, (4, 7), "float32", "", case, **more), mode))
 
     assert found({}) == every
     assert found({}, "forward") == every - {figures.QUACK_OP}
@@ -338,12 +338,12 @@ def test_peers_take_part_with_options_that_they_have(on_cpu: None, peers_of_rows
         assert found(case) == {figures.LIGER}
     assert found({"gamma": 2.0}) == found({}, kind="probabilities") == set()
 
-    workload = row_workloads.rows(loss, (4, 7), "float32", "", {"z_loss": 0.25, "weight": True, "ignore_index": 2})
+    workload = softmax.rows(loss, (4, 7), "float32", "", {"z_loss": 0.25, "weight": True, "ignore_index": 2})
     x, y, w = Inputs(workload)[0]
     expected = torch.nn.functional.cross_entropy(x, y, w, ignore_index=2) + 0.25
     assert providers.peers(workload, "forward")[figures.LIGER](x, y, w) == expected
 
-    image = row_workloads.rows(loss, (2, 3, 4, 5), "float32", "")
+    image = softmax.rows(loss, (2, 3, 4, 5), "float32", "")
     operands = Inputs(image)[0]
     calls = providers.peers(image, "forward")
     statuses = providers.attempts({name: lambda call=call: call(*operands) for name, call in calls.items()})
@@ -353,7 +353,7 @@ def test_peers_take_part_with_options_that_they_have(on_cpu: None, peers_of_rows
 def test_a_peer_that_cannot_be_imported_is_a_failure_and_one_that_is_not_there_is_named(
     on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
+    workload = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
     assert providers.peers(workload, "forward") == {}
     assert providers.not_installed([figures.EAGER, figures.QUACK]) == {figures.QUACK: "no package quack"}
     # A package without the module, as another version may be.
@@ -537,10 +537,10 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
     of_rows = [x.describe("forward", figures.KEY) for x in row_workloads_of_a_run()]
     for column in ("loss", "shape", "case"):
         known.setdefault(column, set()).update(x[column] for x in of_rows)
-    known["elements"].add(row_workloads.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
+    known["elements"].add(softmax.SoftmaxWorkload.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
     assert {bar.section for bar in BARS} == set(report.TABLES)
     for bar in BARS:
-        columns = importlib.import_module(f"benchmarking.{bar.section}").COLUMNS
+        columns = benchmark.section(bar.section).COLUMNS
         assert {bar.column, *bar.where} <= set(columns), bar.what
         for column, values in bar.where.items():
             assert set(values) <= known[column], bar.what
@@ -548,7 +548,7 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
 
 def test_the_titles_of_the_figures_are_those_of_workloads() -> None:
     titles = {KL_PROBABILITIES, HINGE_COLUMNS, figures.MASKED, figures.WEIGHTED, figures.BY_ROW}
-    assert {x.title for x in workloads.special()} == titles
+    assert {x.title for x in pointwise.special()} == titles
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -561,7 +561,7 @@ def rows_to_draw() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {"throughput": [], "rows": []}
 
     def add(file: str, workload: Workload, shares: dict[str, float | None]) -> None:
-        columns = importlib.import_module(f"benchmarking.{file}").COLUMNS
+        columns = benchmark.section(file).COLUMNS
         for name, share in shares.items():
             measured = {
                 "provider": name,
@@ -575,7 +575,7 @@ def rows_to_draw() -> dict[str, list[dict[str, Any]]]:
             compiled = {"compile": 0.5} if exponent == 28 else {}
             add("throughput", sweep(registry(Loss)[loss], "float32", exponent), {**shares, **compiled})
     for (shape, dtype, _), quack in zip(figures.LOGITS[figures.ROWS][:2], (0.6, None), strict=True):
-        workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], shape, dtype, figures.ROWS)
+        workload = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], shape, dtype, figures.ROWS)
         add("rows", workload, {**shares, "quack": quack, "liger": 0.4})
     return found
 
@@ -585,7 +585,7 @@ def test_the_picture_is_drawn_from_the_rows_on_disk(tmp_path: Path, capsys: pyte
     for file, rows in rows_to_draw().items():
         assert benchmark.main(["--plot", "--out", str(tmp_path), "--picture", str(picture)]) == benchmark.CANNOT
         assert f"{file}.csv has no rows" in capsys.readouterr().out.replace("\n", " ")
-        writer = records.Writer(tmp_path, file, importlib.import_module(f"benchmarking.{file}").COLUMNS, WHERE)
+        writer = records.Writer(tmp_path, file, benchmark.section(file).COLUMNS, WHERE)
         for row in rows:
             writer.write(row)
     assert benchmark.main(["--plot", "--out", str(tmp_path), "--picture", str(picture)]) == 0
@@ -670,9 +670,7 @@ def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
 
 @pytest.fixture
 def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    graph, host, memory, accuracy = (
-        importlib.import_module(f"benchmarking.{name}") for name in ("graph", "host", "memory", "accuracy")
-    )
+    graph, host, accuracy = (importlib.import_module(f"benchmarking.{x}") for x in ("graph", "host", "accuracy"))
     monkeypatch.setattr(benchmark, "why_not", lambda: None)
     monkeypatch.setattr(records, "environment", lambda: WHERE)
     gpu_stand_ins.stand_ins(monkeypatch)
@@ -680,26 +678,26 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # The real one runs before each of some hundred timings.
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(memory, "EXPONENT", 8)
+    monkeypatch.setattr(pointwise, "LARGE", 8)
     monkeypatch.setattr(accuracy, "EXPONENT", 8)
     monkeypatch.setattr(graph, "EXPONENTS", (6,))
     monkeypatch.setattr(graph, "QUICK_EXPONENTS", (6,))
     monkeypatch.setattr(graph, "captured", lambda call, inputs: SimpleNamespace(replay=lambda: call(*inputs[0])))
     monkeypatch.setattr(host, "parts", lambda *_: {"whole": timing.Timing(3.0, 2.0, 4.0, 5)})
     monkeypatch.setattr(startup, "_child", lambda loss, cache: {"status": "ok", "total_s": 0.1})
-    hinge = next(x for x in workloads.special() if x.title == HINGE_COLUMNS)
+    hinge = next(x for x in pointwise.special() if x.title == HINGE_COLUMNS)
     small = [replace(hinge, shapes=((4, 8), (8,)), compiled=False)]
-    monkeypatch.setattr(workloads, "special", lambda: tuple(small))
+    monkeypatch.setattr(pointwise, "special", lambda: tuple(small))
 
     def little(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n % 7 + 2 for n in shape)
 
     rows = {title: [(little(s), *more) for s, *more in found] for title, found in figures.LOGITS.items()}
-    monkeypatch.setattr(row_workloads, "LOGITS", rows)
-    monkeypatch.setattr(row_workloads, "ODD", little(figures.ODD))
+    monkeypatch.setattr(softmax, "LOGITS", rows)
+    monkeypatch.setattr(softmax, "ODD", little(figures.ODD))
     for name in ("PLAIN_LOGITS", "LARGE_LOGITS"):
         shape, dtype = getattr(figures, name)
-        monkeypatch.setattr(row_workloads, name, (little(shape), dtype))
+        monkeypatch.setattr(softmax, name, (little(shape), dtype))
 
 
 def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -> None:
@@ -803,7 +801,7 @@ def test_providers_are_chosen_and_one_that_overwrites_has_operands_of_its_own(
 
     monkeypatch.setattr(providers, "expressions", lambda workload: watched(expressions(workload)))
     monkeypatch.setattr(providers, "peers", lambda *given: watched(peers(*given)))
-    workload = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
+    workload = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
     run: Any = SimpleNamespace(providers=wanted, target=0.001, say=print)
     found = {r["provider"]: r["status"] for r in throughput.timed(workload, run, ["forward+backward"], [])}
     assert found == dict.fromkeys(("ours", *wanted, "copy"), "ok")
@@ -812,7 +810,7 @@ def test_providers_are_chosen_and_one_that_overwrites_has_operands_of_its_own(
 
 
 def test_time_beside_the_plain_case_is_per_byte() -> None:
-    plain = row_workloads.rows(registry(SoftmaxLoss)["cross_entropy"], (8, 16), "float32", "")
+    plain = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], (8, 16), "float32", "")
     workload = replace(plain, shapes=((16, 16), (16,)), beside=plain)
     times = {"ours": 3.0, "plain": 1.0, "copy": 1.0}
     timings = {name: timing.Timing(ms, ms, ms, 9) for name, ms in times.items()}
@@ -919,7 +917,7 @@ def test_files_of_another_version_stop_a_run_before_it_measures(stand_ins: None,
 
 @pytest.mark.parametrize("name", report.TABLES)
 def test_tables_take_rows_of_failures(name: str) -> None:
-    columns = importlib.import_module(f"benchmarking.{name}").COLUMNS
+    columns = benchmark.section(name).COLUMNS
     row = dict.fromkeys(columns) | {"status": "out of memory", "provider": "ours", "elements": 8, "kind": "call"}
     row |= {"workload": figures.SWEEP, "loss": "mse_loss", "what": "forward", "shape": "8"}
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

@@ -8,13 +8,12 @@ from functools import partial
 
 import torch
 
+from benchmarking.pointwise import sweep
 from benchmarking.providers import attempt, expressions
 from benchmarking.records import Row
 from benchmarking.selection import Run
-from benchmarking.workloads import Inputs, Workload, sweep
-from cupylosses.testing.pointwise.truth import truth
+from benchmarking.workloads import Inputs, Workload
 from cupylosses.testing.tolerance import errors, ulp
-from cupylosses.testing.truth import flushes
 
 EXPONENT = 30
 
@@ -23,7 +22,7 @@ COLUMNS = ("loss", "elements", "dtype", "provider", "status", "value", "truth", 
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of all losses."""
-    for loss in run.section_losses:
+    for loss in run.swept_losses:
         workload = sweep(loss, "float32", EXPONENT)
         if run.begin(f"{workload}: accuracy"):
             yield from _measure(workload)
@@ -46,10 +45,7 @@ def _measure(workload: Workload) -> Iterator[Row]:
 
 def _with_truth(workload: Workload) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     operands = Inputs(workload)[0]
-    values = workload.loss.values(workload.case)
-    nothing = [False] * len(operands)
-    found = truth(workload.loss, operands, values, workload.reduction, wanted=nothing, flush=flushes(operands))
-    return operands, found.value.exact
+    return operands, workload.truth(operands)
 
 
 def ulps(value: torch.Tensor, exact: torch.Tensor) -> float:

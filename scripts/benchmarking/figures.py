@@ -14,6 +14,8 @@ from cupylosses.engines.pointwise.definition import Loss
 #: Losses, dtypes and sizes (as powers of two) of most figures.
 LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
 DTYPES = ("float32", "bfloat16")
+#: The losses of a quick run.
+QUICK_LOSSES = (*LOSSES, "cross_entropy")
 SIZES = (28, 30)
 
 #: Modes of computation, with the number of operands that get a gradient (None: all).

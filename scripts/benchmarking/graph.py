@@ -9,10 +9,11 @@ import torch
 
 from benchmarking import timing
 from benchmarking.figures import EAGER
+from benchmarking.pointwise import sweep
 from benchmarking.providers import Call, attempt, rivals
 from benchmarking.records import Row
 from benchmarking.selection import Run
-from benchmarking.workloads import Inputs, Workload, step, sweep
+from benchmarking.workloads import Inputs, Workload, step
 
 EXPONENTS = (10, 12, 14, 17, 20, 22, 24)
 QUICK_EXPONENTS = (10, 17, 20)
@@ -27,7 +28,7 @@ COLUMNS = (
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of all losses at all sizes."""
-    for loss in run.section_losses:
+    for loss in run.swept_losses:
         for exponent in QUICK_EXPONENTS if run.quick else EXPONENTS:
             workload = sweep(loss, "float32", exponent)
             if run.begin(f"{workload}: CUDA graph"):

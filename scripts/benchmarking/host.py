@@ -7,16 +7,14 @@ from functools import partial
 
 import torch
 
-from benchmarking import row_workloads, timing
+from benchmarking import timing
 from benchmarking.figures import EAGER, OURS
 from benchmarking.host_parts import parts
 from benchmarking.providers import OK, attempt, attempts, ours, rivals
 from benchmarking.records import Row
 from benchmarking.selection import Run
 from benchmarking.timing import Timing
-from benchmarking.workloads import Inputs, Workload, step, sweep
-
-EXPONENT = 6
+from benchmarking.workloads import Inputs, Workload, step
 
 #: The calls, with the number of operands that get a gradient.
 CALLS: Mapping[str, int] = {"forward": 0, "forward with grad": 1, "forward+backward": 1}
@@ -28,21 +26,18 @@ COLUMNS = (
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses, losses of rows at their own logits; the first loss also by its parts."""
-    for number, loss in enumerate(run.section_losses):
-        if not run.begin(f"{loss.name}: host time"):
+    """Rows of all losses; the first that has any size also by its parts."""
+    broken_down = False
+    for loss in run.section_losses:
+        workload = Workload.of(loss).tiny(loss)
+        if not run.begin(f"{workload}: host time"):
             continue
-        workload = sweep(loss, "float32", EXPONENT)
         for what, differentiated in CALLS.items():
             yield from _measure(workload, what, differentiated)
-        if number == 0:
-            inputs = Inputs(workload)
+        if workload.sweeps and not broken_down:
+            broken_down, inputs = True, Inputs(workload)
             for what in ("forward", "forward+backward"):
                 yield from _breakdown(workload, what, inputs)
-    for workload in map(row_workloads.tiny, run.section_row_losses):
-        if run.begin(f"{workload}: host time"):
-            for what, differentiated in CALLS.items():
-                yield from _measure(workload, what, differentiated)
 
 
 def _measure(workload: Workload, what: str, differentiated: int) -> Iterator[Row]:

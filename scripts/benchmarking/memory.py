@@ -7,23 +7,18 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarking import row_workloads
 from benchmarking.providers import Call, attempt, expressions
 from benchmarking.records import Row
 from benchmarking.selection import Run
-from benchmarking.workloads import Inputs, Workload, sweep
-
-EXPONENT = 28
+from benchmarking.workloads import Inputs, Workload
 
 COLUMNS = ("loss", "elements", "dtype", "mode", "provider", "status", "outputs", "peak", "beyond_outputs")
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses; losses of rows with the logits of a large vocabulary. The very first call is measured, so
-    memory that the library keeps for itself counts.
-    """
-    workloads: list[Workload] = [sweep(loss, "float32", EXPONENT) for loss in run.section_losses]
-    for workload in [*workloads, *map(row_workloads.large, run.section_row_losses)]:
+    """Rows of all losses. The very first call is measured, so memory that the library keeps for itself counts."""
+    for loss in run.section_losses:
+        workload = Workload.of(loss).large(loss)
         if run.begin(f"{workload}: peak memory"):
             yield from _measure(workload)
             gc.collect()

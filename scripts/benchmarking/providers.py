@@ -7,7 +7,6 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -16,29 +15,12 @@ from rich.text import Text
 
 from benchmarking import workloads
 from benchmarking.figures import COMPILE, EAGER, LIGER, NAIVE, OURS, QUACK, QUACK_OP, RIVALS
-from benchmarking.row_workloads import RowWorkload
 from benchmarking.workloads import Workload
-from cupylosses.engines.pointwise.definition import ModifiedLoss
 from cupylosses.testing.eager import Call
-from cupylosses.testing.pointwise.eager import formula
 
 OK = "ok"
 
 Result = TypeVar("Result")
-
-
-def _kl(xp: Any, input: torch.Tensor, target: torch.Tensor, log_target: bool, log_input: bool) -> torch.Tensor:
-    log_t = target if log_target else torch.log(target)
-    return (torch.exp(target) if log_target else target) * (log_t - (input if log_input else torch.log(input)))
-
-
-def _hinge(xp: Any, input: torch.Tensor, target: torch.Tensor, margin: float) -> torch.Tensor:
-    return torch.clamp(margin - input * target, min=0)
-
-
-#: Formulas as people write them, for losses whose reference guards edges that these would not: timing the guards would
-#: flatter this library.
-FORMULAS: dict[str, Callable[..., torch.Tensor]] = {"hinge_loss": _hinge, "kl_div": _kl}
 
 
 def ours(workload: Workload) -> Call:
@@ -47,14 +29,8 @@ def ours(workload: Workload) -> Call:
 
 
 def naive(workload: Workload) -> Call | None:
-    """The formula, one torch operation at a time, with its mean (or the requested reduction); None if the workload has
-    its own expression.
-    """
-    loss = workload.loss
-    if isinstance(workload, RowWorkload) or isinstance(loss, ModifiedLoss) or workload.dim is not None:
-        return None
-    written = replace(loss, reference=FORMULAS.get(loss.name, loss.reference))
-    return formula(written, loss.values(workload.case), workload.reduction)
+    """The formula, one torch operation at a time."""
+    return workload.naive()
 
 
 def eager(workload: Workload) -> Call | None:
@@ -123,7 +99,7 @@ def _with_options(
 
     ``theirs`` maps our option names to the peer's, where they differ.
     """
-    if not isinstance(workload, RowWorkload) or workload.kind != "indices":
+    if workload.kind != "indices":
         return None
     known = inspect.signature(function).parameters
     options = {theirs.get(name, name): value for name, value in workload.options.items()}

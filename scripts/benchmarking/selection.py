@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarking import figures
 from benchmarking.timing import Budget
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
+from benchmarking.workloads import Workload
+from cupylosses.definition.base import Definition
+from cupylosses.testing.by_engine import ByEngine
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,7 @@ class Run:
     in seconds.
     """
 
-    losses: Sequence[Loss]
-    row_losses: Sequence[SoftmaxLoss]
+    losses: Sequence[Definition]
     dtypes: Sequence[str]
     sizes: Sequence[int]
     compile_sizes: Sequence[int]
@@ -30,14 +31,18 @@ class Run:
     say: Callable[[str], None]
 
     @property
-    def section_losses(self) -> list[Loss]:
+    def section_losses(self) -> list[Definition]:
         """The losses of all sections but throughput: in a quick run, those of the figures."""
-        return [x for x in self.losses if not self.quick or x.name in figures.LOSSES]
+        return [x for x in self.losses if not self.quick or x.name in figures.QUICK_LOSSES]
 
     @property
-    def section_row_losses(self) -> list[SoftmaxLoss]:
-        """The losses of rows of these sections."""
-        return [x for x in self.row_losses if not self.quick or x.name == "cross_entropy"]
+    def swept_losses(self) -> list[Any]:
+        """Of these, the losses whose operands may have one shape of any size."""
+        return [x for x in self.section_losses if Workload.of(x).sweeps]
+
+    def losses_of(self, kind: type[ByEngine]) -> list[Any]:
+        """The losses of an engine, by a class that belongs to it."""
+        return [x for x in self.losses if isinstance(x, kind.Definition)]
 
     def begin(self, what: str) -> bool:
         """True if the budget allows ``what`` to begin; then prints it."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from benchmarking.records import ROOT, Row
 from benchmarking.selection import Run
+from benchmarking.workloads import Workload
 
 #: Seconds after which a child process is killed.
 TIMEOUT = 120
@@ -20,7 +21,7 @@ COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "to
 
 def measure(run: Run) -> Iterator[Row]:
     """One row for the empty cache and one for the warm cache, for the first loss of the run."""
-    losses = run.section_losses or run.losses
+    losses = run.swept_losses or [x for x in run.losses if Workload.of(x).sweeps]
     if not losses:
         return
     loss = losses[0].name

@@ -1,4 +1,11 @@
-"""Throughput: GPU time of every provider over losses, sizes, dtypes and modes, beside a copy of as many bytes."""
+"""Throughput: GPU time of every provider over losses, sizes, dtypes and modes, beside a copy of as many bytes; for each
+section of the report with such measurements, element-wise losses and losses of rows of logits.
+
+Every provider computes the mean's divisor and the gradient that it scales, so the timing covers all launches of a
+training step. Two peers of cross entropy do less: `liger` writes the gradient over the logits (it has its own copy,
+which holds gradients from the second call on), and `quack one pass` is QuACK's operator below its autograd Function,
+whose values are per row and whose gradients are those of the sum.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +17,39 @@ import torch
 
 from benchmarking import timing
 from benchmarking.figures import COPY, KEY, OURS, PLAIN
-from benchmarking.providers import OK, OVERWRITING, attempt, attempts, ours, providers
+from benchmarking.providers import OK, OVERWRITING, attempt, attempts, not_installed, ours, providers
 from benchmarking.records import Row
 from benchmarking.selection import Run
 from benchmarking.timing import Timing
-from benchmarking.workloads import DEVICE, Inputs, Workload, is_figure, selection, set_count, step
+from benchmarking.workloads import DEVICE, Inputs, Workload, set_count, step
 
 COLUMNS = (
     *KEY, "status", "ms", "ms_low", "ms_high", "repetitions", "bytes", "tb_per_s", "copy_fraction", "speedup_of_ours",
 )  # fmt: skip
 
 
-def measure(run: Run) -> Iterator[Row]:
-    """Rows of all workloads of the run."""
-    workloads = selection(run.losses, run.dtypes, run.sizes, run.compile_sizes)
-    for workload in workloads:
-        if (not run.quick or is_figure(workload)) and run.begin(str(workload)):
-            compiled = [x for x in run.modes if workload.compiled and (not run.quick or x == "forward+backward")]
-            yield from timed(workload, run, run.modes, compiled)
-            gc.collect()
-            torch.cuda.empty_cache()
+class Section:
+    """The losses whose workloads name this section."""
+
+    def __init__(self, name: str) -> None:
+        self.kinds = [x for x in Workload.every() if x.section == name]
+        self.COLUMNS = (*COLUMNS, *dict.fromkeys(c for x in self.kinds for c in x.more_columns))
+
+    def measure(self, run: Run) -> Iterator[Row]:
+        """Rows of all workloads of the run."""
+        for name, reason in not_installed(run.providers).items():
+            run.say(f"{name} is absent: {reason}")
+        for workload in [x for kind in self.kinds for x in kind.chosen(run)]:
+            if run.begin(str(workload)):
+                modes = [x for x in workload.modes if x in run.modes]
+                yield from timed(workload, run, modes, workload.compiled_in(modes, run.quick))
+                gc.collect()
+                torch.cuda.empty_cache()
+
+
+def sections() -> dict[str, Section]:
+    """The sections by name."""
+    return {name: Section(name) for name in dict.fromkeys(x.section for x in Workload.every())}
 
 
 def timed(workload: Workload, run: Run, modes: Sequence[str], compiled: Collection[str]) -> Iterator[Row]:

@@ -10,36 +10,25 @@ from typing import Any
 
 import torch
 
-from benchmarking import figures, memory, providers, row_workloads, throughput, workloads
+from benchmarking import figures, memory, providers, throughput, workloads
 from benchmarking.figures import COPY, EAGER, OURS
 from benchmarking.selection import Run
 from benchmarking.timing import Budget
 from benchmarking.workloads import Inputs, Workload
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.definition.base import Definition
 
 MODE = "forward+backward"
 
 #: Seconds of GPU time to spend on one measurement.
 TARGET = 0.02
 
-#: At most this power of two of elements for an element-wise loss: 256 MiB of float32, more than any cache holds.
-EXPONENT = 26
-
 #: Memory reserved for torch's intermediates, in multiples of an operand; operands are small enough to leave it free.
 INTERMEDIATES = 24
 
 
-def workload(loss: Loss | SoftmaxLoss, free: int) -> Workload:
+def workload(loss: Definition, free: int) -> Workload:
     """The timed call of a loss, as large as fits into ``free`` bytes of memory."""
-    if isinstance(loss, SoftmaxLoss):
-        (count, classes), dtype = figures.PLAIN_LOGITS
-        fits = free // (INTERMEDIATES * classes * getattr(torch, dtype).itemsize)
-        # A power of two, like full batches.
-        count = min(count, 1 << max(0, fits.bit_length() - 1))
-        return row_workloads.rows(loss, (count, classes), dtype, figures.ROWS)
-    fits = free // (INTERMEDIATES * torch.float32.itemsize)
-    return workloads.sweep(loss, "float32", min(EXPONENT, max(1, fits.bit_length() - 1)))
+    return Workload.of(loss).fitting(loss, free // INTERMEDIATES)
 
 
 def described(found: Workload) -> str:
@@ -56,7 +45,7 @@ def calls(found: Workload) -> None:
 
 def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
     """The GPU's fields of a line, and the problems."""
-    run = Run([], [], [], [], [], [MODE], (EAGER,), False, TARGET, Budget(inf), lambda _: None)
+    run = Run([], [], [], [], [MODE], (EAGER,), False, TARGET, Budget(inf), lambda _: None)
     rows = {str(x["provider"]): x for x in throughput.timed(found, run, [MODE], ())}
     problems = [f"{OURS}: {rows[OURS]['status']}"] if rows[OURS]["status"] != providers.OK else []
     peaks = _peaks(found)

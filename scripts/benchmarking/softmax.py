@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +22,7 @@ from benchmarking.figures import (
     ROWS,
     TINY_LOGITS,
 )
+from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
 from cupylosses.definition.base import Operand
@@ -38,16 +39,20 @@ VOID = 255
 
 
 @dataclass(frozen=True)
-class RowWorkload(Workload):
+class SoftmaxWorkload(Workload):
     """A loss of rows. ``shapes`` are those of the logits (classes in the second dimension), of the target and, with a
     ``weight`` in ``case``, of the class weights.
 
     ``kind`` is the kind of target, as in `SoftmaxLoss`; ``beside`` is the workload to compare with.
     """
 
+    Definition: ClassVar = SoftmaxLoss
+    section = "rows"
+    more_columns = ("plain_ratio",)
+
     loss: SoftmaxLoss
     kind: str = "indices"
-    beside: RowWorkload | None = None
+    beside: SoftmaxWorkload | None = None
 
     @property
     def names(self) -> list[str]:
@@ -112,6 +117,28 @@ class RowWorkload(Workload):
     def torchs(self) -> Call | None:
         return twin(self.loss, self.options, self.reduction)
 
+    def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
+        return ["forward+backward"] if self.compiled and (not quick or self.title == EXTREMES) else []
+
+    @classmethod
+    def chosen(cls, run: Run) -> list[SoftmaxWorkload]:
+        return selection(run.losses_of(cls), run.dtypes, run.quick)
+
+    @classmethod
+    def tiny(cls, loss: SoftmaxLoss) -> SoftmaxWorkload:
+        return rows(loss, *TINY_LOGITS, ROWS)
+
+    @classmethod
+    def large(cls, loss: SoftmaxLoss) -> SoftmaxWorkload:
+        return rows(loss, *LARGE_LOGITS, ROWS)
+
+    @classmethod
+    def fitting(cls, loss: SoftmaxLoss, free: int) -> SoftmaxWorkload:
+        (count, classes), dtype = PLAIN_LOGITS
+        fits = free // (classes * getattr(torch, dtype).itemsize)
+        # A power of two, like full batches.
+        return rows(loss, (min(count, 1 << max(0, fits.bit_length() - 1)), classes), dtype, ROWS)
+
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         found = super().describe(mode, columns)
         if "case" in found and self.kind != self.loss.targets[0]:
@@ -131,7 +158,7 @@ def rows(
     title: str,
     case: Mapping[str, Any] | None = None,
     **fields: Any,
-) -> RowWorkload:
+) -> SoftmaxWorkload:
     """A workload with logits of some shape. ``case`` has parameters, flags and other arguments; a ``weight`` of True
     stands for class weights.
     """
@@ -140,25 +167,15 @@ def rows(
     shapes = [tuple(shape), of_rows if kind == "indices" else tuple(shape)]
     if loss.weights in case:
         shapes.append(tuple(shape[1:2]))
-    return RowWorkload(loss, tuple(shapes), dtype, title, case, loss.reduction, kind=kind, **fields)
+    return SoftmaxWorkload(loss, tuple(shapes), dtype, title, case, loss.reduction, kind=kind, **fields)
 
 
-def tiny(loss: SoftmaxLoss) -> RowWorkload:
-    """The workload for host time."""
-    return rows(loss, *TINY_LOGITS, ROWS)
-
-
-def large(loss: SoftmaxLoss) -> RowWorkload:
-    """The workload for peak memory."""
-    return rows(loss, *LARGE_LOGITS, ROWS)
-
-
-def plain() -> RowWorkload:
+def plain() -> SoftmaxWorkload:
     """Cross entropy without options."""
     return rows(registry(SoftmaxLoss)["cross_entropy"], *PLAIN_LOGITS, OPTIONS)
 
 
-def shapes(loss: SoftmaxLoss, *titles: str) -> list[RowWorkload]:
+def shapes(loss: SoftmaxLoss, *titles: str) -> list[SoftmaxWorkload]:
     """The shapes that the figures list under these titles."""
     found = []
     for title in titles:
@@ -169,7 +186,7 @@ def shapes(loss: SoftmaxLoss, *titles: str) -> list[RowWorkload]:
     return found
 
 
-def options() -> list[RowWorkload]:
+def options() -> list[SoftmaxWorkload]:
     """Cross entropy with options, with probabilities, and the other losses, beside plain cross entropy."""
     losses, beside = registry(SoftmaxLoss), plain()
     found = [rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, case, beside=beside) for case in ROW_OPTIONS]
@@ -180,7 +197,7 @@ def options() -> list[RowWorkload]:
     return found
 
 
-def selection(losses: Sequence[SoftmaxLoss], dtypes: Sequence[str], quick: bool) -> list[RowWorkload]:
+def selection(losses: Sequence[SoftmaxLoss], dtypes: Sequence[str], quick: bool) -> list[SoftmaxWorkload]:
     """The workloads of a run. Those that may leave the GPU unusable come last."""
     first = registry(SoftmaxLoss)["cross_entropy"]
     every = [*shapes(first, ROWS, IMAGES), *options(), *shapes(first, EXTREMES)]

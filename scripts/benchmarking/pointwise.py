@@ -1,0 +1,194 @@
+"""Element-wise losses as workloads: sweeps over sizes, and the shapes and options of the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from benchmarking import figures, workloads
+from benchmarking.figures import (
+    BY_ROW,
+    HINGE_COLUMNS,
+    KL_PROBABILITIES,
+    MASKED,
+    SWEEP,
+    WEIGHTED,
+)
+from benchmarking.selection import Run
+from benchmarking.workloads import Workload
+from cupylosses import functional
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.definition import MASK, Loss, ModifiedLoss, modified
+from cupylosses.testing import samples
+from cupylosses.testing.check import bind
+from cupylosses.testing.eager import Call
+from cupylosses.testing.pointwise import truth
+from cupylosses.testing.pointwise.eager import formula, twin
+from cupylosses.testing.truth import flushes
+
+#: Powers of two of elements for host time, for peak memory, and at most for a comparison: 256 MiB of float32, more than
+#: any cache holds.
+TINY, LARGE, FITTING = 6, 28, 26
+
+
+def _kl(xp: Any, input: torch.Tensor, target: torch.Tensor, log_target: bool, log_input: bool) -> torch.Tensor:
+    log_t = target if log_target else torch.log(target)
+    return (torch.exp(target) if log_target else target) * (log_t - (input if log_input else torch.log(input)))
+
+
+def _hinge(xp: Any, input: torch.Tensor, target: torch.Tensor, margin: float) -> torch.Tensor:
+    return torch.clamp(margin - input * target, min=0)
+
+
+#: Formulas as people write them, for losses whose reference guards edges that these would not: timing the guards would
+#: flatter this library.
+FORMULAS: dict[str, Callable[..., torch.Tensor]] = {"hinge_loss": _hinge, "kl_div": _kl}
+
+
+@dataclass(frozen=True)
+class PointwiseWorkload(Workload):
+    """An element-wise loss; ``dim`` has the dimensions to reduce over."""
+
+    Definition: ClassVar = Loss
+    section = "throughput"
+    sweeps = True
+
+    loss: Loss
+    dim: tuple[int, ...] | None = None
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple("bool" if x is MASK else self.dtype for x in self.loss.operands)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(*self.shapes))
+
+    @property
+    def reads_again(self) -> bool:
+        return self.dim is not None
+
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        values = self.loss.values(self.case)
+        return samples.operands(self.loss, values, self.dtypes, shapes, workloads.DEVICE, seed)
+
+    def ours(self) -> Call:
+        function = getattr(functional, self.loss.name)
+        return bind(function, self.loss, self.loss.values(self.case), self.reduction, self.dim)
+
+    def torchs(self) -> Call | None:
+        return self.eager or twin(self.loss, self.case, self.reduction)
+
+    def naive(self) -> Call | None:
+        loss = self.loss
+        if isinstance(loss, ModifiedLoss) or self.dim is not None:
+            return None
+        written = replace(loss, reference=FORMULAS.get(loss.name, loss.reference))
+        return formula(written, loss.values(self.case), self.reduction)
+
+    def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
+        return [x for x in modes if self.compiled and (not quick or x == "forward+backward")]
+
+    def truth(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        values, nothing = self.loss.values(self.case), [False] * len(operands)
+        found = truth.truth(self.loss, operands, values, self.reduction, wanted=nothing, flush=flushes(operands))
+        return found.value.exact
+
+    @classmethod
+    def chosen(cls, run: Run) -> list[PointwiseWorkload]:
+        found = selection(run.losses_of(cls), run.dtypes, run.sizes, run.compile_sizes)
+        return [x for x in found if not run.quick or is_figure(x)]
+
+    @classmethod
+    def tiny(cls, loss: Loss) -> PointwiseWorkload:
+        return sweep(loss, "float32", TINY)
+
+    @classmethod
+    def large(cls, loss: Loss) -> PointwiseWorkload:
+        return sweep(loss, "float32", LARGE)
+
+    @classmethod
+    def fitting(cls, loss: Loss, free: int) -> PointwiseWorkload:
+        fits = free // torch.float32.itemsize
+        return sweep(loss, "float32", min(FITTING, max(1, fits.bit_length() - 1)))
+
+    def __str__(self) -> str:
+        where = f"2^{self.elements.bit_length() - 1}" if self.title == SWEEP else f"({self.title})"
+        return f"{self.loss.name} {self.dtype} {where}"
+
+
+def square(exponent: int) -> tuple[int, int]:
+    """The matrix of 2^exponent elements nearest to a square: rows of 32768 at 2^30."""
+    return 1 << exponent // 2, 1 << (exponent + 1) // 2
+
+
+def sweep(loss: Loss, dtype: str, exponent: int, compiled: bool = False) -> PointwiseWorkload:
+    """A loss of operands of one shape, with its default options."""
+    return PointwiseWorkload(loss, (square(exponent),) * len(loss.operands), dtype, compiled=compiled)
+
+
+def special() -> tuple[PointwiseWorkload, ...]:
+    """The shapes and options of the project's figures."""
+    losses = registry(Loss)
+    return (
+        PointwiseWorkload(
+            losses["kl_div"],
+            ((16384, 16384),) * 2,
+            "float32",
+            KL_PROBABILITIES,
+            {"log_input": False},
+            "batchmean",
+            lambda p, t: torch.nn.functional.kl_div(torch.log(p), t, reduction="batchmean"),
+            compiled=True,
+        ),
+        PointwiseWorkload(losses["hinge_loss"], ((32768, 32768), (32768,)), "float32", HINGE_COLUMNS, compiled=True),
+        *(x for dtype in figures.DTYPES for x in added(losses, dtype)),
+    )
+
+
+def added(losses: Mapping[str, Loss], dtype: str) -> tuple[PointwiseWorkload, ...]:
+    """The options that every loss takes, on one loss: a mask, a weight, and a result per row."""
+    full, row = (16384, 16384), (16384,)
+    mse, huber = losses["mse_loss"], losses["huber_loss"]
+    return (
+        PointwiseWorkload(
+            modified(mse, mask=True),
+            (full, full, full),
+            dtype,
+            MASKED,
+            eager=lambda p, t, m: ((p - t) ** 2 * m).sum() / m.sum(),
+            compiled=True,
+        ),
+        PointwiseWorkload(
+            modified(huber, weight="array"),
+            (full, full, row),
+            dtype,
+            WEIGHTED,
+            eager=lambda p, t, w: (torch.nn.functional.huber_loss(p, t, reduction="none") * w).mean(),
+            compiled=True,
+        ),
+        PointwiseWorkload(
+            mse, (full, full), dtype, BY_ROW, eager=lambda p, t: ((p - t) ** 2).mean(1), compiled=True, dim=(1,)
+        ),
+    )
+
+
+def is_figure(workload: PointwiseWorkload) -> bool:
+    """True if the workload is part of one of the project's figures."""
+    sizes = [1 << n for n in figures.SIZES]
+    known = workload.loss.name in figures.LOSSES and workload.dtype in figures.DTYPES and workload.elements in sizes
+    return known or workload.title != SWEEP
+
+
+def selection(
+    losses: Sequence[Loss], dtypes: Sequence[str], sizes: Sequence[int], compile_sizes: Sequence[int]
+) -> list[PointwiseWorkload]:
+    """The workloads of a run, those of the figures first: the budget may cut the rest."""
+    names = {x.name for x in losses}
+    chosen = [x for x in special() if x.loss.name in names and x.dtype in dtypes]
+    for exponent in sorted(sizes, reverse=True):
+        chosen += [sweep(loss, dtype, exponent, exponent in compile_sizes) for loss in losses for dtype in dtypes]
+    return sorted(chosen, key=lambda x: not is_figure(x))
