@@ -390,7 +390,7 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     )
     parser.add_argument("--shape", type=shape, metavar="NxM", help=f"default {'x'.join(map(str, SHAPE))}")
     parser.add_argument("--reduction", nargs="+", choices=every, help="default: all of a loss")
-    layouts = [x for matrix in Matrix.every() for x in matrix.layouts]
+    layouts = [x for matrix in Matrix.classes() for x in matrix.layouts]
     parser.add_argument("--layout", nargs="+", choices=layouts, metavar="NAME", help=f"any of {', '.join(layouts)}")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "cpu"), default="auto", help="see above")
     parser.add_argument("--full", action="store_true", help="one line per check, and many more checks")

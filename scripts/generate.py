@@ -21,7 +21,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy
 from tools.mutants import MUTANTS, OUTSIDE
-from tools.row_variants import row_variants
 from tools.variants import variants
 
 from cupylosses import functional
@@ -386,7 +385,7 @@ def row_examples() -> list[Kernel]:
     """A kernel of each entry point and of each layout of rows, for class indices and for dense targets."""
     found: dict[tuple[str, str, str], Kernel] = {}
     for name, indices in ((INDICES, True), (DENSE, False)):
-        for x in row_variants(registry(SoftmaxLoss)[name]):
+        for x in variants(registry(SoftmaxLoss)[name]):
             if x.indices is indices:
                 found.setdefault((name, "entry point", x.kind), x)
                 found.setdefault((name, "layout", x.layout), x)

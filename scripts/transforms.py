@@ -21,12 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch
-from tools.row_subject import subject, suits
-from tools.transforms import TRANSFORMS
+from tools.transforms import TRANSFORMS, Subject, suits
 
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 
 RECORD = ROOT / "docs" / "transforms.csv"
@@ -43,10 +40,10 @@ def tried(name: str, transforms: list[str]) -> list[tuple[str, str, str, str]]:
 
 
 def _outcomes(name: str, transforms: list[str]) -> Iterator[tuple[str, str]]:
-    loss = {**registry(Loss), **registry(SoftmaxLoss)}[name]
+    loss = registry()[name]
     for t in TRANSFORMS.values():
         if t.name in transforms and suits(t, loss) and (WHERE == "GPU" or not t.gpu):
-            error = t.outcome(subject(loss, "cuda" if WHERE == "GPU" else "cpu"))
+            error = t.outcome(Subject(loss, "cuda" if WHERE == "GPU" else "cpu"))
             yield t.name, "works" if error is None else f"{type(error).__name__}: {str(error).splitlines()[:1]}"
 
 

@@ -17,10 +17,9 @@ import torch
 from devices import KERNELS
 from mpmath import mp, mpf
 from tools import accuracy, exact, sweep
-from tools.accuracy import Sweep, measure
+from tools.accuracy import Sweep
 from tools.exact import Figure, Jet, xp
-from tools.row_accuracy import CLASSES, RowSweep
-from tools.row_accuracy import measure as measure_rows
+from tools.softmax.accuracy import CLASSES
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -338,7 +337,8 @@ def test_what_is_out_of_range_counts_as_infinity_or_0() -> None:
 
 
 def results(function: Any, dtype: str, case: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    return {x.result: x for x in measure(Sweep(function, case or {}, (dtype,), KERNELS, 400, **options))}
+    sweep = Sweep(function.loss, case or {}, (dtype,), KERNELS, 400, function=function, **options)
+    return {x.result: x for x in sweep.measure()}
 
 
 def names(found: dict[str, Any]) -> set[str]:
@@ -424,8 +424,8 @@ def test_rows_of_one_element_are_elements() -> None:
 
 
 def of_rows(name: str, kind: str, dtype: str, case: dict[str, Any] | None = None) -> dict[str, Any]:
-    sweep = RowSweep(registry(SoftmaxLoss)[name], kind, case or {}, (dtype,), KERNELS, 24)
-    return {x.result: x for x in measure_rows(sweep)}
+    sweep = Sweep(registry(SoftmaxLoss)[name], case or {}, (dtype,), KERNELS, 24, kind=kind)
+    return {x.result: x for x in sweep.measure()}
 
 
 @pytest.mark.kernels
@@ -452,10 +452,8 @@ def test_a_loss_of_rows_that_is_a_little_off_is_noticed(
 ) -> None:
     right = F.cross_entropy
     monkeypatch.setattr(F, "cross_entropy", lambda **k: right(**k) * factor)
-    sweep = RowSweep(
-        registry(SoftmaxLoss)["cross_entropy"], "indices", {"label_smoothing": 0.1}, ("float32",), count=24
-    )
-    assert names({x.result: x for x in measure_rows(sweep)}) == wrong
+    sweep = Sweep(registry(SoftmaxLoss)["cross_entropy"], {"label_smoothing": 0.1}, count=24)
+    assert names({x.result: x for x in sweep.measure()}) == wrong
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -520,7 +518,6 @@ def test_losses_of_rows_and_kernels_take_part(
 def test_what_is_over_the_bar_is_told(compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     right = F.l1_loss
     monkeypatch.setattr(F, "l1_loss", lambda *operands, **options: right(*operands, **options) * (1 + 1e-6))
-    monkeypatch.setattr(F.l1_loss, "loss", right.loss, raising=False)
     code, printed = compare("--loss", "l1_loss", "--dtype", "float32", "--device", "cpu")
     assert code == 1 and "OVER" in printed and "3 are not within 4 ulp" in printed
     assert "points; at input = " in printed and ": got " in printed and ", expected " in printed

@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 from checkout import load_script
 from grids import short_or_full
-from tools import cache, gate, gate_subsets
+from tools import cache, gate
 from tools import nvrtc as nvrtc_module
 from tools.gate_subsets import (
     BROADEST,
@@ -26,15 +26,13 @@ from tools.gate_subsets import (
     MATRIX,
     cover,
     fast_compilers,
-    kernel_and_layout,
-    row_layout,
-    structure,
-    training,
 )
 from tools.nvrtc import Compiled, CompileError, Nvrtc, Resources, find_libraries, find_library
+from tools.pointwise.variants import architectures as broad_architectures
+from tools.pointwise.variants import flag_settings, kernel_and_layout, structure, training
 from tools.representatives import representatives
-from tools.row_variants import row_variants
-from tools.variants import complaints, flag_settings, variants, wide_accesses
+from tools.softmax.variants import row_layout
+from tools.variants import Variants, complaints, variants, wide_accesses
 
 from cupylosses import checks
 from cupylosses.definition.registry import registry
@@ -185,7 +183,7 @@ def test_fast_subset_has_every_kernel_layout_and_access(fast: list[gate.Job]) ->
 
 
 def test_fast_subset_has_every_kernel_and_layout_of_rows(fast: list[gate.Job]) -> None:
-    everything = [x for loss in registry(SoftmaxLoss).values() for x in row_variants(loss)]
+    everything = [x for loss in registry(SoftmaxLoss).values() for x in variants(loss)]
     assert {x.kind for x in everything} == set(softmax_codegen.KINDS)
     assert {x.input for x in everything} == set(checks.FLOATING)
     own = [x for x in fast if not isinstance(x.variant, PointwiseKernel)]
@@ -208,8 +206,8 @@ def test_subset_that_covers_traits_has_each_of_them() -> None:
 
 @pytest.mark.parametrize("row_loss", registry(SoftmaxLoss).values(), ids=list(registry(SoftmaxLoss)))
 def test_broad_subset_of_rows_has_every_kernel_and_layout(row_loss: SoftmaxLoss) -> None:
-    everything = row_variants(row_loss)
-    broad = {x: gate_subsets.broad_rows(row_loss, x) for x in FAST}
+    everything = variants(row_loss)
+    broad = {x: Variants(row_loss).broad(x) for x in FAST}
     assert all(set(x) < set(everything) and len(x) == len(set(x)) for x in broad.values())
     assert {(x.kind, x.layout) for x in broad[BROADEST]} == {(x.kind, x.layout) for x in everything}
     forward = {x.layout for x in everything if x.kind == "value_and_gradient"}
@@ -234,9 +232,7 @@ def test_kernels_of_cuda_11_may_spill_a_little() -> None:
 
 
 def test_rows_may_spill_and_nothing_else_is_forgiven() -> None:
-    variant = next(
-        x for x in row_variants(next(iter(registry(SoftmaxLoss).values()))) if x.kind == "value_and_gradient"
-    )
+    variant = next(x for x in variants(next(iter(registry(SoftmaxLoss).values()))) if x.kind == "value_and_gradient")
     loads, stores = wide_accesses(variant)
     assert loads and stores
     good = Resources((variant.entry,), 255, 800, 800, 520, loads, stores, ())
@@ -263,7 +259,7 @@ def test_matrix_is_what_is_supported() -> None:
 @pytest.mark.parametrize("loss", short_or_full(representatives()[-1:], representatives()), ids=lambda x: x.name)
 @pytest.mark.parametrize("architecture", FAST)
 def test_broad_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture: str) -> None:
-    everything, fast = variants(loss), gate_subsets.broad(loss, architecture)
+    everything, fast = variants(loss), Variants(loss).broad(architecture)
     assert set(fast) < set(everything) and len(fast) == len(set(fast)) < len(everything) / 10
     assert {x.kind for x in fast} == {x.kind for x in everything}
     assert {x.layout for x in fast} >= {"flat", "matrix"}
@@ -277,13 +273,13 @@ def test_broad_subset_has_every_kernel_layout_and_dtype(loss: Loss, architecture
 
 def test_broad_subset_of_other_losses_is_what_training_takes() -> None:
     for loss in OTHERS:
-        found = {x: gate_subsets.broad(loss, x, whole=False) for x in FAST}
+        found = {x: Variants(loss).broad(x, whole=False) for x in FAST}
         broadest, other = found.pop(BROADEST), [x for some in found.values() for x in some]
         forward = {(x.storage[0], x.flags) for x in broadest if x.kind == "value_and_gradient" and all(x.gradients)}
         assert forward == set(product(("float32", "bfloat16"), flag_settings(loss)))
         assert {x.kind for x in broadest} == {"value_and_gradient", "elements", "elements_gradient"}
         assert set(other) < set(broadest)
-        assert (BROADEST, *(x for x, some in found.items() if some)) == gate_subsets.architectures(loss)
+        assert (BROADEST, *(x for x, some in found.items() if some)) == broad_architectures(loss)
         assert {(x.kind, x.storage[0]) for x in other} == set(product(["value_and_gradient"], ("float32", "bfloat16")))
     work = gate.broad_jobs(OTHERS, {OfVersion(13): FAST})
     assert {x.architecture for x in work} == set(FAST)
@@ -507,7 +503,7 @@ def test_script_fails_with_a_complaint(
 ) -> None:
     monkeypatch.setattr(gate, "run", lambda work, threads: (gate.Result(x, None, ("it is wrong",)) for x in work))
     assert run_script("--nvrtc", "/13", "--arch", "sm_90", "--broad", "--loss", FIRST.name) == 1
-    count = len(gate_subsets.broad(FIRST, "sm_90"))
+    count = len(Variants(FIRST).broad("sm_90"))
     output = capsys.readouterr().out
     assert f"{count} kernels compiled (0 of them earlier), {count} with defects" in output
     assert output.count("by NVRTC 13.8: it is wrong") == count
@@ -525,7 +521,7 @@ def test_table_has_a_row_per_group(
     assert run_script("--nvrtc", "/13", "--arch", "sm_80", "sm_90", "--broad", "--loss", FIRST.name) == 0
     rows = [x for x in capsys.readouterr().out.splitlines() if FIRST.name in x]
     assert len(rows) == 2 * len(KINDS)
-    first = [i for i, x in enumerate(gate_subsets.broad(FIRST, "sm_80")) if x.kind == "value"]
+    first = [i for i, x in enumerate(Variants(FIRST).broad("sm_80")) if x.kind == "value"]
     assert f" {100 + min(first)}-{100 + max(first)} " in rows[0]
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 from tools import host_properties as host_properties
-from tools import row_term_properties as term_properties
 from tools.mutants import MUTANTS, OUTSIDE
 from tools.mutations import Mutant, StaleMutant, applied
 from tools.representatives import representatives
+from tools.softmax import properties as term_properties
 
 import cupylosses.functional as F
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
@@ -111,7 +111,7 @@ def few_teams() -> None:
 
 
 def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[], None]:
-    """A property of ``row_term_properties`` for one loss in one layout."""
+    """A property of ``tools/softmax/properties.py`` for one loss in one layout."""
 
     def run() -> None:
         with term_properties.term_chip(), host.execution(seed=1):
@@ -121,7 +121,7 @@ def terms(check: Callable[..., None], row_loss: str, layout: str) -> Callable[[]
 
 
 def of_shape(check: Callable[..., None], layout: str) -> Callable[[], None]:
-    """A property of ``row_term_properties`` that takes a shape."""
+    """A property of ``tools/softmax/properties.py`` that takes a shape."""
 
     def run() -> None:
         with term_properties.term_chip(), host.execution(seed=1):

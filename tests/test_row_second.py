@@ -12,7 +12,7 @@ import torch
 from devices import KERNELS
 from grids import identity, in_turn, short_or_full
 from test_rows import OPTIONS, build, cases
-from tools.row_term_properties import (
+from tools.softmax.properties import (
     TERM_LAYOUTS,
     TERM_LOSSES,
     draw_terms,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from devices import GPU, KERNELS
 from grids import identity, in_turn, short_or_full
-from tools.row_term_properties import (
+from tools.softmax.properties import (
     TERM_CHIP,
     TERM_LAYOUTS,
     TERM_LOSSES,

@@ -13,8 +13,7 @@ import torch
 import torch._dynamo.testing
 from devices import GPU, HOST, KERNELS
 from grids import in_turn, short_or_full
-from tools.row_subject import RowSubject, suits
-from tools.transforms import TRANSFORMS, Transform, close
+from tools.transforms import TRANSFORMS, Subject, Transform, close, suits
 from torch import Tensor
 
 import cupylosses.functional as F
@@ -44,7 +43,7 @@ each_loss = pytest.mark.parametrize("row_loss", registry(SoftmaxLoss).values(), 
 )
 @pytest.mark.kernels
 def test_works(row_loss: SoftmaxLoss, transform: Transform) -> None:
-    error = transform.outcome(RowSubject(row_loss, KERNELS))
+    error = transform.outcome(Subject(row_loss, KERNELS))
     if error is not None:
         raise error
 
@@ -60,14 +59,14 @@ def test_transforms_run_kernels(row_loss: SoftmaxLoss, monkeypatch: pytest.Monke
     monkeypatch.setattr(formulas, "evaluate", never)
     for transform in TRANSFORMS.values():
         if suits(transform, row_loss) and transform.name not in BY_FORMULA:
-            assert transform.outcome(RowSubject(row_loss, KERNELS)) is None, transform.name
+            assert transform.outcome(Subject(row_loss, KERNELS)) is None, transform.name
 
 
 @each_loss
 def test_one_graph(row_loss: SoftmaxLoss) -> None:
     """``torch.compile`` has one graph for all sizes, even on the CPU, where the operators use the formulas."""
     torch.compiler.reset()
-    subject = RowSubject(row_loss, "cpu")
+    subject = Subject(row_loss, "cpu")
     compiled = torch.compile(subject.function, fullgraph=True, backend="aot_eager")
     for rows in (3, 5, 6):
         operands = [x.requires_grad_() for x in subject.draw((rows, 4))]

@@ -10,8 +10,7 @@ import pytest
 import torch
 from devices import HOST, KERNELS
 from grids import LOSSES, REPRESENTATIVES, in_turn, short_or_full
-from tools.row_subject import suits
-from tools.transforms import TRANSFORMS, Subject, Transform, close
+from tools.transforms import TRANSFORMS, Subject, Transform, close, suits
 
 import cupylosses.functional as F
 from cupylosses.backends.torch import device as torch_device

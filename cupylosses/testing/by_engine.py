@@ -42,6 +42,6 @@ class ByEngine:
         return cls._classes[kind]
 
     @classmethod
-    def every(cls: type[_Kind]) -> list[type[_Kind]]:
+    def classes(cls: type[_Kind]) -> list[type[_Kind]]:
         """The subclasses of all engines that the library has losses of."""
         return list(dict.fromkeys(cls.of(loss) for loss in registry().values()))

@@ -32,7 +32,7 @@ class Section:
     """The losses whose workloads name this section."""
 
     def __init__(self, name: str) -> None:
-        self.kinds = [x for x in Workload.every() if x.section == name]
+        self.kinds = [x for x in Workload.classes() if x.section == name]
         self.COLUMNS = (*COLUMNS, *dict.fromkeys(c for x in self.kinds for c in x.more_columns))
 
     def measure(self, run: Run) -> Iterator[Row]:
@@ -49,7 +49,7 @@ class Section:
 
 def sections() -> dict[str, Section]:
     """The sections by name."""
-    return {name: Section(name) for name in dict.fromkeys(x.section for x in Workload.every())}
+    return {name: Section(name) for name in dict.fromkeys(x.section for x in Workload.classes())}
 
 
 def timed(workload: Workload, run: Run, modes: Sequence[str], compiled: Collection[str]) -> Iterator[Row]:

@@ -7,26 +7,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tools.accuracy import BAR, Accuracy, Sweep, measure
-from tools.row_accuracy import RowSweep
-from tools.row_accuracy import measure as measure_rows
+from tools.accuracy import BAR, Accuracy, Sweep
 
 from comparing import background, files, report
 from comparing.report import Column, number
-from cupylosses import checks, functional
+from cupylosses import checks
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
-
-#: A sweep of an element-wise loss, or of a loss of rows.
-AnySweep = Sweep | RowSweep
 
 #: Arguments of the command line that have no meaning here.
 OTHERS = ("shape", "reduction", "layout", "compile", "full", "everything", "plot")
@@ -75,23 +67,12 @@ def obstacle(arguments: Namespace) -> str | None:
     return None
 
 
-def sweeps(arguments: Namespace, place: str) -> list[AnySweep]:
-    """The sweeps of a run, element-wise losses first."""
+def sweeps(arguments: Namespace, place: str) -> list[Sweep]:
+    """The sweeps of a run."""
     dtypes = arguments.dtype or [(name,) for name in checks.FLOATING]
     where: dict[str, Any] = {"device": "cuda" if place == "cuda" else "cpu", "seed": arguments.seed}
-    found: list[AnySweep] = [
-        Sweep(getattr(functional, name), case, names, **where)
-        for name, loss in registry(Loss).items()
-        if name in (arguments.loss or registry(Loss))
-        for case, names in product(loss.cases, dtypes)
-    ]
-    of_rows = [
-        RowSweep(loss, kind, case, names, **where)
-        for name, loss in registry(SoftmaxLoss).items()
-        if name in (arguments.loss or registry(SoftmaxLoss))
-        for kind, case, names in product(loss.targets, loss.cases, dtypes)
-    ]
-    return [*found, *(x for x in of_rows if x.possible)]
+    losses = [x for name, x in registry().items() if not arguments.loss or name in arguments.loss]
+    return [x for loss in losses for x in Sweep.of(loss).sweeps(loss, dtypes, **where)]
 
 
 def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Console) -> bool:
@@ -121,28 +102,27 @@ def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Con
     return not report.failures(lines.rows)
 
 
-def _rehearse(sweep: AnySweep) -> object:
+def _rehearse(sweep: Sweep) -> object:
     return sweep.results(sweep.operands())
 
 
-def rows(sweep: AnySweep) -> list[Row]:
+def rows(sweep: Sweep) -> list[Row]:
     """The rows of a sweep; an exception becomes a failed row."""
     try:
-        found = measure_rows(sweep) if isinstance(sweep, RowSweep) else measure(sweep)
+        found = sweep.measure()
     except Exception as error:
         text = (str(error).strip().splitlines() or ["no message"])[0]
-        return [Row(*_words(sweep), "-", problems=(f"{type(error).__name__}: {text}",))]
+        return [Row(*sweep.words, "-", problems=(f"{type(error).__name__}: {text}",))]
     return [_row(x, sweep) for x in found]
 
 
-def _row(x: Accuracy, sweep: AnySweep) -> Row:
+def _row(x: Accuracy, sweep: Sweep) -> Row:
     worst = x.worst
-    labels = sweep.labels if isinstance(sweep, RowSweep) else [o.name for o in sweep.loss.operands]
-    named = zip(labels, worst.operands, strict=True)
+    named = zip(sweep.labels, worst.operands, strict=True)
     at = ", ".join(f"{name} = {value!r}" for name, value in named)
     wrong = f"{x.over} of {x.points} points; at {at}: got {worst.got!r}, expected {worst.expected!r}"
     return Row(
-        *_words(sweep),
+        *sweep.words,
         result=x.result if x.result == "value" else f"grad {x.result}",
         points=x.points,
         over=x.over,
@@ -155,16 +135,9 @@ def _row(x: Accuracy, sweep: AnySweep) -> Row:
     )
 
 
-def _words(sweep: AnySweep) -> tuple[str, str, str]:
-    words = [f"{k}={v}" for k, v in sweep.case.items()]
-    if isinstance(sweep, RowSweep) and len(sweep.loss.targets) > 1 and sweep.kind != "indices":
-        words.insert(0, sweep.kind)
-    return sweep.loss.name, " ".join(words) or "defaults", "+".join(sweep.dtypes)
-
-
-def columns(planned: Sequence[AnySweep]) -> list[Column]:
+def columns(planned: Sequence[Sweep]) -> list[Column]:
     """The columns, wide enough for these sweeps."""
-    names = [(*_words(x), max((f"grad {o.name}" for o in x.loss.operands), key=len)) for x in planned]
+    names = [(*x.words, max((f"grad {o.name}" for o in x.loss.operands), key=len)) for x in planned]
     titles = ("loss", "case", "dtype", "result")
     widths = [max(map(len, (title, *words))) for title, words in zip(titles, zip(*names, strict=True), strict=True)]
     named = [

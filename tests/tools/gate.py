@@ -15,14 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cupylosses.engines.pointwise.codegen import PointwiseKernel
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.definition.base import Definition
 from tools import cache, gate_subsets, nvrtc
 from tools.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
 from tools.representatives import representatives
-from tools.row_variants import SoftmaxKernel, described, row_variants
-from tools.variants import complaints, variants
+from tools.variants import Variants, complaints, variants
 
 #: Bytes of registers that kernels compiled by CUDA 11 may spill. Launch bounds are tuned for later compilers; with
 #: 11.8, weighted binary cross entropy of three float16 operands spills 44.
@@ -33,7 +30,7 @@ SPILLS_OF_CUDA_11 = 64
 class Job:
     """One kernel for one architecture by one compiler."""
 
-    variant: PointwiseKernel | SoftmaxKernel
+    variant: Any
     architecture: str
     compiler: Nvrtc
 
@@ -62,21 +59,21 @@ class Result:
     cached: bool = False
 
 
-def whole_jobs(losses: Sequence[Loss | SoftmaxLoss], compilers: Mapping[Nvrtc, Sequence[str]]) -> list[Job]:
+def whole_jobs(losses: Sequence[Definition], compilers: Mapping[Nvrtc, Sequence[str]]) -> list[Job]:
     """Every kernel of these losses, by each compiler for its architectures."""
     return [
         Job(variant, architecture, compiler)
         for loss in losses
         for compiler, architectures in compilers.items()
         for architecture in architectures
-        for variant in (row_variants(loss) if isinstance(loss, SoftmaxLoss) else variants(loss))
+        for variant in variants(loss)
     ]
 
 
 def broad_jobs(
-    losses: Sequence[Loss | SoftmaxLoss],
+    losses: Sequence[Definition],
     compilers: Mapping[Nvrtc, Sequence[str]],
-    whole: Collection[Loss | SoftmaxLoss] | None = None,
+    whole: Collection[Definition] | None = None,
 ) -> list[Job]:
     """The broad subset, by each compiler for its architectures; by default the representatives have all of it."""
     whole = representatives() if whole is None else whole
@@ -85,18 +82,14 @@ def broad_jobs(
         for loss in losses
         for compiler, architectures in compilers.items()
         for architecture in architectures
-        for variant in (
-            gate_subsets.broad_rows(loss, architecture)
-            if isinstance(loss, SoftmaxLoss)
-            else gate_subsets.broad(loss, architecture, loss in whole)
-        )
+        for variant in Variants(loss).broad(architecture, loss in whole)
     ]
 
 
 def fast_jobs(
-    losses: Sequence[Loss | SoftmaxLoss],
+    losses: Sequence[Definition],
     compilers: Mapping[Nvrtc, Sequence[str]],
-    whole: Collection[Loss | SoftmaxLoss] | None = None,
+    whole: Collection[Definition] | None = None,
 ) -> list[Job]:
     """The fast subset of :func:`tools.gate_subsets.fast`."""
     return [Job(*x) for x in gate_subsets.fast(losses, compilers, whole)]
@@ -178,29 +171,7 @@ def write(results: Sequence[Result], path: Path) -> None:
 
 def _description(job: Job) -> tuple[str | int, ...]:
     variant = job.variant
-    if not isinstance(variant, PointwiseKernel):
-        return _description_of_rows(job, variant)
-    flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
-    gradients = [x.name for x, wanted in zip(variant.loss.operands, variant.gradients, strict=True) if wanted]
-    return (
-        variant.loss.name,
-        variant.kind,
-        " ".join(variant.storage),
-        variant.result,
-        variant.compute,
-        f"{variant.layout} by columns" if variant.columns else variant.layout,
-        variant.vec_size,
-        " ".join(variant.access),
-        " ".join(gradients),
-        " ".join(flags),
-        "counted" if variant.counted else "given",
-        job.architecture,
-        job.release,
-    )
-
-
-def _description_of_rows(job: Job, variant: SoftmaxKernel) -> tuple[str | int, ...]:
-    shown = described(variant)
+    shown = Variants.of(variant.loss).described(variant)
     return (
         variant.loss.name,
         variant.kind,
@@ -209,7 +180,7 @@ def _description_of_rows(job: Job, variant: SoftmaxKernel) -> tuple[str | int, .
         variant.compute,
         shown["layout"],
         variant.vec_size,
-        "",
+        shown["access"],
         shown["gradients"],
         shown["flags"],
         "counted" if variant.counted else "given",

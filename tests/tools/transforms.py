@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,9 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cupylosses import nn
 from cupylosses.engines.pointwise import reference as pointwise_reference
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.testing import samples
-from cupylosses.testing.check import by_position
+from cupylosses.testing.by_engine import ByEngine
 from cupylosses.testing.tolerance import same_bits
 
 #: Relative to the largest number of a result in float64; second derivatives take only a few operations.
@@ -56,20 +55,31 @@ class Transform:
         return None
 
 
-class Subject:
-    """A loss, its device, and operands for it, away from the borders of their domains."""
+class Subject(ByEngine, ABC, modules="tools.{}.subject"):
+    """A loss, its device, and operands for it, away from the borders of their domains; ``Subject(loss, device)`` makes
+    that of the loss's engine.
 
-    def __init__(self, loss: Loss, device: str = "cpu", seed: int = 0) -> None:
+    Attributes:
+        function: The loss as a function of its floating operands.
+    """
+
+    function: Callable[..., Tensor]
+
+    def __init__(self, loss: Any, device: str = "cpu", seed: int = 0) -> None:
         self.loss, self.device, self.seed = loss, device, seed
-        self.function = by_position(loss)
 
+    @classmethod
+    def suits(cls, transform: Transform, loss: Any) -> bool:
+        """True if a transform can be tried with a loss."""
+        return True
+
+    @abstractmethod
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
         """An operand of each shape; the last shape serves the remaining operands."""
-        count = len(self.loss.operands)
-        shapes = (*shapes, *(shapes[-1],) * count)[:count]
-        drawn = samples.operands(self.loss, self.loss.values(), (dtype,) * count, shapes, self.device, self.seed + seed)
-        positive = [x.domain_for(self.loss.values()) == "nonnegative" for x in self.loss.operands]
-        return [x + 0.25 if p else x for x, p in zip(drawn, positive, strict=True)]
+
+    @abstractmethod
+    def truth(self, *operands: Tensor) -> Tensor:
+        """The mean of the formula, which autograd can differentiate any number of times."""
 
     @cached_property
     def reduced(self) -> list[Callable[..., Tensor]]:
@@ -81,13 +91,14 @@ class Subject:
         """Operands that require grad."""
         return [x.requires_grad_() for x in self.draw((3, 4))]
 
-    def truth(self, *operands: Tensor) -> Tensor:
-        """The mean of the formula, which autograd can differentiate any number of times."""
-        return pointwise_reference.elements(self.loss, operands, self.loss.values()).mean()
-
     def hessian(self, operands: list[Tensor]) -> Any:
         """The second derivatives of the mean of the formula."""
         return torch.autograd.functional.hessian(self.truth, tuple(x.detach() for x in operands))
+
+
+def suits(transform: Transform, loss: Any) -> bool:
+    """True if a transform can be tried with a loss."""
+    return Subject.of(loss).suits(transform, loss)
 
 
 def transform(name: str, gpu: bool = False) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:

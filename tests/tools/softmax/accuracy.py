@@ -1,4 +1,4 @@
-"""The accuracy of losses of rows, in units in the last place, the counterpart of :mod:`tools.accuracy`.
+"""The accuracy of losses of rows.
 
 Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
 element of its gradients are compared with :func:`cupylosses.testing.softmax.truth.exact_gradients`. The size that
@@ -10,18 +10,18 @@ probability of the label is nearly 1 or nearly 0. Teachers are near their studen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy
 
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.check import run
-from cupylosses.testing.softmax.check import SoftmaxCheck
-from cupylosses.testing.softmax.truth import NAMES, exact_gradients, truth
+from cupylosses.testing.softmax.check import GIVEN, SoftmaxCheck
+from cupylosses.testing.softmax.truth import exact_gradients, truth
 from cupylosses.testing.tolerance import Expected, arithmetic
-from tools.accuracy import BAR, Accuracy, Worst, errors
+from tools.accuracy import BAR, Accuracy, Sweep, Worst, errors
 from tools.exact import Figure
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 #: Classes of a row: more than one, and no multiple of a vector.
 CLASSES = 5
-
-#: Rows of each case and dtype.
-COUNT = 100
 
 #: The largest logit. Probabilities go down to 2^-739, which only float64 tells from 0.
 LARGEST = 2.0**8
@@ -47,40 +44,44 @@ DIGITS = 400
 
 
 @dataclass(frozen=True)
-class RowSweep:
-    """A loss of rows with a kind of target, parameters and dtypes, the number of rows and the device.
-
-    ``dtypes`` are those of the logits and of dense targets, or one for both.
+class SoftmaxSweep(Sweep):
+    """Rows of a loss with a kind of target, by default its first. ``dtypes`` are those of the logits and of dense
+    targets, or one for both.
     """
 
+    Definition: ClassVar = SoftmaxLoss
+
     loss: SoftmaxLoss
-    kind: str
-    case: Mapping[str, Any]
-    dtypes: tuple[str, ...]
-    device: str = "cpu"
-    count: int = COUNT
-    seed: int = 0
+    count: int = 100
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.kind or self.loss.targets[0])
+
+    @classmethod
+    def sweeps(cls, loss: SoftmaxLoss, dtypes: Sequence[tuple[str, ...]], **where: Any) -> Iterator[SoftmaxSweep]:
+        chosen = product(loss.targets, loss.cases, dtypes)
+        found = (cls(loss, case, names, kind=kind, **where) for kind, case, names in chosen)
+        return (x for x in found if x.check.possible)
 
     @property
-    def possible(self) -> bool:
-        """True if the loss takes these parameters with this kind of target."""
-        return self._check.possible
+    def check(self) -> SoftmaxCheck:
+        how = {"layout": GIVEN, "device": self.device, "function": self.function}
+        shape = (self.count, CLASSES)
+        return SoftmaxCheck(self.loss, self.case, self.dtypes, "none", kind=self.kind, shape=shape, **how)
 
     @property
     def labels(self) -> list[str]:
-        """Names of the numbers of a row."""
         first, second = (x.name for x in self.loss.operands)
         dense = [second] if self.kind == "indices" else [f"{second}[{c}]" for c in range(CLASSES)]
         return [*(f"{first}[{c}]" for c in range(CLASSES)), *dense]
 
     @property
-    def _check(self) -> SoftmaxCheck:
-        shape = (self.count, CLASSES)
-        how = {"reduction": "none", "layout": "given", "shape": shape, "device": self.device}
-        return SoftmaxCheck(self.loss, self.case, self.dtypes, kind=self.kind, **how)  # type: ignore[arg-type]
+    def case_words(self) -> str:
+        target = self.kind if len(self.loss.targets) > 1 and self.kind != "indices" else ""
+        return " ".join(filter(None, (target, super().case_words)))
 
     def operands(self) -> list[Tensor]:
-        """Rows and their targets, on the device."""
         import torch
 
         generator = numpy.random.default_rng(self.seed)
@@ -116,11 +117,27 @@ class RowSweep:
         log_t = _log_softmax(other)
         return log_t if self._logarithmic else numpy.exp(log_t)
 
-    def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """The value of each row and its gradients, on the CPU."""
-        check = self._check
-        found = run(check.ours(), operands, check.gradients_of, 1.0)
-        return [x.cpu() for x in (found.value, *found.gradients) if x is not None]
+    def measure(self) -> list[Accuracy]:
+        operands = self.operands()
+        names = [x for x, w in zip(self.check.names, self.check.gradients_of, strict=True) if w]
+        computed = max(map(arithmetic, self.dtypes), key=lambda x: x == "float64")
+        expected = truth(self.loss.name, {**dict(zip(self.check.names, operands, strict=True)), **self.check.options})
+        wide = [x.double().cpu() if x.is_floating_point() else x.cpu() for x in operands]
+        figures = _figures(self, wide, expected.value, [expected.gradients[x] for x in names])
+        at = numpy.concatenate([x.reshape(len(x), -1).double().numpy() for x in wide], axis=1)
+        found = []
+        for name, result, figure in zip(("value", *names), self.results(operands), figures, strict=True):
+            conditioned, plain = errors(result.flatten(), Figure(*(x.flatten() for x in figure)), computed)
+            absolute = (result.double() - figure.high).abs().reshape(len(result), -1)
+            none = (absolute <= _underflow(at, computed)[:, None]).flatten()
+            conditioned, plain = (x.masked_fill(none, 0.0) for x in (conditioned, plain))
+            i = int(conditioned.argmax())
+            row = i // (result.numel() // len(result))
+            got, wanted = float(result.flatten()[i]), float(figure.high.flatten()[i])
+            worst = Worst(float(conditioned[i]), tuple(at[row].tolist()), got, wanted)
+            over = int((conditioned > BAR).sum())
+            found.append(Accuracy(name, conditioned.numel(), over, float(plain.max()), worst))
+        return found
 
 
 def _rows(count: int, generator: numpy.random.Generator) -> Rows:
@@ -142,29 +159,6 @@ def _log_softmax(rows: Rows) -> Rows:
     return shifted - numpy.log(numpy.exp(shifted).sum(1, keepdims=True))
 
 
-def measure(sweep: RowSweep) -> list[Accuracy]:
-    """The accuracy of the value, and of the gradient of each floating operand."""
-    operands = sweep.operands()
-    computed = max(map(arithmetic, sweep.dtypes), key=lambda x: x == "float64")
-    expected = truth(sweep.loss.name, _arguments(sweep, operands))
-    wide = [x.double().cpu() if x.is_floating_point() else x.cpu() for x in operands]
-    figures = _figures(sweep, wide, expected.value, [expected.gradients[x] for x in _names(sweep)])
-    at = numpy.concatenate([x.reshape(len(x), -1).double().numpy() for x in wide], axis=1)
-    found = []
-    for name, result, figure in zip(("value", *_names(sweep)), sweep.results(operands), figures, strict=True):
-        conditioned, plain = errors(result.flatten(), Figure(*(x.flatten() for x in figure)), computed)
-        absolute = (result.double() - figure.high).abs().reshape(len(result), -1)
-        none = (absolute <= _underflow(at, computed)[:, None]).flatten()
-        conditioned, plain = (x.masked_fill(none, 0.0) for x in (conditioned, plain))
-        i = int(conditioned.argmax())
-        row = i // (result.numel() // len(result))
-        got, wanted = float(result.flatten()[i]), float(figure.high.flatten()[i])
-        worst = Worst(float(conditioned[i]), tuple(at[row].tolist()), got, wanted)
-        over = int((conditioned > BAR).sum())
-        found.append(Accuracy(name, conditioned.numel(), over, float(plain.max()), worst))
-    return found
-
-
 def _underflow(at: Rows, computed: str) -> Tensor:
     """For each row, the error from a probability below the smallest normal number that becomes 0, multiplied by
     differences of logits.
@@ -174,19 +168,8 @@ def _underflow(at: Rows, computed: str) -> Tensor:
     return torch.from_numpy(4 * numpy.abs(at).max(1) + 4) * torch.finfo(getattr(torch, computed)).tiny
 
 
-def _names(sweep: RowSweep) -> list[str]:
-    """The operands that have a gradient."""
-    names = NAMES[sweep.loss.name][:2]
-    return [str(x) for x in (names[:1] if sweep.kind == "indices" else names)]
-
-
-def _arguments(sweep: RowSweep, operands: Sequence[Tensor]) -> dict[str, Any]:
-    names = (x.name for x in sweep.loss.operands)
-    return {**dict(zip(names, operands, strict=True)), **sweep.case, "reduction": "none", "class_dim": 1}
-
-
 def _figures(
-    sweep: RowSweep, operands: Sequence[Tensor], value: Expected, gradients: Sequence[Expected]
+    sweep: SoftmaxSweep, operands: Sequence[Tensor], value: Expected, gradients: Sequence[Expected]
 ) -> list[Figure]:
     """The exact value and gradients, with sizes from the float64 truth."""
     import torch

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from cupylosses import functional
-from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.softmax.eager import twin
 from tools.transforms import Subject, Transform
@@ -20,25 +19,19 @@ OF_POINTWISE = ("copies of a Module",)
 OF_CURVED = ("`create_graph=True`", "third derivatives")
 
 
-def subject(loss: Loss | SoftmaxLoss, device: str) -> Subject:
-    """The subject of a loss of either kind, for transforms."""
-    return RowSubject(loss, device) if isinstance(loss, SoftmaxLoss) else Subject(loss, device)
-
-
-def suits(transform: Transform, loss: Loss | SoftmaxLoss) -> bool:
-    """True if a transform can be tried with a loss; those that need a GPU, only with element-wise losses."""
-    if not isinstance(loss, SoftmaxLoss):
-        return True
-    return not transform.gpu and transform.name not in (*OF_POINTWISE, *(() if loss.softmax else OF_CURVED))
-
-
-class RowSubject(Subject):
+class SoftmaxSubject(Subject):
     """A loss of rows as a function of its floating operands alone."""
 
-    def __init__(self, loss: Any, device: str) -> None:
-        self.loss, self.device, self.seed = _Mean(loss), device, 0
-        self.rows: SoftmaxLoss = loss
-        self.function = self._call
+    Definition: ClassVar = SoftmaxLoss
+
+    def __init__(self, loss: SoftmaxLoss, device: str = "cpu", seed: int = 0) -> None:
+        super().__init__(_Mean(loss), device, seed)
+        self.rows, self.function = loss, self._call
+
+    @classmethod
+    def suits(cls, transform: Transform, loss: SoftmaxLoss) -> bool:
+        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        return not transform.gpu and transform.name not in (*OF_POINTWISE, *(() if loss.softmax else OF_CURVED))
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)

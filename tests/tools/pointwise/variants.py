@@ -1,0 +1,244 @@
+"""The kernels of element-wise losses, found by rehearsing their calls (`cupylosses.engines.record`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import chain, cycle, product
+from typing import ClassVar
+
+from cupylosses import checks, interop
+from cupylosses.call import Call
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise.codegen import PointwiseKernel
+from cupylosses.engines.pointwise.definition import Loss, modified
+from cupylosses.engines.pointwise.reduction import Static
+from cupylosses.engines.record import KernelRecorder, Placeholder, placeholder
+from tools.gate_subsets import BROADEST, FAST, cover, one_of_each
+from tools.representatives import representatives
+from tools.variants import Compiled, Variants
+
+#: Every kind of layout occurs only with this many elements in both directions.
+ROWS, COLUMNS = 4096, 4096
+
+
+class PointwiseVariants(Variants):
+    """Each setting of a loss's flags, dtype, layout, reduction and choice of gradients."""
+
+    Definition: ClassVar = Loss
+
+    def kernels(self, fast: bool = False) -> list[PointwiseKernel]:
+        recorder = KernelRecorder()
+        for flags, dtypes in product(flag_settings(self.loss), dtype_settings(self.loss, fast)):
+            for tensors in layout_settings(dtypes, fast):
+                _call(recorder, self.loss, flags, tensors, fast)
+            _call_forms(recorder, self.loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
+        return list(recorder.kernels)
+
+    def broad(self, architecture: str, whole: bool = True) -> list[PointwiseKernel]:
+        """Each kernel and layout occurs, and each dtype; for :data:`BROADEST` also each choice of dtypes, setting of
+        the flags and broadcast operand. Without ``whole``, only the training kernels: for BROADEST, and fewer for
+        another architecture of :data:`FAST` in turn.
+        """
+        usual = self.kernels(fast=True)
+        if not whole:
+            return self._of_training(usual, architecture)
+        everything = self.kernels()
+        training = [x for x in everything if (x.kind, x.layout) == ("value_and_gradient", "flat") and x.vec_size > 1]
+        if architecture == BROADEST:
+            found = [
+                *one_of_each(usual, "kind", "layout", "access", "columns"),
+                *one_of_each(usual, "kind", "storage"),
+                *one_of_each(usual, "kind", "flags"),
+                *one_of_each(everything, "kind", "layout"),
+                *one_of_each(training, "storage"),
+            ]
+        else:
+            same = [x for x in training if len(set(x.storage)) == 1]
+            found = [*one_of_each(usual, "kind", "layout"), *one_of_each(same, "storage")]
+        return list(dict.fromkeys(found))
+
+    def _of_training(self, usual: Sequence[PointwiseKernel], architecture: str) -> list[PointwiseKernel]:
+        """Forward with gradients in two dtypes; for BROADEST also with each setting of the flags, and the unreduced
+        kernels.
+        """
+        plain = [x for x in usual if x.layout == "flat" and x.loss is self.loss]
+        forward = [x for x in plain if x.kind == "value_and_gradient"]
+        if architecture == BROADEST:
+            elements = [x for x in plain if x.kind in ("elements", "elements_gradient")]
+            return [*one_of_each(forward, "storage", "flags"), *one_of_each(elements, "kind")]
+        return one_of_each(forward, "storage") if architecture in architectures(self.loss) else []
+
+    @classmethod
+    def newest(
+        cls, losses: Sequence[Loss], whole: Collection[Loss], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        for variant in chain.from_iterable(map(training, losses)):
+            yield variant, broadest if variant.storage[0] == "float32" else next(others)
+        for variant in cover(cls._of(losses, whole), structure):
+            yield variant, broadest
+
+    @classmethod
+    def older(
+        cls, losses: Sequence[Loss], whole: Collection[Loss], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        yield from zip(cover(cls._of(losses, whole), kernel_and_layout), cycle((broadest, next(others))))
+
+    @classmethod
+    def _of(cls, losses: Sequence[Loss], whole: Collection[Loss]) -> list[PointwiseKernel]:
+        return [v for x in losses if x in whole for v in cls(x).kernels()]
+
+    @staticmethod
+    def wide_accesses(variant: PointwiseKernel) -> tuple[int, int]:
+        """Those that one vector takes."""
+
+        def words(dtype: str) -> int:
+            return variant.vec_size * interop.ITEMSIZE[dtype] // 16
+
+        if variant.layout != "flat":
+            return 0, 0
+        read = [*variant.storage, variant.result]
+        loads = sum(words(x) for x, access in zip(read, variant.access, strict=True) if access not in ("splat", "none"))
+        stores = sum(words(x) for x, wanted in zip(variant.storage, variant.gradients, strict=True) if wanted)
+        return loads, stores + (words(variant.result) if variant.kind == "elements" else 0)
+
+    @staticmethod
+    def described(variant: PointwiseKernel) -> Mapping[str, str]:
+        flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]
+        gradients = [x.name for x, wanted in zip(variant.loss.operands, variant.gradients, strict=True) if wanted]
+        return {
+            "dtypes": " ".join(variant.storage),
+            "layout": f"{variant.layout} by columns" if variant.columns else variant.layout,
+            "access": " ".join(variant.access),
+            "gradients": " ".join(gradients),
+            "flags": " ".join(flags),
+        }
+
+
+def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
+    """The settings of the flags that the cases of the definition contain."""
+    return list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
+
+
+def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
+    """Operands of one dtype, of mixed floating dtypes, and integers where the definition takes them."""
+    count = len(loss.operands)
+    for dtype in ("float32", "bfloat16") if fast else checks.FLOATING:
+        yield (dtype,) * count
+    if not fast:
+        yield ("float32", *("bfloat16",) * (count - 1))
+        for dtype in checks.INTEGER:
+            mixed = ("float32", *(dtype if x.integer else "float32" for x in loss.operands[1:]))
+            if dtype in mixed:
+                yield mixed
+
+
+def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
+    """Contiguous operands; each broadcast along rows, along columns, to all; misaligned; and permuted."""
+    contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
+    yield contiguous
+    for i, dtype in enumerate(dtypes):
+        for shape in [(COLUMNS,)] if fast else [(COLUMNS,), (ROWS, 1), ()]:
+            yield (*contiguous[:i], placeholder(dtype, shape), *contiguous[i + 1 :])
+    if fast:
+        return
+    first, *others = contiguous
+    itemsize = interop.ITEMSIZE[first.dtype]
+    yield Placeholder(first.dtype, first.shape, first.strides, itemsize % 16), *others
+    yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
+    for step in (COLUMNS + 1, 2 * COLUMNS):  # Rows of a larger matrix, odd and even: without and with vectors.
+        yield Placeholder(first.dtype, first.shape, (step, 1), 0), *others
+    yield tuple(Placeholder(x, (16, 32, 64), (1, 16 * 65, 16), 0) for x in dtypes)
+    for step in (64 + 1, 64 + 16):  # No two dimensions merge, again without and with vectors.
+        yield tuple(Placeholder(x, (16, 32, 64), (33 * step, step, 1), 0) for x in dtypes)
+
+
+def _call(
+    recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
+) -> None:
+    """Forward and backward of one call, reduced and unreduced, for each choice of gradients."""
+    floating = [x.dtype in checks.FLOATING for x in tensors]
+    choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
+    for kind in ("mean", "none"):
+        _rehearse(recorder, loss, flags, tensors, Static(kind), choices[-1:] if fast else choices)
+
+
+def _rehearse(
+    recorder: KernelRecorder,
+    loss: Loss,
+    flags: tuple[int, ...],
+    tensors: tuple[Placeholder, ...],
+    how: Static,
+    choices: Sequence[tuple[bool, ...]],
+) -> None:
+    parameters = tuple(x.default for x in loss.parameters)
+    recorder.call(Call(loss, tensors, how._replace(flags=flags), parameters), choices)
+
+
+def _call_forms(
+    recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
+) -> None:
+    """Kernels for a weight, a mask, numbers and dimensions, for contiguous operands of one dtype."""
+    dtype = tensors[0].dtype
+    every = tuple(x.dtype in checks.FLOATING for x in tensors)
+    row, full = placeholder(dtype, (COLUMNS,)), placeholder("bool", (ROWS, COLUMNS))
+    both = modified(loss, weight="array", mask=True)
+    _rehearse(recorder, both, flags, (*tensors, row, full), Static("mean"), [(*every, False, False)])
+    for dim in (0, 1):
+        _rehearse(recorder, loss, flags, tensors, Static("mean", (dim,)), [every])
+    numbers = frozenset(x.name for x in loss.operands if x.number or x.default is not None)
+    if numbers:
+        arrays = [x.name not in numbers for x in loss.operands]
+        chosen = [tuple(v for v, a in zip(values, arrays, strict=True) if a) for values in (tensors, every)]
+        _rehearse(recorder, modified(loss, numbers), flags, chosen[0], Static("mean"), [chosen[1]])
+    if fast:
+        return
+    apart = [Placeholder(x.dtype, (64, 64, 16), (65 * 17, 17, 1), 0) for x in tensors]  # No two dimensions merge.
+    _rehearse(recorder, loss, flags, tuple(apart), Static("mean", (0, 1)), [every])
+    for weight, mask, kind in (("array", False, "mean"), ("array", True, "weighted_mean"), ("number", True, "mean")):
+        added = [row] * (weight == "array") + [full] * mask
+        wanted = (*every, *(x.dtype in checks.FLOATING for x in added))
+        _rehearse(recorder, modified(loss, weight=weight, mask=mask), flags, (*tensors, *added), Static(kind), [wanted])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Subsets
+
+
+def architectures(loss: Loss) -> tuple[str, ...]:
+    """The architectures for which the broad subset has kernels of a loss."""
+    if loss in representatives():
+        return FAST
+    others = [x for x in FAST if x != BROADEST]
+    return BROADEST, others[list(registry(Loss)).index(loss.name) % len(others)]
+
+
+def training(loss: Loss) -> list[PointwiseKernel]:
+    """Forward with all gradients of contiguous operands: float32 and bfloat16 in turn, and each setting of the flags in
+    turn.
+    """
+    plain = {
+        (x.flags, x.storage[0]): x
+        for x in Variants(loss).kernels(fast=True)
+        if (x.loss, x.kind, x.layout) == (loss, "value_and_gradient", "flat") and len(set(x.access[:-1])) == 1
+    }
+    settings = flag_settings(loss)
+    return [
+        plain[flags, dtype]
+        for flags, dtype in zip(settings * (2 if len(settings) == 1 else 1), cycle(("float32", "bfloat16")))
+    ]
+
+
+def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
+    """Properties of a kernel that do not depend on its formula."""
+    how = variant.kind, variant.layout, variant.columns
+    yield how
+    yield from ((*how, access) for access in variant.access)
+    yield from (("storage", dtype) for dtype in variant.storage)
+    yield "result", variant.kind, variant.result
+    yield "counted", variant.kind, variant.counted
+
+
+def kernel_and_layout(variant: PointwiseKernel) -> Iterator[Hashable]:
+    """The fewest fields that tell kernels and dtypes apart."""
+    yield variant.kind, variant.layout
+    yield variant.storage[0]
