@@ -32,11 +32,10 @@ from tools.gate import Result
 from tools.gate_subsets import FAST, MATRIX, fast_compilers
 from tools.nvrtc import Nvrtc, find_libraries
 
+from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import registry
-from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.softmax.definition import SoftmaxLoss
 
-LOSSES: Mapping[str, Loss | SoftmaxLoss] = {**registry(Loss), **registry(SoftmaxLoss)}
+LOSSES: Mapping[str, Definition] = registry()
 
 
 def main() -> int:

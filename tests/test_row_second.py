@@ -16,7 +16,6 @@ from tools.softmax.properties import (
     TERM_LAYOUTS,
     TERM_LOSSES,
     draw_terms,
-    terms_second_agree_with_truth,
     terms_second_of_equal_logits,
 )
 from torch import Tensor
@@ -27,7 +26,14 @@ from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.softmax import properties as row_properties
-from cupylosses.testing.softmax.properties import DIRECTIONS, LAYOUTS, PLACES, directions, second
+from cupylosses.testing.softmax.properties import (
+    DIRECTIONS,
+    LAYOUTS,
+    PLACES,
+    directions,
+    second,
+    second_agrees_with_truth,
+)
 from cupylosses.testing.softmax.truth import NAMES, exact_second, truth
 from cupylosses.testing.tolerance import compare, same_bits
 
@@ -64,7 +70,7 @@ MEMORY = [
 def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_formula: None) -> None:
     place, how, dtype = memory
     given = row_properties.of_layout(layout, device=KERNELS, place=place, dtype=dtype)
-    row_properties.second_agrees_with_truth(given, how, reduction)
+    second_agrees_with_truth(given, how, reduction)
 
 
 @pytest.mark.formulas
@@ -106,7 +112,7 @@ def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: No
     """Includes mixed derivatives, and derivatives of one operand alone."""
     reduction, dtypes, places, moving = MIXED_DERIVATIVES[case]
     call = draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, dtypes, places, reduction=reduction)
-    terms_second_agree_with_truth(call, moving)
+    second_agrees_with_truth(call, moving=moving)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (3, 43), (2, 301)], ids=str)
@@ -120,7 +126,7 @@ def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> No
     """Their derivatives are 0, whatever they and their directions hold."""
     call = draw_terms(row_loss, (6, 43), KERNELS, reduction="none")
     out = torch.tensor([True, False] * 3, device=KERNELS)
-    names, expected = NAMES[call.name][:2], None
+    names, expected = NAMES[call.loss][:2], None
     for bad in (0.0, nan, inf):
         spoiled = {n: call.arguments[n].masked_fill(out[:, None], bad) for n in names}
         leaves, spoilt = call.with_(mask=~out, **spoiled).differentiable()

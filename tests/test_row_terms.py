@@ -18,16 +18,10 @@ from tools.softmax.properties import (
     TERM_CHIP,
     TERM_LAYOUTS,
     TERM_LOSSES,
-    TermCall,
     draw_terms,
-    gradients,
-    noted_term_layouts,
     term_chip,
-    terms_agree_with_truth,
     terms_keep_sure_rows,
-    terms_leave_masked_rows_out,
     terms_share_equal_logits,
-    terms_write_one_gradient_in_one_pass_or_two,
 )
 from torch import Tensor
 
@@ -35,7 +29,17 @@ import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import HostDevice
-from cupylosses.testing.softmax.properties import PLACES, blocks, upstream
+from cupylosses.testing.softmax.properties import (
+    PLACES,
+    SoftmaxCall,
+    agrees_with_truth,
+    blocks,
+    gradients,
+    leaves_rows_out,
+    noted_layouts,
+    upstream,
+    writes_one_gradient_in_one_pass_or_two,
+)
 from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels
@@ -67,7 +71,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
         yield
 
 
-def drawn(row_loss: str, layout: str, **chosen: Any) -> TermCall:
+def drawn(row_loss: str, layout: str, **chosen: Any) -> SoftmaxCall:
     """A call of a loss in a layout, on the device of the kernels."""
     return draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, **chosen)
 
@@ -78,7 +82,7 @@ def mask(shape: Sequence[int]) -> Tensor:
     return chosen.to(KERNELS)
 
 
-def results(call: TermCall) -> list[Tensor]:
+def results(call: SoftmaxCall) -> list[Tensor]:
     """The values and gradients of the entry points."""
     found = []
     for reduction, grad_output in (("mean", 1.0), ("mean", -3.0), ("none", 2.0)):
@@ -90,7 +94,7 @@ def results(call: TermCall) -> list[Tensor]:
 
 @in_each_layout
 def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[], None]) -> None:
-    with noted_term_layouts() as found:
+    with noted_layouts() as found:
         drawn("cross_entropy", layout)()
     assert {(x.kind, x.cluster > 1) for x in found} == {
         (layout.partition(",")[0], layout in ("block, cluster", "two_pass"))
@@ -100,13 +104,13 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 @of_each_loss
 def test_values_and_gradients(layout: str, row_loss: str) -> None:
     for reduction in ("mean", "none"):
-        terms_agree_with_truth(drawn(row_loss, layout, reduction=reduction))
+        agrees_with_truth(drawn(row_loss, layout, reduction=reduction))
 
 
 @pytest.mark.parametrize("row_loss", FEW)
 def test_the_gradient_of_one_operand(row_loss: str) -> None:
     for reduction in ("mean", "none"):
-        terms_agree_with_truth(drawn(row_loss, "subwarp", reduction=reduction), both=False)
+        agrees_with_truth(drawn(row_loss, "subwarp", reduction=reduction), both=False)
 
 
 @in_each_layout
@@ -115,7 +119,7 @@ def test_masks_and_class_weights(layout: str) -> None:
     weights = torch.rand(shape[1], generator=torch.Generator().manual_seed(2)).to(KERNELS) + 0.25
     weights[::3] = 0.0
     rows = mask((shape[0], *shape[2:]))
-    terms_agree_with_truth(drawn("cross_entropy with everything", layout, weight=weights, mask=rows))
+    agrees_with_truth(drawn("cross_entropy with everything", layout, weight=weights, mask=rows))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
         # The same number of bytes.
         shape = (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
     for row_loss in short_or_full(FEW[1:], FEW):
-        terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
+        agrees_with_truth(draw_terms(row_loss, shape, KERNELS, dtypes))
 
 
 @pytest.mark.addresses
@@ -153,7 +157,7 @@ def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
 def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
     """Class counts around the capacity of a vector, a row of a warp and a block."""
     for seed, shape in enumerate(shapes):
-        terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, (dtype, dtype), seed=seed))
+        agrees_with_truth(draw_terms("cross_entropy", shape, KERNELS, (dtype, dtype), seed=seed))
 
 
 @pytest.mark.parametrize(
@@ -163,15 +167,13 @@ def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
 )
 def test_places(places: tuple[str, str], layout: str) -> None:
     """Operands that begin at different offsets; their gradients have no gaps."""
-    shape, class_dim = {"subwarp": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "thread_per_row": ((3, 5, 8), 1)}[
-        layout
-    ]
-    terms_agree_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
+    shape, class_dim = {"subwarp": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "thread_per_row": ((3, 5, 8), 1)}[layout]
+    agrees_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
 
 
 @of_each_loss
 def test_one_pass_or_two(layout: str, row_loss: str) -> None:
-    terms_write_one_gradient_in_one_pass_or_two(drawn(row_loss, layout))
+    writes_one_gradient_in_one_pass_or_two(drawn(row_loss, layout))
 
 
 @pytest.mark.parametrize(("layout", "row_loss", "reduction"), in_turn(list(TERM_LAYOUTS), FEW, ["mean", "none"]))
@@ -197,7 +199,7 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
 
 @of_each_loss
 def test_rows_that_are_masked(layout: str, row_loss: str) -> None:
-    terms_leave_masked_rows_out(drawn(row_loss, layout))
+    leaves_rows_out(drawn(row_loss, layout))
 
 
 @in_each_layout
@@ -270,4 +272,4 @@ def test_a_whole_chip(shape: tuple[int, ...], dtype: str, fresh_plans: Callable[
     device.chip = dataclasses.replace(device.chip, shared=torch_device.TorchDevice(device.index).chip.shared)
     fresh_plans()
     for row_loss in FEW:
-        terms_agree_with_truth(draw_terms(row_loss, shape, KERNELS, (dtype, dtype)))
+        agrees_with_truth(draw_terms(row_loss, shape, KERNELS, (dtype, dtype)))

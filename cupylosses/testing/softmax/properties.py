@@ -16,11 +16,11 @@ from cupylosses import options
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.softmax.truth import truth
+from cupylosses.testing.softmax.truth import NAMES, truth
 from cupylosses.testing.tolerance import compare, require, same_bits
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 INF, NAN = float("inf"), float("nan")
 
@@ -53,6 +53,35 @@ SOFTMAX_LAYOUTS = tuple(name for name, x in LAYOUTS.items() if x.loss == "cross_
 PLACES = ("contiguous", "misaligned", "sliced", "apart")
 
 
+class SoftmaxCall(NamedTuple):
+    """A call of a loss by its name, with arguments by name."""
+
+    loss: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def call(self) -> SoftmaxCall:
+        """The call itself, as of operands that were drawn."""
+        return self
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the operands that have a gradient."""
+        return [x for x in NAMES[self.loss][:2] if x and self.arguments[x].is_floating_point()]
+
+    def with_(self, **arguments: Any) -> SoftmaxCall:
+        """A copy with other arguments."""
+        return SoftmaxCall(self.loss, {**self.arguments, **arguments})
+
+    def differentiable(self, both: bool = True) -> tuple[list[Tensor], SoftmaxCall]:
+        """The operands that require gradients (the logits alone if not ``both``), and the call of them."""
+        leaves = {x: self.arguments[x].detach().requires_grad_() for x in self.operands[: 2 if both else 1]}
+        return list(leaves.values()), self.with_(**leaves)
+
+    def __call__(self) -> Any:
+        return getattr(F, self.loss)(**self.arguments)
+
+
 class Drawn(NamedTuple):
     """Logits, labels of which some are ignored, the class dimension, and the loss."""
 
@@ -67,9 +96,18 @@ class Drawn(NamedTuple):
         return {"input": self.input, "target": self.target, "class_dim": self.class_dim}
 
     @property
+    def call(self) -> SoftmaxCall:
+        """The call of these operands."""
+        return SoftmaxCall(self.loss, self.arguments)
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The function to call."""
         return getattr(F, self.loss)
+
+
+#: Operands with the call of them, or a call.
+Given = Drawn | SoftmaxCall
 
 
 def of_layout(layout: str, **how: Any) -> Drawn:
@@ -131,8 +169,8 @@ def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
 
         return note
 
-    both = {name: recording(getattr(softmax_layout, name)) for name in ("row_layout", "gather_layout")}
-    with mock.patch.multiple(softmax_layout, **both):
+    names = ("row_layout", "gather_layout", "term_layout")
+    with mock.patch.multiple(softmax_layout, **{x: recording(getattr(softmax_layout, x)) for x in names}):
         yield found
 
 
@@ -155,26 +193,33 @@ def upstream(value: Tensor) -> Tensor:
     return torch.linspace(-1.5, 2.0, value.numel(), device=value.device).view(value.shape).to(value.dtype)
 
 
-def gradient(value: Tensor, x: Tensor, grad_output: Tensor | float = 1.0, **more: Any) -> Tensor:
-    """The gradient of the logits."""
+def gradients(value: Tensor, leaves: Sequence[Tensor], grad_output: Tensor | float = 1.0, **more: Any) -> list[Tensor]:
+    """The gradients of the leaves."""
     import torch
 
     if not isinstance(grad_output, torch.Tensor):
         grad_output = torch.full_like(value, grad_output)
-    return torch.autograd.grad(value, x, grad_output, **more)[0]
+    return list(torch.autograd.grad(value, leaves, grad_output, **more))
 
 
-def agrees_with_truth(given: Drawn, reduction: str = "mean", **chosen: Any) -> None:
-    """Value and gradient match float64, for the upstream gradient that forward expects and for another one."""
-    x = given.input.detach().requires_grad_()
-    arguments = {**given.arguments, "input": x, "reduction": reduction, **chosen}
-    value = given.function(**arguments)
-    for grad_output in (upstream(value), value.detach() * 0 + 1) if value.numel() else ():
-        exact = truth(given.loss, arguments, grad_output, str(x.device))
-        found = compare(value.detach(), exact.value)
-        require(found.ok, f"value, {reduction}: {found}")
-        found = compare(gradient(value, x, grad_output, retain_graph=True), exact.gradients["input"])
-        require(found.ok, f"gradient, {reduction}: {found}")
+def gradient(value: Tensor, x: Tensor, grad_output: Tensor | float = 1.0, **more: Any) -> Tensor:
+    """The gradient of the logits."""
+    return gradients(value, [x], grad_output, **more)[0]
+
+
+def agrees_with_truth(given: Given, reduction: str | None = None, both: bool = True, **chosen: Any) -> None:
+    """Value and gradients match float64, for the upstream gradient that forward expects and for another one."""
+    if reduction:
+        chosen["reduction"] = reduction
+    leaves, call = given.call.with_(**chosen).differentiable(both)
+    value = call()
+    for grad_output in (upstream(value.detach()), value.detach() * 0 + 1) if value.numel() else ():
+        exact = truth(call.loss, call.arguments, grad_output, str(value.device))
+        compared = compare(value.detach(), exact.value)
+        require(compared.ok, f"value: {compared}")
+        for name, x in zip(call.operands, gradients(value, leaves, grad_output, retain_graph=True), strict=False):
+            compared = compare(x, exact.gradients[name])
+            require(compared.ok, f"gradient of {name}: {compared}")
 
 
 @contextmanager
@@ -202,50 +247,59 @@ def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
 DIRECTIONS = ("alike", "one", "of a class", "of a row", "transposed")
 
 
-def directions(given: Drawn, how: str) -> Tensor:
-    """A direction for the logits."""
+def directions(given: Given, how: str, operand: str | None = None, generator: Generator | None = None) -> Tensor:
+    """A direction for an operand, by default the logits."""
     import torch
 
-    x = given.input
-    drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).to(x.device, x.dtype)
+    call = given.call
+    x, dim = call.arguments[operand or call.operands[0]], call.arguments["class_dim"]
+    drawn = torch.randn(x.shape, generator=generator or torch.Generator().manual_seed(2)).to(x.device, x.dtype)
     if how == "alike":
         return drawn
     if how == "one":
         return drawn.flatten()[0].expand(x.shape)
     if how == "of a row":
-        return drawn.narrow(given.class_dim, 0, 1).expand(x.shape)
+        return drawn.narrow(dim, 0, 1).expand(x.shape)
     if how == "of a class":
-        return (
-            drawn.movedim(given.class_dim, -1)
-            .flatten(0, -2)[0]
-            .expand(*x.movedim(given.class_dim, -1).shape)
-            .movedim(-1, given.class_dim)
-        )
+        return drawn.movedim(dim, -1).flatten(0, -2)[0].expand(*x.movedim(dim, -1).shape).movedim(-1, dim)
     return drawn.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
 
 
-def second(given: Drawn, along: Tensor, grad_output: Tensor, **chosen: Any) -> tuple[Tensor, Tensor]:
-    """The derivatives of the gradient, times directions, with respect to grad_output and the logits."""
+def second(
+    given: Given, along: Tensor | Mapping[str, Tensor], grad_output: Tensor, **chosen: Any
+) -> tuple[Tensor, ...]:
+    """The derivatives of the gradients, times directions of the logits or of operands by name, with respect to
+    grad_output and the operands.
+    """
     import torch
 
-    x, g = given.input.detach().requires_grad_(), grad_output.detach().requires_grad_()
-    value = given.function(**{**given.arguments, "input": x, **chosen})
-    found = torch.autograd.grad(value, x, g, create_graph=True)[0]
-    of_grad_output, of_logits = torch.autograd.grad(found, (g, x), along)
-    return of_grad_output, of_logits
+    leaves, call = given.call.with_(**chosen).differentiable()
+    if isinstance(along, torch.Tensor):
+        along = {call.operands[0]: along}
+    g = grad_output.detach().requires_grad_()
+    first = torch.autograd.grad(call(), [call.arguments[x] for x in along], g, create_graph=True)
+    return torch.autograd.grad(first, [g, *leaves], list(along.values()), materialize_grads=True)
 
 
-def second_agrees_with_truth(given: Drawn, how: str = "alike", reduction: str = "mean", **chosen: Any) -> None:
-    """Second derivatives along directions match float64."""
-    along = directions(given, how)
-    arguments = {**given.arguments, "reduction": reduction, **chosen}
-    grad_output = upstream(given.function(**arguments))
-    exact = truth(given.loss, arguments, grad_output, directions={"input": along})
+def second_agrees_with_truth(
+    given: Given, how: str = "alike", reduction: str | None = None, moving: Sequence[bool] = (True, True), **chosen: Any
+) -> None:
+    """Second derivatives along directions of the operands that are ``moving`` match float64."""
+    import torch
+
+    if reduction:
+        chosen["reduction"] = reduction
+    call = given.call.with_(**chosen)
+    names = [x for x, m in zip(call.operands, moving, strict=False) if m]
+    generator = torch.Generator().manual_seed(1 + len(call.operands))
+    along = {x: directions(call, how, x, generator) for x in names}
+    grad_output = upstream(call())
+    exact = truth(call.loss, call.arguments, grad_output, directions=along)
     assert exact.along is not None
-    found = second(given, along, grad_output, reduction=reduction, **chosen)
-    for name, x, expected in zip(("grad_output", "logits"), found, (exact.along, exact.changed["input"]), strict=True):
-        compared = compare(x.cpu(), expected)
-        require(compared.ok, f"derivative of the gradient with respect to {name}, {reduction}: {compared}")
+    expected = {"grad_output": exact.along, **exact.changed}
+    for (name, x), found in zip(expected.items(), second(call, along, grad_output), strict=True):
+        compared = compare(found.cpu(), x)
+        require(compared.ok, f"derivative of the gradients with respect to {name}: {compared}")
 
 
 def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
@@ -258,27 +312,30 @@ def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
         second_agrees_with_truth(given._replace(input=x, target=target), reduction="none", **chosen)
 
 
-def writes_one_gradient_in_one_pass_or_two(given: Drawn, **chosen: Any) -> None:
-    """The gradient has the bits of one that backward computes alone, whatever forward expects; so has that of a second
-    backward, in its own memory.
+def writes_one_gradient_in_one_pass_or_two(given: Given, **chosen: Any) -> None:
+    """Gradients have the bits of those that backward computes alone, whatever forward expects; so have those of a
+    second backward, in their own memory.
     """
-    x = given.input.detach().requires_grad_()
-    arguments = {**given.arguments, "input": x, **chosen}
+    leaves, call = given.call.with_(**chosen).differentiable()
 
-    def two_passes(grad_output: float) -> Tensor:
+    def two_passes(grad_output: float) -> list[Tensor]:
         with options.set_one_pass(False):
-            return gradient(given.function(**arguments), x, grad_output)
+            return gradients(call(), leaves, grad_output)
+
+    def same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+        return all(map(same_bits, found, expected))
 
     expected = {grad_output: two_passes(grad_output) for grad_output in (1.0, -3.0, NAN)}
     for grad_output in (1.0, -3.0, -3.0, NAN, 1.0):
-        value = given.function(**arguments)
-        first = gradient(value, x, grad_output, retain_graph=True)
-        require(same_bits(first, expected[grad_output]), f"other bits for {grad_output}")
-    kept = first.clone()
-    second = gradient(value, x, 1.0, retain_graph=True)
-    require(same_bits(second, first) and first.data_ptr() != second.data_ptr(), "another second gradient")
-    require(same_bits(gradient(value, x, -3.0), expected[-3.0]), "other bits in a third gradient")
-    require(same_bits(first, kept), "the first gradient was written again")
+        value = call()
+        first = gradients(value, leaves, grad_output, retain_graph=True)
+        require(same(first, expected[grad_output]), f"other bits for {grad_output}")
+    kept = [x.clone() for x in first]
+    second = gradients(value, leaves, 1.0, retain_graph=True)
+    apart = all(a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
+    require(same(second, first) and apart, "another second gradient")
+    require(same(gradients(value, leaves, -3.0), expected[-3.0]), "other bits in a third gradient")
+    require(same(first, kept), "the first gradient was written again")
 
 
 def is_the_same_with_and_without_gradient(given: Drawn, **chosen: Any) -> None:
@@ -320,28 +377,31 @@ BAD_ROWS = (NAN, INF, -INF)
 
 
 def leaves_rows_out(
-    given: Drawn, reductions: Sequence[str] = ("mean", "none"), bad_rows: Sequence[float] = BAD_ROWS, **chosen: Any
+    given: Given, reductions: Sequence[str] = ("mean", "none"), bad_rows: Sequence[float] = BAD_ROWS, **chosen: Any
 ) -> None:
-    """Ignored or masked rows affect neither value nor gradient, whatever they hold, for any upstream gradient."""
+    """Ignored or masked rows affect neither value nor gradients, whatever they hold, for any upstream gradient."""
     import torch
 
-    dim = given.class_dim
-    generator = torch.Generator().manual_seed(1)
-    mask = (torch.rand(given.target.shape, generator=generator) < 0.7).to(given.target.device)
-    out = (given.target == -100) | ~mask
-    clean = given.input.detach().clone(memory_format=torch.contiguous_format)
+    call = given.call.with_(**chosen)
+    dim = call.arguments["class_dim"]
+    clean = {x: call.arguments[x].detach() for x in call.operands}
+    first, target = (call.arguments[str(x)] for x in NAMES[call.loss][:2])
+    rows = first.movedim(dim, -1).shape[:-1]
+    mask = (torch.rand(rows, generator=torch.Generator().manual_seed(1)) < 0.7).to(first.device)
+    out = ~mask if target.is_floating_point() else ~mask | (target == -100)
     for reduction in reductions:
         expected = None
         for bad in (0.0, *bad_rows):
-            spoiled = torch.where(out.unsqueeze(dim), torch.full_like(clean, bad), clean).requires_grad_()
-            arguments = {**given.arguments, "input": spoiled, "mask": mask, "reduction": reduction, **chosen}
-            value = given.function(**arguments)
-            found = [value.detach(), gradient(value, spoiled), gradient(given.function(**arguments), spoiled, -3.0)]
+            spoiled = {x: torch.where(out.unsqueeze(dim), bad, v.contiguous()) for x, v in clean.items()}
+            leaves, spoilt = call.with_(**spoiled, mask=mask, reduction=reduction).differentiable()
+            value = spoilt()
+            found = [value.detach(), *gradients(value, leaves), *gradients(spoilt(), leaves, -3.0)]
             expected = expected or found
             require(all(map(same_bits, found, expected)), f"rows of {bad} that do not count, {reduction}")
             for grad_output in (INF, NAN):
-                one = gradient(given.function(**arguments), spoiled, grad_output)
-                require(bool((one.movedim(dim, -1)[out] == 0).all()), f"they have a gradient for {grad_output}")
+                written = gradients(spoilt(), leaves, grad_output)
+                none = all(bool((x.movedim(dim, -1)[out] == 0).all()) for x in written)
+                require(none, f"they have a gradient for {grad_output}")
 
 
 #: Labels that are no class, by name, as functions of the number of classes.

@@ -1,5 +1,5 @@
-"""Properties of the row engine for dense targets, in every row layout; :mod:`cupylosses.testing.softmax.properties` has
-those for class indices.
+"""Dense targets in every row layout, and properties that only these have; those of
+:mod:`cupylosses.testing.softmax.properties` take calls with them too.
 """
 
 from __future__ import annotations
@@ -7,22 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import cupylosses.functional as F
-from cupylosses import options
 from cupylosses.definition.registry import registry
-from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
-from cupylosses.testing.properties import require
-from cupylosses.testing.softmax.properties import placed, upstream
-from cupylosses.testing.softmax.truth import NAMES, truth
-from cupylosses.testing.tolerance import compare, same_bits
+from cupylosses.testing.softmax.properties import SoftmaxCall, gradients, placed, second_agrees_with_truth
+from cupylosses.testing.softmax.truth import NAMES
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 #: Losses with dense targets, with options that change the formula.
 TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -55,25 +51,6 @@ def term_chip() -> Iterator[None]:
         yield
 
 
-class TermCall(NamedTuple):
-    """A function by name, and arguments by name."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-    def with_(self, **arguments: Any) -> TermCall:
-        """A copy with other arguments."""
-        return TermCall(self.name, {**self.arguments, **arguments})
-
-    def differentiable(self, both: bool = True) -> tuple[list[Tensor], TermCall]:
-        """The operands that require gradients (the logits alone if not ``both``), and the call of them."""
-        leaves = {x: self.arguments[x].detach().requires_grad_() for x in NAMES[self.name][: 2 if both else 1]}
-        return list(leaves.values()), self.with_(**leaves)
-
-    def __call__(self) -> Any:
-        return getattr(F, self.name)(**self.arguments)
-
-
 def draw_terms(
     row_loss: str,
     shape: Sequence[int],
@@ -83,7 +60,7 @@ def draw_terms(
     class_dim: int = 1,
     seed: int = 0,
     **chosen: Any,
-) -> TermCall:
+) -> SoftmaxCall:
     """A call of one of :data:`TERM_LOSSES` with random operands, reduced to a mean."""
     import torch
 
@@ -97,117 +74,15 @@ def draw_terms(
         operand: placed(value.to(getattr(torch, dtype)).to(device), place)
         for operand, value, dtype, place in zip(NAMES[name][:2], (x, y), dtypes, places, strict=True)
     }
-    return TermCall(name, {**operands, "class_dim": class_dim, **chosen})
+    return SoftmaxCall(name, {**operands, "class_dim": class_dim, **chosen})
 
 
-@contextmanager
-def noted_term_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
-    """Records the layouts of new plans within the context."""
-    found: list[softmax_layout.RowLayout] = []
-    layout = softmax_layout.dense_layout
-
-    def note(*arguments: Any) -> softmax_layout.RowLayout:
-        found.append(layout(*arguments))
-        return found[-1]
-
-    with mock.patch.object(softmax_layout, "dense_layout", note):
-        yield found
-
-
-def gradients(value: Tensor, leaves: Sequence[Tensor], grad_output: Tensor | float, **more: Any) -> list[Tensor]:
-    """The gradients of the leaves."""
-    import torch
-
-    if not isinstance(grad_output, torch.Tensor):
-        grad_output = torch.full_like(value, grad_output)
-    return list(torch.autograd.grad(value, leaves, grad_output, **more))
-
-
-def terms_agree_with_truth(call: TermCall, both: bool = True) -> None:
-    """Value and gradients match float64, for the upstream gradient that forward expects and for another one."""
-    leaves, call = call.differentiable(both)
-    value = call()
-    for grad_output in (upstream(value.detach()), value.detach() * 0 + 1):
-        exact = truth(call.name, call.arguments, grad_output, str(value.device))
-        found = compare(value.detach(), exact.value)
-        require(found.ok, f"value: {found}")
-        for operand, gradient in zip(
-            NAMES[call.name], gradients(value, leaves, grad_output, retain_graph=True), strict=False
-        ):
-            found = compare(gradient, exact.gradients[operand])
-            require(found.ok, f"gradient of {operand}: {found}")
-
-
-def terms_second_agree_with_truth(call: TermCall, moving: tuple[bool, bool] = (True, True)) -> None:
-    """The derivatives of the gradients along directions match float64."""
-    import torch
-
-    leaves, call = call.differentiable()
-    names = [n for n, m in zip(NAMES[call.name], moving, strict=False) if m]
-    generator = torch.Generator().manual_seed(3)
-    along = {n: torch.randn(leaves[0].shape, generator=generator).to(call.arguments[n]) for n in names}
-    value = call()
-    grad_output = upstream(value.detach()).requires_grad_()
-    exact = truth(call.name, call.arguments, grad_output.detach(), directions=along)
-    assert exact.along is not None
-    inputs = [call.arguments[n] for n in names]
-    first = torch.autograd.grad(value, inputs, grad_output, create_graph=True)
-    found = torch.autograd.grad(first, [grad_output, *leaves], list(along.values()), materialize_grads=True)
-    expected = {"grad_output": exact.along, **exact.changed}
-    for (name, x), result in zip(expected.items(), found, strict=True):
-        compared = compare(result.cpu(), x)
-        require(compared.ok, f"derivative of the gradients with respect to {name}: {compared}")
-
-
-def terms_second_of_equal_logits(call: TermCall) -> None:
+def terms_second_of_equal_logits(call: SoftmaxCall) -> None:
     """Second derivatives match float64 if several logits are the largest."""
-    first, other = NAMES[call.name][:2]
-    chosen = [x for x in (first, other) if x == first or registry(SoftmaxLoss)[call.name].dense == "logits"]
+    first, other = NAMES[call.loss][:2]
+    chosen = [x for x in (first, other) if x == first or registry(SoftmaxLoss)[call.loss].dense == "logits"]
     equal = {n: call.arguments[n].clamp(-4.0, 1.0).round() for n in chosen if n}
-    terms_second_agree_with_truth(call.with_(**equal, reduction="none"))
-
-
-def terms_write_one_gradient_in_one_pass_or_two(call: TermCall) -> None:
-    """Gradients have the bits of those that backward computes alone, whatever forward expects; so have those of a
-    second backward, in their own memory.
-    """
-    leaves, call = call.differentiable()
-    expected = {}
-    for grad_output in (1.0, -3.0):
-        with options.set_one_pass(False):
-            expected[grad_output] = gradients(call(), leaves, grad_output)
-    for grad_output in (1.0, -3.0, -3.0, 1.0):
-        value = call()
-        first = gradients(value, leaves, grad_output, retain_graph=True)
-        require(all(map(same_bits, first, expected[grad_output])), f"other bits for {grad_output}")
-    second = gradients(value, leaves, 1.0)
-    require(all(map(same_bits, second, first)), "other bits in a second gradient")
-    require(all(a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True)), "the same memory")
-
-
-def terms_leave_masked_rows_out(call: TermCall) -> None:
-    """Masked rows affect neither value nor gradients, whatever they hold, for any upstream gradient."""
-    import torch
-
-    first = call.arguments[NAMES[call.name][0]]
-    out = torch.zeros((first.shape[0], *first.shape[2:]), dtype=torch.bool, device=first.device)
-    out.view(-1)[1::2] = True
-    for reduction in ("mean", "none"):
-        expected = None
-        for bad in (0.0, float("nan"), float("inf"), -float("inf")):
-            spoiled = {x: torch.where(out.unsqueeze(1), bad, call.arguments[x]) for x in NAMES[call.name][:2]}
-            leaves, spoilt = call.with_(mask=~out, reduction=reduction, **spoiled).differentiable()
-            value = spoilt()
-            found = [value.detach()]
-            for grad_output in (1.0, -3.0, float("inf")):
-                written = gradients(value, leaves, grad_output, retain_graph=True)
-                require(
-                    all(bool((x.movedim(1, -1)[out] == 0).all()) for x in written),
-                    f"they have a gradient for {grad_output}",
-                )
-                found += written if grad_output < 2 else []
-            expected = expected or found
-            require(all(map(same_bits, found, expected)), f"rows of {bad} that do not count, {reduction}")
+    second_agrees_with_truth(call.with_(**equal, reduction="none"))
 
 
 def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
