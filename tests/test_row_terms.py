@@ -167,7 +167,9 @@ def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
 )
 def test_places(places: tuple[str, str], layout: str) -> None:
     """Operands that begin at different offsets; their gradients have no gaps."""
-    shape, class_dim = {"subwarp": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "thread_per_row": ((3, 5, 8), 1)}[layout]
+    shape, class_dim = {"subwarp": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "thread_per_row": ((3, 5, 8), 1)}[
+        layout
+    ]
     agrees_with_truth(draw_terms("cross_entropy", shape, KERNELS, places=places, class_dim=class_dim))
 
 

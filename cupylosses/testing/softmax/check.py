@@ -79,9 +79,9 @@ def _layout(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[
     if softmax_layout.copied(outer, shape[dim], tensors * 2, len(tensors), loss.softmax):
         return "copied"
     if kind != "indices":
-        found = softmax_layout.term_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
+        found = softmax_layout.dense_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
     else:
-        lay_out = softmax_layout.row_layout if loss.softmax else softmax_layout.gather_layout
+        lay_out = softmax_layout.row_layout if loss.softmax else softmax_layout.label_only_layout
         found = lay_out(outer, shape[dim], logits, logits, results, chip)
     return "cluster" if found.cluster > 1 and found.kind == "block" else found.kind
 

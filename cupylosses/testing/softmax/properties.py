@@ -169,7 +169,7 @@ def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
 
         return note
 
-    names = ("row_layout", "gather_layout", "term_layout")
+    names = ("row_layout", "label_only_layout", "dense_layout")
     with mock.patch.multiple(softmax_layout, **{x: recording(getattr(softmax_layout, x)) for x in names}):
         yield found
 
