@@ -4,7 +4,8 @@
 // thread would have an entry per thread of the grid. Three coarser clocks hold the same information:
 //
 //   epoch   barriers that a block has passed: accesses before a barrier are ordered before those after it
-//   clock   of a lane, advanced when it publishes something; each lane knows how far it is ordered behind the other lanes
+//   clock   of a lane, advanced when it publishes something; each lane knows how far it is ordered behind the other
+//   lanes
 //           of its warp
 //   Known   order that an atomic established across blocks: snapshots of other threads' positions, a graph that is
 //           shared by all threads that know it, and flattened on demand
