@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ROW_GROUPS,
         "all_gather",
         r"(store_dsmem\(slot[^,]*), lane,",
-        r"\1, rank(),",
+        r"\1, block_rank(),",
         ("rows, cluster",),
     ),
     Mutant(
