@@ -282,7 +282,7 @@ def test_operands_and_identity() -> None:
         "input", "target", "weight", "mask", "input__direction", "weight__direction",
     ]  # fmt: skip
     assert found is along_tangents(base, (True, False, True, False))
-    assert (found.weight, found.mask, found.suffix) == ("array", True, "weight-array_mask_along1010")
+    assert (found.weight, found.mask, found.suffix) == ("array", True, "weight-array_mask_tangent1010")
     with pytest.raises(TypeError, match="along a direction already"):
         along_tangents(found, (True,) * 6)
     for wrong in ((True,), (False,) * 4):
