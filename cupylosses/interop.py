@@ -113,13 +113,10 @@ def _find_kind(x: Any) -> str:
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
 
 
-#: Functions of the backends that are imported, true while a call is recorded.
+#: At most one function, of torch's backend: true while a compiler records a call, which must use nothing that was kept
+#: from an earlier one. Empty until that backend is imported, since the first call of a process may be recorded. A list,
+#: because Dynamo cannot guard a name that is None when it starts to trace, and a function when it ends.
 tracers: list[Callable[[], bool]] = []
-
-
-def is_tracing() -> bool:
-    """True while a compiler records a call: nothing that was kept from an earlier call may be used then."""
-    return any([is_recording() for is_recording in tracers])
 
 
 def stands_for_a_tensor(x: Any) -> bool:

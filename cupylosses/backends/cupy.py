@@ -87,7 +87,7 @@ def _value_and_gradients(
         value, speculation = execute.value_and_gradients(*launch, wanted, auxiliary)
         if speculation is not None and speculation[0].complete:
             check, gradients = speculation  # written for the grad_output that it is
-            check.release(device.stream())
+            check.release()
             return value, gradients
     if True not in wanted:
         return value, [None] * len(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ class Device(ABC):
         self._workspaces: dict[int, tuple[Any, int, int]] = {}
         self._table: tuple[Any, int] | None = None
         self._status: tuple[Any, int] | None = None
+        self._report = ctypes.c_uint64(0)
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
@@ -85,9 +87,9 @@ class Device(ABC):
         return found[0], found[1]
 
     @property
-    def has_status(self) -> bool:
-        """Whether any kernel can have reported a label."""
-        return self._status is not None
+    def has_report(self) -> bool:
+        """True if a kernel has begun to report: the first word of the status is not 0 then."""
+        return self._report.value != 0
 
     def status(self) -> int:
         """The address of what kernels report of labels out of range, or 0 where there is none yet under capture."""
@@ -95,6 +97,7 @@ class Device(ABC):
             if self.capturing():
                 return 0
             self._status = self.visible(8)
+            self._report = ctypes.c_uint64.from_address(self._status[1])
         return self._status[1]
 
     def expectation(self, slot: int) -> int:

@@ -137,10 +137,10 @@ class Reduced(Function):
         ctx.to_save = arrays
         ctx.launch = launch
         if not options._one_pass or launch[0].single_use:
-            ctx.speculations = []
+            ctx.speculations = execute.Pending()
             return execute.value(*launch[:5], _with_residual(ctx, launch))
         value, speculation = execute.value_and_gradients(*launch[:7])
-        ctx.speculations = [] if speculation is None else [speculation]
+        ctx.speculations = execute.Pending(() if speculation is None else (speculation,))
         return value
 
     backward = staticmethod(_speculative)

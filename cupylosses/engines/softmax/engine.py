@@ -70,20 +70,24 @@ class SoftmaxEngine(Engine):
         first, second, weight, mask, normalizer = arrays
         known = interop.known_kinds
         library = known.get(type(first))
-        if library not in LIBRARIES or not all([x is None or known.get(type(x)) == library for x in arrays[1:4]]):
+        if not (
+            known.get(type(second)) == library in LIBRARIES
+            and (weight is None or known.get(type(weight)) == library)
+            and (mask is None or known.get(type(mask)) == library)
+        ):
             given = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
             given |= {} if weight is None else {str(loss.weights): weight}
             given |= {} if mask is None else {"mask": mask}
             found = dict(zip(given, adopted(loss, list(given), list(given.values()))[1], strict=True))
             first, second = (found[x.name] for x in loss.operands)
             weight, mask = found.get(str(loss.weights)), found.get("mask")
-        plain = library == "torch" and normalizer is None and not (legacy and any([x is not None for x in legacy]))
-        # The first call of a process may be traced, before the backend can say so.
-        if plain and interop.tracers and not interop.is_tracing():
+        plain = library == "torch" and normalizer is None and (not legacy or legacy[0] is legacy[1] is None)
+        tracers = interop.tracers
+        if plain and tracers and not tracers[0]():
             # Found by the identities of settings, which are mostly defaults.
-            default = all(map(is_, settings, loss.default_settings))
-            own = () if default else map(id, settings)
-            key = (loss, second.dtype, first.dim(), weight is None, mask is None, *own)
+            key = (loss, second.dtype, first.dim(), weight is None, mask is None)
+            if not all(map(is_, settings, loss.default_settings)):
+                key = (*key, *map(id, settings))
             kept = _SETTINGS.get(key)
             if kept is None:
                 kept = _settings(loss, first, second, weight, mask, None, settings, legacy), settings
@@ -152,7 +156,7 @@ class SoftmaxEngine(Engine):
         return RowResult(outputs[0], outputs[1] if static.lse else None, outputs[-1] if static.accuracy else None)
 
     def raise_reported(self, device: Device) -> None:
-        if not device.has_status:
+        if not device.has_report:
             return
         status = Status.from_address(device.status())
         if status.code != 2:
