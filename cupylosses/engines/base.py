@@ -15,6 +15,9 @@ Every kernel takes its arguments in one order, so that a launch is one concatena
     gradient             grad_output [, partials]               no
     from_residual        residual, grad_output, stride          no
     hvp                  value, grad_output                     no
+
+The divisor of a sum is two arguments or none: a constant and its reciprocal; a constant and the address of a number
+that a launch before has found (`Plan.counted`); nothing where the kernels find it themselves (`Plan.self_counting`).
 """
 
 from __future__ import annotations
@@ -99,7 +102,8 @@ class Plan(ABC):
         differentiable: The arrays whose gradients kernels can write.
         speculative: The arrays whose gradients the value's kernel can write ahead of backward.
         divisor: The constant part of the divisor of a sum; times the last scalar if ``weighted``; times a sum that a
-            kernel finds first if ``counted``.
+            launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
+            take no divisor.
         partials: Doubles of workspace that the reduction of the value takes.
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
@@ -132,6 +136,7 @@ class Plan(ABC):
     divisor: float = 1.0
     weighted: bool = False
     counted: bool = False
+    self_counting: bool = False
     partials: int
     records: int
     slot: int
@@ -184,7 +189,9 @@ class Plan(ABC):
         """
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
-        """The plan whose value the divisor is, if it is ``counted``; the arrays that it reads; and a factor."""
+        """The plan whose value is the divisor of a ``counted`` or ``self_counting`` one; the arrays that it reads; and
+        a factor.
+        """
         raise NotImplementedError
 
     def upstream_strides(self) -> tuple[int, ...] | None:
@@ -195,8 +202,8 @@ class Plan(ABC):
 
     @cached_property
     def constant(self) -> Divisor:
-        """The divisor if nothing but its constant part counts."""
-        return Divisor(self.divisor)
+        """The divisor if nothing but its constant part counts, or the kernels find it."""
+        return Divisor(None if self.self_counting else self.divisor)
 
     def writable(self, wanted: Wanted) -> Wanted:
         """The wanted gradients that the value's kernel can write."""

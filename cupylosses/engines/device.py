@@ -43,7 +43,8 @@ class Device(ABC):
         self._workspaces: dict[int, tuple[Any, int, int]] = {}
         self._table: tuple[Any, int] | None = None
         self._status: tuple[Any, int] | None = None
-        self._report = ctypes.c_uint64(0)
+        #: The first word of the status: not 0 once a kernel has begun to report.
+        self.report = ctypes.c_uint64(0)
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
@@ -86,18 +87,13 @@ class Device(ABC):
             found = self._workspaces[stream] = (array, self.address(array), size)
         return found[0], found[1]
 
-    @property
-    def has_report(self) -> bool:
-        """True if a kernel has begun to report: the first word of the status is not 0 then."""
-        return self._report.value != 0
-
     def status(self) -> int:
         """The address of what kernels report of labels out of range, or 0 where there is none yet under capture."""
         if self._status is None:
             if self.capturing():
                 return 0
             self._status = self.visible(8)
-            self._report = ctypes.c_uint64.from_address(self._status[1])
+            self.report = ctypes.c_uint64.from_address(self._status[1])
         return self._status[1]
 
     def expectation(self, slot: int) -> int:
@@ -111,12 +107,21 @@ class Device(ABC):
 
 
 class Divisor:
-    """What a sum is divided by, as kernels take it: a number, or one that lies on the device, and is kept alive."""
+    """The divisor of a sum as kernels take it: a number; or a number and an array on the device, which is kept alive;
+    or None, for kernels that find it themselves and take no arguments for it.
+    """
 
     __slots__ = ("arguments", "array", "counted")
 
-    def __init__(self, number: float, array: Any = None, address: int = 0) -> None:
+    def __init__(self, number: float | None, array: Any = None, address: int = 0) -> None:
         self.counted = array is not None
         self.array = array
-        # A mean of nothing has no gradient: 0, because 0 * inf would be NaN.
-        self.arguments = (number, address) if self.counted else (number, 1.0 / number if number else 0.0)
+        self.arguments: tuple[float, ...] = ()
+        if number is not None:
+            # A mean of nothing has no gradient: 0, because 0 * inf would be NaN.
+            self.arguments = number, address if self.counted else 1.0 / number if number else 0.0
+
+    @property
+    def value(self) -> Any:
+        """The divisor as a number, or as an array on the device."""
+        return self.array * self.arguments[0] if self.counted else float(self.arguments[0])

@@ -147,15 +147,24 @@ def gradient_buffers(plan: Plan, device: Device, wanted: Wanted) -> tuple[list[A
 
 
 def denominator(
-    plan: Plan, device: Device, pointers: Sequence[int], scalars: Sequence[float], normalizer: Any = None
+    plan: Plan,
+    device: Device,
+    pointers: Sequence[int],
+    scalars: Sequence[float],
+    normalizer: Any = None,
+    found: bool = False,
 ) -> Divisor:
-    """The divisor of the sum. ``normalizer`` is a float, or a 0-d float64 array on the device."""
+    """The divisor of the sum. ``normalizer`` is a float, or a 0-d float64 array on the device. With ``found`` it is one
+    for formulas, also where kernels find it themselves.
+    """
     if normalizer is not None:
         if type(normalizer) is float:
             return Divisor(plan.divisor * normalizer)
         return Divisor(plan.divisor, normalizer, device.address(normalizer))
+    if plan.self_counting and not found:
+        return plan.constant
     divisor = plan.divisor * scalars[-1] if plan.weighted else plan.divisor
-    if not plan.counted:
+    if not (plan.counted or plan.self_counting):
         return Divisor(divisor)
     counting, positions, factor = plan.denominator()
     array = value(counting, device, [pointers[i] for i in positions], (), Divisor(counting.divisor))

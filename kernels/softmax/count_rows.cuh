@@ -2,13 +2,59 @@
 //
 //   count = sum over active rows of the class weight of the label (or of 1)
 //
-// 1. Each warp adds the rows of a chunk, lane by lane, and stores one partial sum.
-// 2. The block that arrives last adds the partial sums in order.
+// Speculative gradients need it while values are computed. It is found in one of two ways:
 //
-// A launch of its own, before the losses: speculative gradients need the divisor while values are computed. Reads
-// labels, mask and class weights only.
+// - count_rows, a launch of its own before the losses. Each warp adds the rows of a chunk, lane by lane, and stores one
+//   partial sum; the block that arrives last adds the partial sums in order.
+// - self_count, in the kernels of the losses, for few rows without weights: each warp reads all labels and counts them.
+//   It spares a launch, which takes longer on the host.
+//
+// Both read labels and mask only, and count_rows class weights.
 #pragma once
 #include "softmax/rows.cuh"
+
+// Number of active rows, in every lane. The labels of the first warp to read them stay in L1 for the others. An
+// integer, so the order of additions changes no bit. Preconditions: every lane of the warp calls it together.
+template <class Program>
+__device__ __forceinline__ double self_count(const Program& program) {
+  constexpr int kUnroll = 8;
+  const int rows = static_cast<int>(program.space.rows);
+  int count = 0;
+#pragma unroll 1
+  for (int row = threadIdx.x % kWarp; row < rows; row += kUnroll * kWarp) {
+    typename Program::LabelLoad label_load[kUnroll];
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      int64 offset[kRowStreams];
+      program.space.offsets(row + k * kWarp < rows ? row + k * kWarp : 0, offset);
+      label_load[k] = program.load_label(offset);
+    }
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) count += row + k * kWarp < rows && program.is_active(label_load[k]);
+  }
+  return warp_sum(static_cast<double>(count));
+}
+
+// 1 / divisor, and 0 for a mean of nothing, so that its gradients are 0.
+__device__ __forceinline__ double reciprocal_or_zero(double divisor) {
+  return divisor == 0.0 ? 0.0 : 1.0 / divisor;
+}
+
+// self_count and its reciprocal, computed where they are used. Preconditions: those of self_count, at that place.
+template <class Program>
+struct SelfCount {
+  const Program& program;
+  __device__ __forceinline__ operator double() const {
+    return self_count(program);
+  }
+};
+template <class Program>
+struct SelfCountedScale {
+  const Program& program;
+  __device__ __forceinline__ operator double() const {
+    return reciprocal_or_zero(self_count(program));
+  }
+};
 
 // Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
 template <class Program>

@@ -163,6 +163,9 @@ struct DenseRowProgram {
   __device__ __forceinline__ LabelLoad load_label(const int64 (&offset)[kRowStreams]) const {
     return {active(offset)};
   }
+  __device__ __forceinline__ bool is_active(const LabelLoad& load) const {
+    return load.active;
+  }
   __device__ __forceinline__ Compute divisor_term(const LabelLoad& load) const {
     return load.active ? Compute(1) : Compute(0);
   }

@@ -186,6 +186,11 @@ struct RowProgram {
     t.active &= !t.invalid_label;
     t.weight = t.active ? weight(t.label) : Compute(0);
   }
+  __device__ __forceinline__ bool is_active(const LabelLoad& load) const {
+    RowTarget<Compute> t;
+    validate_label(t, load);
+    return t.active;
+  }
   // The row's share of the divisor of a mean: its class weight, or 1; 0 if it is inactive.
   __device__ __forceinline__ Compute divisor_term(const LabelLoad& load) const {
     RowTarget<Compute> t;
@@ -566,23 +571,24 @@ struct TwoPassReader {
 };
 
 // value = sum of all partials / divisor, by the block that arrives last. Resets the counter of the work queue.
-// Preconditions: every thread of every block calls it once; blockDim.x is a power of two.
-template <class Result>
-__device__ __forceinline__ void divide_sum(int64 chunks, double* memory, double divisor, Result* value) {
+// `divisor` is a number or a SelfCount, which is evaluated here, where no row needs the registers. Preconditions: every
+// thread of every block calls it once; blockDim.x is a power of two.
+template <class Divisor, class Result>
+__device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const Divisor& divisor, Result* value) {
   const Workspace work = workspace(memory);
   if (!arrive_last(work.ticket)) return;
   if (threadIdx.x == 0) *work.claim_counter = 0;
-  const double total = sum_partials(work.partials, chunks);
-  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+  const double total = sum_partials(work.partials, chunks), by = divisor;
+  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / by);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
 // value = sum of losses / divisor; outputs per row as the program asks.
-template <class Reader, class Group, class Program, class Result>
+template <class Reader, class Group, class Program, class Divisor, class Result>
 __device__ __forceinline__ void row_value(const Program& program, const Group& group, int64 chunks, double* memory,
-                                          double divisor, Result* value) {
+                                          const Divisor& divisor, Result* value) {
   KnownScale<typename Program::Compute> unused{0};
   Reader::template sweep<false>(program, group, unused, chunks, workspace(memory));
   divide_sum(chunks, memory, divisor, value);
@@ -599,9 +605,10 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
 }
 
 // Writes the gradients for the true grad_output, unless all chunks of this worker were written with it already.
-template <class Reader, class Group, class Program, class Result>
+// `scale` is a number, or a SelfCountedScale, which is evaluated only if there is something to write.
+template <class Reader, class Group, class Program, class Factor, class Result>
 __device__ __forceinline__ void verify_row_gradient(const Program& program, const Group& group, int64 chunks,
-                                                    double scale, const Result* grad_output,
+                                                    const Factor& scale, const Result* grad_output,
                                                     const double* used_grad_output, double* expected_grad_output) {
   const double g = widen<double>(*grad_output);
   if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output)) return;

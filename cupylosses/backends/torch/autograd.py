@@ -89,21 +89,20 @@ def _computed(
     residual = ctx.__dict__.get("residual")
     call = Call(plan.loss, arrays, plan.static, of_call, normalizer)
     upstream = _address_of(grad_output)
-    if torch.is_grad_enabled():  # create_graph=True
-        call = call._replace(static=plan.static._replace(out_dtype=plan.result))
-        below = divisor.array * divisor.arguments[0] if divisor.counted else float(divisor.arguments[0])
-        return transforms.gradients(call, below, grad_output, wanted)
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return _computed(ctx, arrays, grad_output, speculation)
+    if torch.is_grad_enabled():  # create_graph=True
+        call = call._replace(static=plan.static._replace(out_dtype=plan.result))
+        if not divisor.arguments:  # kernels find it, formulas do not
+            located, now, _ = _located(plan, call, arrays, pointers)
+            divisor = execute.denominator(located, device, now, of_call, found=True)
+        return transforms.gradients(call, divisor.value, grad_output, wanted)
     if upstream is None:
         return formulas.gradients(call, grad_output, wanted)
-    # Asked again: a hook that offloads saved tensors brings them back elsewhere, or laid out otherwise.
-    now = [x.data_ptr() for x in arrays]
-    if [x.stride() for x in arrays] != plan.operand_strides or (now != pointers and not plan.aligned(now)):
-        plan, now, found = relocated(plan, call, now, laid_out)
-        arrays = tuple(found)
-        speculation = None
+    located, now, arrays = _located(plan, call, arrays, pointers)
+    if located is not plan:
+        plan, speculation = located, None
     grad_output, strides = launches.upstream(plan, grad_output)
     launch = plan, device, now, scalars, divisor, wanted
     if residual is None:
@@ -116,6 +115,19 @@ def _computed(
         # Other nodes of the graph may have saved the array, as tanh saves its result: their backward raises now.
         increment_version(over)
     return found
+
+
+def _located(
+    plan: Plan, call: Call, arrays: tuple[torch.Tensor, ...], pointers: list[int]
+) -> tuple[Plan, list[int], tuple[torch.Tensor, ...]]:
+    """The plan for saved arrays, their addresses, and the arrays, or copies. All may be others than in forward: a hook
+    that offloads saved tensors brings them back elsewhere, or laid out otherwise.
+    """
+    now = [x.data_ptr() for x in arrays]
+    if [x.stride() for x in arrays] == plan.operand_strides and (now == pointers or plan.aligned(now)):
+        return plan, now, arrays
+    plan, now, found = relocated(plan, call, now, laid_out)
+    return plan, now, tuple(found)
 
 
 def _with_residual(ctx: Any, launch: Launch) -> Sequence[int]:
@@ -136,11 +148,12 @@ class Reduced(Function):
         # all that save_for_backward does.
         ctx.to_save = arrays
         ctx.launch = launch
-        if not options._one_pass or launch[0].single_use:
+        plan, device, pointers, scalars, divisor, wanted, auxiliary, _, _ = launch
+        if not options._one_pass or plan.single_use:
             ctx.speculations = execute.Pending()
-            return execute.value(*launch[:5], _with_residual(ctx, launch))
-        value, speculation = execute.value_and_gradients(*launch[:7])
-        ctx.speculations = execute.Pending(() if speculation is None else (speculation,))
+            return execute.value(plan, device, pointers, scalars, divisor, _with_residual(ctx, launch))
+        value, speculation = execute.value_and_gradients(plan, device, pointers, scalars, divisor, wanted, auxiliary)
+        ctx.speculations = execute.Pending() if speculation is None else execute.Pending((speculation,))
         return value
 
     backward = staticmethod(_speculative)

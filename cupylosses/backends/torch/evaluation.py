@@ -75,7 +75,7 @@ def evaluate(call: Parts, warn: bool = True) -> Any:
             return evaluate(call, False)
     divisor, of_call = plan.constant, scalars
     if plan.takes_status:
-        if device.has_report and plan.reports:
+        if plan.reports and device.report.value:
             loss.engine.raise_reported(device)
         scalars = (*scalars, device.status() if plan.reports else 0)
     if normalizer is not None or plan.weighted or plan.counted:

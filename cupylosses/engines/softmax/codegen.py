@@ -67,8 +67,10 @@ class SoftmaxKernel(Kernel):
 
     ``indices`` tells class indices from dense targets. ``layout`` names the mapping of threads to rows, as in
     :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
-    the next row into L2. ``weight`` and ``mask`` are dtypes, or "" if the kernel reads none. ``gradients`` and
-    ``has_tangent`` have an entry per operand: its gradient is written, it has a tangent.
+    the next row into L2. The divisor of the sum is an argument, or lies on the device (``counted``), or is the number
+    of rows that count, which the kernel finds itself (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if
+    the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has
+    a tangent.
     """
 
     loss: SoftmaxLoss
@@ -89,6 +91,7 @@ class SoftmaxKernel(Kernel):
     smoothed: bool = False
     capped: bool = False
     counted: bool = False
+    self_counting: bool = False
     cluster: int = 1
     prefetch: bool = False
 
@@ -108,7 +111,8 @@ class SoftmaxKernel(Kernel):
         for name, choices in (("grad", () if self.indices else self.gradients), ("tangent", self.has_tangent)):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
-        parts += [x for x in ("many", "smoothed", "capped", "counted", "prefetch") if getattr(self, x)]
+        switches = "many", "smoothed", "capped", "counted", "self_counting", "prefetch"
+        parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
@@ -181,6 +185,8 @@ class SoftmaxKernel(Kernel):
             scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "double logit_scale", "double softcap"]
             scalars += ["RowStatus* status"] if self.indices else []
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
+        if self.self_counting:
+            divisor = []
         return [*arrays, *gradients, *auxiliary, *own, *scalars, *divisor]
 
     def given(self, name: str) -> str:
@@ -209,6 +215,21 @@ _CALLS = {
 }
 
 
+#: Lines that find the divisor, or its reciprocal, in a kernel that counts itself.
+_SELF_COUNTED = {
+    "value": ["  const SelfCount<Program> divisor{program};"],
+    "value_and_gradient": [
+        "  const double divisor = self_count(program), scale = reciprocal_or_zero(divisor);",
+    ],
+    "verify_gradient": ["  const SelfCountedScale<Program> scale{program};"],
+    "from_residual": ["  const double scale = reciprocal_or_zero(self_count(program));"],
+}
+
+
+#: The kinds of kernels that can count themselves: all that divide.
+SELF_COUNTING_STAGES = frozenset(_SELF_COUNTED)
+
+
 def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     fixed = ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     fixed = [*(["int64 ignored", "int64 site"] if kernel.indices else []), *fixed]
@@ -227,6 +248,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
+        *(_SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
         "}",

@@ -156,7 +156,7 @@ class SoftmaxEngine(Engine):
         return RowResult(outputs[0], outputs[1] if static.lse else None, outputs[-1] if static.accuracy else None)
 
     def raise_reported(self, device: Device) -> None:
-        if not device.has_report:
+        if not device.report.value:
             return
         status = Status.from_address(device.status())
         if status.code != 2:

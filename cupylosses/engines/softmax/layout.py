@@ -50,6 +50,8 @@ MANY_BLOCKS = 128
 RESIDENT_THREADS = 1024
 #: The same of neighbouring rows.
 THREAD_PER_ROW_RESIDENT = 768
+#: Rows of which every warp counts the labels itself, at most, instead of a launch before.
+SELF_COUNTING_ROWS = 1024
 #: Bytes of a row that a block takes, where a cluster can take the others: of logits, and with targets per class.
 PART_BYTES = 65 << 10
 DENSE_PART_BYTES = 130 << 10

@@ -18,7 +18,7 @@ from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wan
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static, constant_divisor
-from cupylosses.engines.softmax.codegen import SoftmaxKernel
+from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.strides import broadcast_strides, dense_strides
 from cupylosses.interop import ITEMSIZE
@@ -64,7 +64,11 @@ class SoftmaxPlan(Plan):
         self.shape = () if self.scalar else self.rows_shape
         self.strides = dense_strides(self.shape, (0,) * len(self.shape))
         known = constant_divisor(static, self.rows_shape)
-        self.divisor, self.counted = (1.0, True) if known is None else (known, False)
+        self.divisor = 1.0 if known is None else known
+        # An integer has the same bits whoever counts; a sum of weights has not.
+        weighs = self.indices and static.weighted and self.loss.mean_of_weights
+        few = self.rows <= softmax_layout.SELF_COUNTING_ROWS and not (weighs or static.has_tangent)
+        self.counted, self.self_counting = known is None and not few, known is None and few
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
@@ -201,6 +205,7 @@ class SoftmaxPlan(Plan):
             flags=() if self.indices else self.static.flags, gradients=wanted[: 1 if self.indices else 2],
             has_tangent=self.static.has_tangent, many=many,
             smoothed=self.indices and self.static.smoothed, capped=self.static.capped, counted=counted,
+            self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)

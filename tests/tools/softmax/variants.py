@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.engines.base import Machine, Plan, TensorSpec, contiguous
+from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.engines.softmax.call import Static
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -156,6 +157,7 @@ def _plan(
     machine: Machine,
     flags: tuple[int, ...] = (),
     has_tangent: tuple[bool, ...] = (),
+    reduction: str = "mean",
 ) -> Plan:
     """The plan of a call; of its derivative along tangents if some operands are ``has_tangent``."""
     weighted, masked, smoothed, capped = options
@@ -167,7 +169,7 @@ def _plan(
         masked=masked,
         class_dim=dim,
         ignore_index=-100,
-        reduction="none" if has_tangent else "mean",
+        reduction="none" if has_tangent else reduction,
         out_dtype="float64" if has_tangent else None,
         flags=flags,
         smoothed=smoothed,
@@ -209,10 +211,16 @@ def _of_indices(
     _launch(plan, "verify_gradient", (True,), True)
     _launch(plan, "unreduced", (False,), False)
     _launch(plan, "denominator", (False,), False)
-    for counted in (False, True):
-        _launch(plan, "from_residual", (True,), counted)
+    _launch(plan, "from_residual", (True,), True)
+    total = _plan(loss, operands, dim, options, machine, reduction="sum")
+    _launch(total, "from_residual", (True,), False)
     if options == (False, False, False, False):
-        _launch(plan, "value_and_gradient", (True,), False)
+        _launch(total, "value_and_gradient", (True,), False)
+        if logits.shape[0] > 64 and logits == contiguous(logits.dtype, logits.shape):
+            operands = [contiguous(x.dtype, (64, *x.shape[1:])) for x in operands]
+        few = _plan(loss, operands, dim, options, machine)
+        for stage in sorted(softmax_codegen.SELF_COUNTING_STAGES) if few.self_counting else ():
+            _launch(few, stage, (stage != "value",), False)
 
 
 def _of_terms(loss: SoftmaxLoss, logits: TensorSpec, dim: int, fast: bool, chip: Chip, note: Any) -> None:

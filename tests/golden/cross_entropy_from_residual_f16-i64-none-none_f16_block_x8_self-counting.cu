@@ -28,7 +28,7 @@ struct Loss {
     const auto _row = ::lift<float>(weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth));
 #line 1 "cross_entropy.penalty"
     return _row + ::lift<float>(weighted(z_loss, square(lse)));
-#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_subwarp_x8>.entries"
+#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_block_x8_self-counting>.entries"
   }
 };
 
@@ -38,13 +38,14 @@ using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, f
 using Compute = Program::Compute;
 using Reader = ResidentReader<8, false>;
 
-extern "C" __global__ void __launch_bounds__(128, 8)
-cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, GradCoeffs<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double divisor, double scale, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+extern "C" __global__ void __launch_bounds__(1024)
+cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, GradCoeffs<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
   const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
                           nullptr,
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, nullptr, nullptr, residual,
                           residual != nullptr};
-  const SubwarpGroup group{width};
+  const double scale = reciprocal_or_zero(self_count(program));
+  const ClusterGroup<1> group;
   apply_grad_coeffs<8, 4>(program, group, chunks, result_stride, scale, grad_output);
 }
