@@ -228,6 +228,20 @@ def test_one_gradient_of_two(loss: Loss, function: Callable[..., Tensor]) -> Non
 
 
 @pytest.mark.kernels
+def test_graph_that_is_dropped_leaves_its_check_to_the_next(loss: Loss, function: Callable[..., Tensor]) -> None:
+    operands = leaves(loss)
+    checks = []
+    for _ in range(3):
+        ((check, _),) = function(*operands).grad_fn.speculations
+        checks.append(check)
+    assert checks[0] is checks[1] is checks[2]
+    ((one, _),) = (first := function(*operands)).grad_fn.speculations
+    ((another, _),) = function(*operands).grad_fn.speculations
+    assert one is checks[0] and another is not one, "two graphs have two checks"
+    assert_same(gradients(first, operands), two_passes(loss, operands))
+
+
+@pytest.mark.kernels
 def test_accumulation(loss: Loss, function: Callable[..., Tensor]) -> None:
     """torch uses the first gradient as ``.grad`` and adds the second to it in place."""
     operands = leaves(loss)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
+from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import SMALL, HostDevice
 from cupylosses.testing.softmax.properties import (
@@ -496,6 +497,56 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
         return execution()
 
     keeps_its_bits(drawn(layout), {name: partial(fresh, x) for name, x in executions.items()})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The divisor of a mean
+
+
+def means(given: Drawn, **chosen: Any) -> list[Tensor]:
+    """Value, and gradients that are speculative, verified, from coefficients, and those of a graph of gradients."""
+    x = given.input.detach().requires_grad_()
+    call = partial(given.function, **{**given.arguments, "input": x, "reduction": "mean", **chosen})
+    with torch.no_grad():
+        found = [call()]
+    found += [gradient(call(), x), gradient(call(), x, -3.0)]
+    with cupylosses.set_one_pass(False):
+        found.append(gradient(call(), x))
+    return [*found, torch.autograd.grad(call(), x, create_graph=True)[0].detach()]
+
+
+@pytest.mark.parametrize(("layout", "masked"), in_turn(list(LAYOUTS), [False, True]))
+def test_few_labels_are_counted_without_a_launch(
+    layout: str, masked: bool, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel counts them, and finds the bits that a launch before finds."""
+    given = drawn(layout)
+    mask = torch.arange(given.target.numel(), device=KERNELS).reshape(given.target.shape) % 3 != 0
+    chosen = {"mask": mask} if masked else {}
+    own = means(given, **chosen)
+    # Backward through a gradient needs the divisor itself.
+    assert ran.count("denominator") == 1
+    monkeypatch.setattr(softmax_layout, "SELF_COUNTING_ROWS", 0)
+    fresh_plans()
+    ran.clear()
+    before = means(given, **chosen)
+    assert ran.count("denominator") == 5
+    assert all(map(same_bits, own, before))
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(1, 0), (257, 0), (1024, 0), (1025, 2)])
+def test_labels_that_are_counted(rows: int, counts: int, ran: list[str]) -> None:
+    """By launches of their own only where rows are many."""
+    given = draw((rows, 4), 1, device=KERNELS)
+    value_agrees_with_truth(given)
+    assert ran.count("denominator") == counts
+
+
+def test_weights_are_summed_by_a_launch_before(ran: list[str]) -> None:
+    """In an order of their own, which a kernel that counts does not keep."""
+    given = draw((7, 4), 1, device=KERNELS)
+    given.function(**given.arguments, weight=torch.arange(4.0, device=KERNELS))
+    assert ran == ["denominator", "value"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

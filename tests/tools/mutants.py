@@ -20,6 +20,7 @@ ROW_GROUPS = "kernels/softmax/row_groups.cuh"
 ROW_VECTORS = "kernels/softmax/row_vectors.cuh"
 RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
 LABEL_ONLY = "kernels/softmax/label_only.cuh"
+COUNT_ROWS = "kernels/softmax/count_rows.cuh"
 DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
@@ -223,6 +224,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "rows counted without their weights", ROWS, "divisor_term", r"return t\.weight", "return 1", ("rows, weighted",)
+    ),
+    Mutant(
+        "kernels that count labels count ignored ones",
+        COUNT_ROWS,
+        "self_count",
+        r" && program\.is_active\(label_load\[k\]\)",
+        "",
+        ("rows, thread_per_row_packed",),
     ),
     Mutant(
         "number of classes taken for a class",

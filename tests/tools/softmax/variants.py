@@ -119,6 +119,7 @@ class SoftmaxVariants(Variants):
         target, wanted = variant.target, (*variant.gradients, False)[:2]
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
         flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch
+        flags += ["counts its rows"] * variant.self_counting
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
         dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
         names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
