@@ -554,14 +554,16 @@ void host_cluster_barrier(const char* file, int line) {
   for (Block* block = first; block < end; ++block) {
     block->waiting = 0;
     ++block->epoch;
-    block->known = known;
     for (Fiber& fiber : block->fibers) {
       fiber.known = nullptr;
       fiber.moment.epoch = block->epoch;
       fiber.moment_id = 0;
       set_ready(fiber);
     }
+    // Arrival releases and waiting acquires: each block knows what the others did in front of the barrier.
+    known = join(known, publish(block->fibers.front()));
   }
+  for (Block* block = first; block < end; ++block) block->known = known;
   if (launch->seed) leave();
 }
 
