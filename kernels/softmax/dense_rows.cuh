@@ -124,19 +124,22 @@ struct DenseRow {
 };
 
 template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
-          class Result_, bool kTeacher_, bool kCapped_, bool kInputGradient_, bool kTargetGradient_>
+          class Result_, bool kTeacher_, bool kCapped_, bool kInputGradient_, bool kTargetGradient_,
+          class Gradient_ = Input_, bool kInPlace_ = false>
 struct DenseRowProgram {
   using Term = Term_;
   using Compute = typename Term::Compute;
   using Input = Input_;
   using Target = Target_;
-  using Gradient = Input_;
+  using Gradient = Gradient_;
   using TargetGradient = Target_;
   using Result = Result_;
   template <int kVecSize>
   using View = RowVectors<Input_, kVecSize>;
   static constexpr bool kTeacher = kTeacher_;
   static constexpr int kSoftmaxes = kTeacher ? 2 : 1;
+  // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
+  static constexpr bool kInPlace = kInPlace_;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kInputGradient = kInputGradient_;
   static constexpr bool kTargetGradient = kTargetGradient_;
@@ -147,7 +150,7 @@ struct DenseRowProgram {
   const Space_& space;
   const Input* input;
   const Target* targets;
-  Input* gradients;
+  Gradient* gradients;
   Target* target_gradients;
   const Weight_* weights;
   const Mask_* mask;
@@ -387,6 +390,8 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   group_reduce_sums<Sums>(group, row.sums, sync);
   program.finish(row, offset, classes.active, exists && group.thread_rank() == 0);
   if constexpr (kGradient) {
+    // As in resident_rows.cuh: a narrower gradient lies over logits that other lanes read.
+    if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
     row.factor = grad_factor(scale, offset);
     const auto& stride = program.space.class_stride;
     const GradientPass<Program> store{program,

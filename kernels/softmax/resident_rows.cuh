@@ -184,9 +184,12 @@ struct ResidentReader {
     const RowResult<Compute> y = program.finish(t, z, sums, exists && index == 0);
     if constexpr (kGradient) {
       GradCoeffs<Compute> grad_coeffs = y.grad_coeffs;
-      scale_grad_coeffs(program, grad_coeffs, scale.factor());
+      scale_grad_coeffs(program, grad_coeffs, grad_factor(scale, t.offset));
       const bool all_zero = grad_coeffs.all_zero();
-      Input* const gradients = program.gradients + t.offset[kGradients];
+      using Gradient = typename Program::Gradient;
+      // Other lanes read the label's logit too, and shuffles order no memory. Between warps there was a barrier.
+      if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
+      Gradient* const gradients = program.gradients + t.offset[kGradients];
       const int stored = exists ? view.vectors : 0;
       if (exists && edge >= 0) {
         store_gradient(program, gradients + edge, edge, edge_element, grad_coeffs, all_zero,
@@ -203,7 +206,7 @@ struct ResidentReader {
             ExpSlopeProducts<Compute, P>::load(slot, half, g);
 #pragma unroll
             for (int k = 0; k < kVecSize; ++k) g[k] *= grad_coeffs.exp_coeff;
-            store_pack<kVecSize>(gradients + view.first(i), NarrowPack<Input, kVecSize>::from(g));
+            store_pack<kVecSize>(gradients + view.first(i), NarrowPack<Gradient, kVecSize>::from(g));
           } else {
             store_gradient<kKeepsExponentials>(program, gradients + view.first(i), view.first(i), element_of(i),
                                                grad_coeffs, false, load_words(slot));
@@ -212,7 +215,7 @@ struct ResidentReader {
       }
       // Written by the thread that has just stored another number there.
       if ((kMasksTarget || (kKeepsProducts && in_vector)) && has_target && !all_zero) {
-        gradients[t.label] = Narrow<Input>::from(grad_coeffs.target * program.logit.slope(widen<Compute>(logit)));
+        gradients[t.label] = Narrow<Gradient>::from(grad_coeffs.target * program.logit.slope(widen<Compute>(logit)));
       }
     }
     return y.value;

@@ -118,12 +118,12 @@ struct RowTarget {
 };
 
 template <class Loss_, class Space_, class Input_, class Label_, class Weight_, class Mask_, class Result_,
-          bool kSmoothed_, bool kCapped_>
+          bool kSmoothed_, bool kCapped_, class Gradient_ = Input_, bool kInPlace_ = false>
 struct RowProgram {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
   using Input = Input_;
-  using Gradient = Input_;
+  using Gradient = Gradient_;
   using Weight = Weight_;
   using Result = Result_;
   static constexpr bool kSmoothed = kSmoothed_;
@@ -132,11 +132,13 @@ struct RowProgram {
   static constexpr bool kKeepsProducts = kCapped && !kSmoothed;
   static constexpr bool kWeighted = !kIsAbsent<Weight_>;
   static constexpr bool kMasked = !kIsAbsent<Mask_>;
+  // Whether the gradients of a row are written over its logits, which its threads have to have read by then.
+  static constexpr bool kInPlace = kInPlace_;
 
   Loss loss;
   const Space_& space;  // a kernel parameter: a copy would go to local memory
   const Input* input;
-  Input* gradients;
+  Gradient* gradients;
   const Label_* labels;
   const Weight_* weights;
   const Mask_* mask;

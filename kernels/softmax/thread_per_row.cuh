@@ -94,14 +94,14 @@ template <bool kKeepsExponentials, class Source, int kVecSize, class Program, cl
 __device__ __forceinline__ void store_rows_of_thread(const Program& program, const Source& column,
                                                      const typename Source::Index (&labels)[kVecSize],
                                                      const GradCoeffs<Compute> (&grad_coeffs)[kVecSize], bool read) {
-  using Input = typename Program::Input;
+  using Gradient = typename Program::Gradient;
   bool all_zero[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) all_zero[i] = grad_coeffs[i].all_zero();
   if (!read) {
     for (typename Source::Index c = 0; c < column.classes; ++c) {
       const Compute zeros[kVecSize] = {};
-      column.store(c, NarrowPack<Input, kVecSize>::from(zeros));
+      column.store(c, NarrowPack<Gradient, kVecSize>::from(zeros));
     }
     return;
   }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_rows_of_thread(const Program& program, con
       if constexpr (Program::kCapped) g[i] *= program.logit.slope(raw[i]);
       g[i] = all_zero[i] ? Compute(0) : g[i];
     }
-    column.store(c, NarrowPack<Input, kVecSize>::from(g));
+    column.store(c, NarrowPack<Gradient, kVecSize>::from(g));
   }
 }
 
@@ -246,7 +246,7 @@ __device__ __forceinline__ double visit_rows_of_thread(const Program& program, c
     const RowResult<Compute> y = program.finish(t, z[i], sums[i], exists);
     total += y.value;
     grad_coeffs[i] = y.grad_coeffs;
-    if constexpr (kGradient) scale_grad_coeffs(program, grad_coeffs[i], scale.factor());
+    if constexpr (kGradient) scale_grad_coeffs(program, grad_coeffs[i], grad_factor(scale, t.offset));
   }
   if constexpr (kGradient) {
     store_rows_of_thread<kKeepsExponentials>(program, column, labels, grad_coeffs, any);

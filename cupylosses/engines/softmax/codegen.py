@@ -70,7 +70,7 @@ class SoftmaxKernel(Kernel):
     the next row into L2. The divisor of the sum is an argument, or lies on the device (``counted``), or is the number
     of rows that count, which the kernel finds itself (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if
     the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has
-    a tangent.
+    a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "".
     """
 
     loss: SoftmaxLoss
@@ -94,6 +94,7 @@ class SoftmaxKernel(Kernel):
     self_counting: bool = False
     cluster: int = 1
     prefetch: bool = False
+    in_place: str = ""
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -113,6 +114,7 @@ class SoftmaxKernel(Kernel):
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
         switches = "many", "smoothed", "capped", "counted", "self_counting", "prefetch"
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
+        parts += [f"in-place-{STORAGE[self.in_place][1]}"] if self.in_place else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
@@ -150,7 +152,8 @@ class SoftmaxKernel(Kernel):
         arrays += [f"const {STORAGE[self.mask][0]}* mask"] if self.mask else []
         tangents = (f"const {input}* input_tangent", f"const {target}* target_tangent")
         arrays += [x for x, moves in zip(tangents, self.has_tangent, strict=False) if moves]
-        written = zip((f"{input}* input_gradients", f"{target}* target_gradients"), self.gradients, strict=False)
+        gradient = STORAGE[self.in_place][0] if self.in_place else input
+        written = zip((f"{gradient}* input_gradients", f"{target}* target_gradients"), self.gradients, strict=False)
         gradients = [x for x, w in written if w]
         auxiliary = []
         if self.kind in _FORWARD:
@@ -264,6 +267,11 @@ def _bool(x: object) -> str:
     return str(bool(x)).lower()
 
 
+def _in_place(kernel: SoftmaxKernel) -> list[str]:
+    """Template arguments for gradients that are written over the logits."""
+    return [STORAGE[kernel.in_place][0], "true"] if kernel.in_place else []
+
+
 def _parameters(kernel: SoftmaxKernel) -> str:
     # The divisor of a mean depends on no parameter.
     return ", ".join(["0.0" if kernel.kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
@@ -303,7 +311,8 @@ class _Indices:
     @staticmethod
     def program(kernel: SoftmaxKernel) -> tuple[str, list[str]]:
         types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
-        program = f"RowProgram<Loss, Space, {', '.join(types)}, {_bool(kernel.smoothed)}, {_bool(kernel.capped)}>"
+        types += [_bool(kernel.smoothed), _bool(kernel.capped), *_in_place(kernel)]
+        program = f"RowProgram<Loss, Space, {', '.join(types)}>"
         second, given = kernel.kind == "hvp", kernel.given
         values, lse, correct, residual = (given(x) for x in ("values", "lse", "correct", "residual"))
         stored = [x for x in (values, lse, correct, residual) if x != "nullptr"]
@@ -406,7 +415,7 @@ class _Dense:
     def program(kernel: SoftmaxKernel) -> tuple[str, list[str]]:
         types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
         flags = [_bool(x) for x in (kernel.loss.dense == "logits", kernel.capped, *kernel.gradients)]
-        program = f"DenseRowProgram<Term, Penalty, Space, {', '.join([*types, *flags])}>"
+        program = f"DenseRowProgram<Term, Penalty, Space, {', '.join([*types, *flags, *_in_place(kernel)])}>"
         second, given, parameters = kernel.kind == "hvp", kernel.given, _parameters(kernel)
         tangents = f"}}, {given('input_tangent')}, {given('target_tangent')}"
         construct = [
