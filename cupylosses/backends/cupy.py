@@ -34,7 +34,7 @@ def evaluate_with_gradients(call: Call, wanted: Wanted | None, warn: bool = True
             return _of_nothing(call, plan, wanted)
         if plan.reports:
             engine.raise_reported(device)
-        pointers = [x.data.ptr for x in call.arrays]
+        pointers = call.arrays if plan.composite else [x.data.ptr for x in call.arrays]
         scalars = call.scalars
         if plan.takes_status:
             scalars = (*scalars, device.status() if plan.reports else 0)
@@ -145,6 +145,8 @@ def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) ->
 def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any) -> list[Any]:
     """The gradients for a float64 grad_output of the result's shape."""
     plan, pointers = _plan(call, device, True), [x.data.ptr for x in call.arrays]
+    if plan.composite:
+        pointers = call.arrays
     upstream = cupy.ascontiguousarray(grad_output)
     strides = None if plan.scalar else device.strides(upstream)
     launch = plan, device, pointers, call.scalars, Divisor(plan.divisor)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from cupylosses import checks, interop
+from cupylosses.backends import cublas
 from cupylosses.definition.base import Definition
 from cupylosses.engines import device as engine_device
 from cupylosses.jit import gpu
@@ -44,6 +45,31 @@ class CupyDevice(engine_device.Device):
         bits = f"uint{8 * array.itemsize}"  # one kernel of CuPy's for all dtypes of this size, bfloat16 included
         found.view(bits)[...] = array.view(bits)
         return found
+
+    def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
+        used = target.reshape(-1) != ignored if ignored is not None else None
+        if mask is not None:
+            used = mask.reshape(-1) if used is None else used & mask.reshape(-1)
+        return cupy.flatnonzero(used)
+
+    def taken(self, array: Any, index: Any) -> Any:
+        return array[index]
+
+    def spread(self, array: Any, index: Any, count: int) -> Any:
+        found = cupy.zeros((count, *array.shape[1:]), array.dtype)
+        found[index] = array
+        return found
+
+    def viewed(self, matrix: Any, dtype: str) -> Any:
+        return matrix.view(dtype_of(dtype))
+
+    def converted(self, array: Any, dtype: str) -> Any:
+        return array.astype(dtype_of(dtype))
+
+    def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
+        if add is not None and add is not out:
+            out[...] = add
+        cublas.gemm(a, b, out, accumulate=add is not None)
 
     def visible(self, words: int) -> tuple[Any, int]:
         memory = cupy.cuda.alloc_pinned_memory(8 * words)

@@ -48,6 +48,9 @@ class TensorSpec:
     strides: tuple[int, ...]
     misalignment: int = 0
 
+    #: True if the gradient is written over the array.
+    in_place: ClassVar[bool] = False
+
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
@@ -152,6 +155,11 @@ class Plan(ABC):
     overwrites: bool = False
     single_use: bool = False
     warning: str | None = None
+    #: True if it runs itself (`.composite.CompositePlan`), on arrays in place of addresses.
+    composite: bool = False
+    run_value: Callable[..., Any]
+    run_value_and_gradients: Callable[..., Any]
+    run_gradients: Callable[..., Any]
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine

@@ -70,6 +70,53 @@ class Device(ABC):
     def address(self, array: Any) -> int:
         """The device address of an array that this object allocated."""
 
+    # Matrices, for composite plans
+
+    def matrix(self, array: Any, rows: int, columns: int) -> Any:
+        """A contiguous array as a matrix, without a copy."""
+        return array.reshape(rows, columns)
+
+    def rows(self, matrix: Any, first: int, count: int) -> Any:
+        """Neighbouring rows of a matrix, without a copy."""
+        return matrix[first : first + count]
+
+    def corner(self, matrix: Any, rows: int, columns: int) -> Any:
+        """The first rows and columns of a matrix, without a copy."""
+        return matrix[:rows, :columns]
+
+    def transposed(self, matrix: Any) -> Any:
+        """A matrix with rows and columns exchanged, without a copy."""
+        return matrix.T
+
+    def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
+        """The indices of the rows whose label is not ``ignored`` (None: there are no labels), and whose mask is True.
+        Waits for the device.
+        """
+        raise NotImplementedError
+
+    def taken(self, array: Any, index: Any) -> Any:
+        """The elements, or rows, at these indices."""
+        raise NotImplementedError
+
+    def spread(self, array: Any, index: Any, count: int) -> Any:
+        """An array of ``count`` rows that has those of ``array`` at these indices, and zeros elsewhere."""
+        raise NotImplementedError
+
+    def viewed(self, matrix: Any, dtype: str) -> Any:
+        """The bytes of a contiguous matrix as elements of another dtype, without a copy."""
+        raise NotImplementedError
+
+    def converted(self, array: Any, dtype: str) -> Any:
+        """A copy in another dtype."""
+        raise NotImplementedError
+
+    def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
+        """``out = a @ b + add``, on the current stream, by the library's matrix product. ``add`` is None, ``out``
+        itself, or a row that is added to each; ``out`` may have a wider dtype than ``a`` and ``b``. One dimension of
+        each matrix has stride 1.
+        """
+        raise NotImplementedError
+
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
         """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
 

@@ -167,7 +167,8 @@ def denominator(
     if not (plan.counted or plan.self_counting):
         return Divisor(divisor)
     counting, positions, factor = plan.denominator()
-    array = value(counting, device, [pointers[i] for i in positions], (), Divisor(counting.divisor))
+    read = [device.address(pointers[i]) if plan.composite else pointers[i] for i in positions]
+    array = value(counting, device, read, (), Divisor(counting.divisor))
     return Divisor(divisor * factor, array, device.address(array))
 
 
@@ -180,6 +181,8 @@ def value(
     auxiliary: Sequence[int] = (),
 ) -> Any:
     """The reduced value."""
+    if plan.composite:
+        return plan.run_value(device, pointers, scalars, divisor, auxiliary)
     stream = device.stream()
     value = device.empty((), (), plan.result)
     _memory, workspace = device.workspace(stream, plan.partials, stream != 0 and device.capturing())
@@ -199,6 +202,8 @@ def value_and_gradients(
     auxiliary: Sequence[int] = (),
 ) -> tuple[Any, Speculation | None]:
     """The reduced value and, for the expected ``grad_output``, the gradients that its kernel can write."""
+    if plan.composite:
+        return plan.run_value_and_gradients(device, pointers, scalars, divisor, wanted, auxiliary)
     try:
         found = plan.one_pass[wanted, divisor.counted]
     except KeyError:
@@ -268,6 +273,8 @@ def unreduced(
     auxiliary: Sequence[int] = (),
 ) -> Any:
     """A value with dimensions: one per element, row, or index of the dimensions that are kept."""
+    if plan.composite:
+        return plan.run_value(device, pointers, scalars, divisor, auxiliary)
     step = plan.unreduced_step(divisor.counted)
     values = device.empty(plan.shape, plan.strides, plan.result)
     own = (*(auxiliary or plan.no_auxiliary), device.address(values))
@@ -289,6 +296,9 @@ def gradients(
     """Every wanted gradient, by whichever kernels it takes; None for the others. ``grad_output_strides`` is None for a
     ``grad_output`` that is one number.
     """
+    if plan.composite:
+        per_row = grad_output_strides is not None
+        return plan.run_gradients(device, pointers, scalars, divisor, wanted, grad_output, per_row, speculation)
     upstream = None
     result: list[Any] = [None] * len(wanted)
     if grad_output_strides is not None:

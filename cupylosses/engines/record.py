@@ -60,6 +60,27 @@ class _NoDevice(Device):
     def visible(self, words: int) -> tuple[Any, int]:
         return self, 0
 
+    def matrix(self, array: Any, rows: int, columns: int) -> Any:
+        return array
+
+    def rows(self, matrix: Any, first: int, count: int) -> Any:
+        return matrix
+
+    def corner(self, matrix: Any, rows: int, columns: int) -> Any:
+        return matrix
+
+    def transposed(self, matrix: Any) -> Any:
+        return matrix
+
+    def viewed(self, matrix: Any, dtype: str) -> Any:
+        return matrix
+
+    def converted(self, array: Any, dtype: str) -> Any:
+        return array
+
+    def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
+        pass
+
     def address(self, array: Any) -> int:
         return 16  # what has an address is wanted, and aligned
 
@@ -150,8 +171,8 @@ class KernelRecorder:
                     self._make(x, here, inner, False)
             return
         scalars = (*call.scalars, 0) if plan.takes_status else call.scalars
-        divisor = execute.denominator(plan, device, self._pointers(plan), call.scalars, call.normalizer)
-        launch: execute.Bound = plan, device, self._pointers(plan), scalars, divisor
+        divisor = execute.denominator(plan, device, self._operands(plan, tensors), call.scalars, call.normalizer)
+        launch: execute.Bound = plan, device, self._operands(plan, tensors), scalars, divisor
         if wanted is None:
             execute.reduced_or_not(*launch)
         else:
@@ -174,5 +195,5 @@ class KernelRecorder:
             for strides in [dense, expanded] if summed and plan.upstream_strides() is None else [dense]:
                 execute.gradients(*launch, wanted, 0, strides)
 
-    def _pointers(self, plan: Plan) -> list[int]:
-        return [0] * len(plan.tensors)
+    def _operands(self, plan: Plan, arrays: Sequence[Any]) -> Sequence[Any]:
+        return arrays if plan.composite else [0] * len(plan.tensors)

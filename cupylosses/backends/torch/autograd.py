@@ -104,7 +104,7 @@ def _computed(
     if located is not plan:
         plan, speculation = located, None
     grad_output, strides = launches.upstream(plan, grad_output)
-    launch = plan, device, now, scalars, divisor, wanted
+    launch = plan, device, arrays if plan.composite else now, scalars, divisor, wanted
     if residual is None:
         return execute.gradients(*launch, grad_output.data_ptr(), strides, speculation)
     if plan.single_use:
@@ -139,6 +139,12 @@ def _with_residual(ctx: Any, launch: Launch) -> Sequence[int]:
     return (*(auxiliary or plan.no_auxiliary)[:-1], ctx.residual.data_ptr())
 
 
+def _without_arrays(launch: Launch) -> Launch:
+    """The launch of a composite plan with addresses in place of the arrays, which are kept through autograd alone."""
+    plan, device, arrays, *rest = launch
+    return plan, device, [x.data_ptr() for x in arrays], *rest
+
+
 class Reduced(Function):
     """A loss reduced to one number: value and gradients in one pass."""
 
@@ -147,7 +153,7 @@ class Reduced(Function):
         # Saved, not kept: torch then reports arrays that were edited in place, and offloading hooks see them. This is
         # all that save_for_backward does.
         ctx.to_save = arrays
-        ctx.launch = launch
+        ctx.launch = launch if not launch[0].composite else _without_arrays(launch)
         plan, device, pointers, scalars, divisor, wanted, auxiliary, _, _ = launch
         if not options._one_pass or plan.single_use:
             ctx.speculations = execute.Pending()
@@ -165,7 +171,7 @@ class Unreduced(Function):
     @staticmethod
     def forward(ctx: Any, launch: Launch, *arrays: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*arrays)
-        ctx.launch = launch
+        ctx.launch = launch if not launch[0].composite else _without_arrays(launch)
         return execute.unreduced(*launch[:5], _with_residual(ctx, launch))
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from threading import Thread
 from typing import Any
 
@@ -70,6 +70,44 @@ class TorchDevice(Device):
     def copy(self, array: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return torch.empty_strided(array.shape, strides, dtype=array.dtype, device=array.device).copy_(array)
 
+    def counted(self, target: torch.Tensor, ignored: int | None, mask: torch.Tensor | None) -> torch.Tensor:
+        used = target.reshape(-1) != ignored if ignored is not None else None
+        if mask is not None:
+            used = mask.reshape(-1) if used is None else used & mask.reshape(-1)
+        assert used is not None
+        return used.nonzero().reshape(-1)
+
+    def taken(self, array: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return array.detach().index_select(0, index)
+
+    def spread(self, array: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+        found = array.new_zeros((count, *array.shape[1:]))
+        return found.index_copy_(0, index, array)
+
+    def viewed(self, matrix: torch.Tensor, dtype: str) -> torch.Tensor:
+        return matrix.view(DTYPES[dtype])
+
+    def converted(self, array: torch.Tensor, dtype: str) -> torch.Tensor:
+        return array.detach().to(DTYPES[dtype])
+
+    def matmul(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: torch.Tensor | None = None) -> None:
+        a, b = a.detach(), b.detach()
+        if out.dtype == a.dtype:
+            if add is None:
+                torch.mm(a, b, out=out)
+            else:
+                torch.addmm(add.detach(), a, b, out=out)
+        elif self.is_gpu and has_wide_products():
+            if add is None:
+                torch.mm(a, b, out_dtype=out.dtype, out=out)
+            else:
+                wide = add.detach() if add is out else add.detach().expand(out.shape)
+                torch.addmm(wide, a, b, out_dtype=out.dtype, out=out)
+        else:
+            # CPUs, and torch before 2.8.
+            a, b = a.to(out.dtype), b.to(out.dtype)
+            self.matmul(a, b, out, add)
+
     def visible(self, words: int) -> tuple[torch.Tensor, int]:
         array = torch.zeros(words, dtype=torch.int64, pin_memory=self.is_gpu)
         return array, array.data_ptr()
@@ -77,6 +115,12 @@ class TorchDevice(Device):
     address = staticmethod(torch.Tensor.data_ptr)
     strides = staticmethod(torch.Tensor.stride)
     capturing = staticmethod(is_capturing)
+
+
+@cache
+def has_wide_products() -> bool:
+    """True if products of 16-bit matrices can have float32 results: torch 2.8 or newer."""
+    return hasattr(torch.ops.aten.addmm, "dtype_out")
 
 
 devices: dict[int, TorchDevice] = {}

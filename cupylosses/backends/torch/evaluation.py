@@ -68,6 +68,8 @@ def evaluate(call: Parts, warn: bool = True) -> Any:
     plan, device, pointers, wanted = found
     if plan is None:
         return evaluate(_of_copies(Call(*call), pointers), warn)
+    if plan.composite:
+        pointers = arrays
     if plan.warning and warn:
         checks.warn(plan.warning)
     if device.is_one_of_several and current_device() != device.index:

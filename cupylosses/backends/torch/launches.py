@@ -94,6 +94,8 @@ def values(call: Call, residual: bool) -> list[torch.Tensor] | None:
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return values(call, residual)
+    if plan.composite:
+        pointers = call.arrays
     if plan.reports:
         plan.engine.raise_reported(device)
     if _is_apart(call, plan):
@@ -123,6 +125,8 @@ def gradients(
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, residual, wanted)
+    if plan.composite:
+        pointers = call.arrays
     if _is_apart(call, plan):
         apart, parts = _parts(call, plan)
         below = apart.below(parts)

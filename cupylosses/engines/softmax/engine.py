@@ -64,6 +64,10 @@ class SoftmaxEngine(Engine):
 
     # Arguments
 
+    def rows(self, call: Call) -> Rows:
+        """A call as checks and formulas see it."""
+        return Rows(call)
+
     def bind(
         self, loss: SoftmaxLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
@@ -90,24 +94,24 @@ class SoftmaxEngine(Engine):
                 key = (*key, *map(id, settings))
             kept = _SETTINGS.get(key)
             if kept is None:
-                kept = _settings(loss, first, second, weight, mask, None, settings, legacy), settings
+                kept = checked_settings(loss, first, second, weight, mask, None, settings, legacy), settings
                 if all([type(x) in _CONSTANT for x in settings]):
                     if len(_SETTINGS) >= _MAX_SETTINGS:
                         _SETTINGS.clear()
                     _SETTINGS[key] = kept
             static, scalars = kept[0]
         else:
-            static, scalars = _settings(loss, first, second, weight, mask, normalizer, settings, legacy)
+            static, scalars = checked_settings(loss, first, second, weight, mask, normalizer, settings, legacy)
             if normalizer is not None:
                 normalizer = checks.normalizer(loss, normalizer, static.reduction)
         present = (first, second) if weight is None and mask is None else _present(first, second, weight, mask)
         return loss, present, static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
-        return Rows(call).names
+        return self.rows(call).names
 
     def check(self, call: Call) -> None:
-        softmax_checks.arrays(Rows(call))
+        softmax_checks.arrays(self.rows(call))
 
     def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
         return checks.promote([checks.dtype_name(x) for x in call.arrays[:2]])
@@ -147,7 +151,7 @@ class SoftmaxEngine(Engine):
     def auxiliary_results(self, xp: Any, call: Call, stored: Sequence[Any]) -> list[Any]:
         static = call.static
         found = [stored[0]] if static.lse else []
-        return [*found, _accuracy(xp, Rows(call), stored[1])] if static.accuracy else found
+        return [*found, _accuracy(xp, self.rows(call), stored[1])] if static.accuracy else found
 
     def result(self, call: Call, outputs: Sequence[Any]) -> Any:
         static = call.static
@@ -163,7 +167,8 @@ class SoftmaxEngine(Engine):
             return
         site, row, label, classes = status.site, status.row, status.label, status.classes
         status.code = 0
-        loss, shape = SoftmaxPlan.sites[site]
+        loss, shape, first = SoftmaxPlan.sites[site]
+        row += first
         position = []
         for n in reversed(shape):
             row, at = divmod(row, n)
@@ -179,7 +184,7 @@ class SoftmaxEngine(Engine):
     # Formulas
 
     def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
-        return softmax_reference.evaluate(Rows(call), promoted, readable)
+        return softmax_reference.evaluate(self.rows(call), promoted, readable)
 
     def floating(self, call: Call) -> Wanted:
         return tuple([i == 0 or (i == 1 and call.static.kind != "indices") for i in range(len(call.arrays))])
@@ -190,12 +195,12 @@ class SoftmaxEngine(Engine):
         return bool(call.static.kind == "indices")
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
-        static, rows = call.static, Rows(call).shape
+        static, rows = call.static, self.rows(call).shape
         compute = "float64" if any([checks.dtype_name(x) == "float64" for x in call.arrays[:2]]) else "float32"
-        found = [_row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
-        found += [_row_major(compute, (*rows, 4))] if self.has_residual(call) else []
-        found += [_row_major(compute, rows)] if static.lse else []
-        return found + ([_row_major("float32", ())] if static.accuracy else [])
+        found = [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
+        found += [row_major(compute, (*rows, 4))] if self.has_residual(call) else []
+        found += [row_major(compute, rows)] if static.lse else []
+        return found + ([row_major("float32", ())] if static.accuracy else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
         """A float64 value per row: a batch is one more dimension of rows. The rows' values are few: the array library
@@ -215,12 +220,12 @@ class SoftmaxEngine(Engine):
             found = values[0]
             value, lse = (found.loss, found.lse) if static.lse else (found, None)
             if static.reduction != "none":
-                rows = Rows(call)
+                rows = self.rows(call)
                 value = divide(xp, xp.sum(value), _divisor(xp, rows))
             value = xp.astype(value, getattr(xp, static.out_dtype or promoted))
             if not (static.lse or static.accuracy):
                 return value
-            return RowResult(value, lse, _plain_accuracy(xp, Rows(call)) if static.accuracy else None)
+            return RowResult(value, lse, _plain_accuracy(xp, self.rows(call)) if static.accuracy else None)
 
         return Apart((per_row,), finish)
 
@@ -246,7 +251,7 @@ class SoftmaxEngine(Engine):
                 empty = divisor == 0
                 one = xp.ones_like(divisor)
                 upstream = xp.where(empty, 0.0, upstream) * (1.0 / xp.where(empty, one, divisor))
-            upstream = xp.broadcast_to(upstream, Rows(call).shape)
+            upstream = xp.broadcast_to(upstream, self.rows(call).shape)
         return call._replace(static=static, normalizer=None), upstream
 
     def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
@@ -255,7 +260,7 @@ class SoftmaxEngine(Engine):
         return call._replace(static=static, arrays=(*call.arrays, *tangents))
 
     def contracted(self, xp: Any, call: Call, gradients: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        counts = softmax_reference.counted_rows(xp, Rows(call)).sound
+        counts = softmax_reference.counted_rows(xp, self.rows(call)).sound
         dim = call.static.class_dim
         terms = [xp.sum(g * v, axis=dim, dtype=xp.float64) for g, v in zip(gradients, tangents, strict=True)]
         return xp.where(counts, sum(terms[1:], terms[0]), 0.0)
@@ -304,7 +309,7 @@ class SoftmaxEngine(Engine):
     def differs(
         self, loss: SoftmaxLoss, call: Call, takes: Callable[[Question], str | None], autocast: bool
     ) -> str | None:
-        rows, static = Rows(call), call.static
+        rows, static = self.rows(call), call.static
         first, second = rows.operands
         shape, indices = tuple(first.shape), static.kind == "indices"
         # In torch a target holds probabilities if it has the shape of the logits, and labels otherwise; here by dtype.
@@ -328,7 +333,7 @@ class SoftmaxEngine(Engine):
         return DTYPE if takes(Question(plain, (reduction,))) is not None else ARGUMENTS
 
 
-def _row_major(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+def row_major(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     """A contiguous tensor of sizes that may be symbols, which must not be compared."""
     strides, step = [], 1
     for n in reversed(shape):
@@ -341,7 +346,7 @@ def _present(*arrays: Any) -> tuple[Any, ...]:
     return tuple([x for x in arrays if x is not None])
 
 
-def _settings(
+def checked_settings(
     loss: SoftmaxLoss,
     first: Any,
     second: Any,

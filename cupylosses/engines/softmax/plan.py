@@ -30,13 +30,20 @@ class SoftmaxPlan(Plan):
 
     static: Static
     loss: SoftmaxLoss
-    #: The losses and shapes of rows that plans were made for, each once: where a bad label was met, for messages.
-    sites: ClassVar[list[tuple[SoftmaxLoss, tuple[int, ...]]]] = []
-    _numbers: ClassVar[dict[tuple[SoftmaxLoss, tuple[int, ...]], int]] = {}
+    #: Where a bad label may be met, for messages, each once: the loss, the shape of all rows, and the number of the row
+    #: that a plan begins with.
+    sites: ClassVar[list[tuple[SoftmaxLoss, tuple[int, ...], int]]] = []
+    _numbers: ClassVar[dict[tuple[SoftmaxLoss, tuple[int, ...], int], int]] = {}
     _numbering: ClassVar[Any] = threading.Lock()
 
     def __init__(
-        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+        self,
+        engine: Engine,
+        call: Call,
+        tensors: tuple[TensorSpec, ...],
+        promoted: str,
+        machine: Machine,
+        site: tuple[tuple[int, ...], int] | None = None,
     ) -> None:
         static, dim = call.static, call.static.class_dim
         self.indices = static.kind == "indices"
@@ -99,9 +106,10 @@ class SoftmaxPlan(Plan):
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
         with self._numbering:  # plans are made in a warm-up's thread, too
-            self.site = self._numbers.setdefault((loss, self.rows_shape), len(self.sites))
+            place = (loss, *(site or (self.rows_shape, 0)))
+            self.site = self._numbers.setdefault(place, len(self.sites))
             if self.site == len(self.sites):
-                self.sites.append((loss, self.rows_shape))
+                self.sites.append(place)
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def _index_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
@@ -207,6 +215,7 @@ class SoftmaxPlan(Plan):
             smoothed=self.indices and self.static.smoothed, capped=self.static.capped, counted=counted,
             self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
+            in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
         if self.indices:

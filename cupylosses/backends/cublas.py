@@ -1,0 +1,55 @@
+"""Matrix products of CuPy arrays by cuBLAS, for dtypes and strides that ``cupy.matmul`` copies or does not take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupylosses import interop
+
+#: ``cudaDataType`` by dtype name.
+_DATA_TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
+#: ``CUBLAS_COMPUTE_32F`` and ``CUBLAS_COMPUTE_64F``.
+_COMPUTE = {"float32": 68, "float64": 70}
+_DEFAULT_ALGORITHM = -1
+
+
+def gemm(a: Any, b: Any, out: Any, accumulate: bool) -> None:
+    """``out (+)= a @ b`` for matrices of which one dimension has stride 1; ``out`` may be wider than ``a`` and ``b``.
+
+    cuBLAS numbers elements by columns: it computes the transposed product of the transposed matrices.
+    """
+    import numpy
+    from cupy_backends.cuda.libs import cublas
+
+    cupy = interop.cupy()
+    if _is_by_columns(out) and not _is_by_rows(out):
+        a, b, out = b.T, a.T, out.T
+    rows, columns = out.shape
+    wide = numpy.float64 if out.dtype == numpy.float64 else numpy.float32
+    one, beta = numpy.array(1, wide), numpy.array(int(accumulate), wide)
+    handle = cupy.cuda.device.get_cublas_handle()
+    cublas.setStream(handle, cupy.cuda.get_current_stream().ptr)
+    (of_b, step_b), (of_a, step_a) = _operation(b), _operation(a)
+    cublas.gemmEx(
+        handle, of_b, of_a, columns, rows, a.shape[1], one.ctypes.data, b.data.ptr, _DATA_TYPES[b.dtype.name], step_b,
+        a.data.ptr, _DATA_TYPES[a.dtype.name], step_a, beta.ctypes.data, out.data.ptr, _DATA_TYPES[out.dtype.name],
+        _step(out, 0), _COMPUTE[numpy.dtype(wide).name], _DEFAULT_ALGORITHM,
+    )  # fmt: skip
+
+
+def _is_by_rows(x: Any) -> bool:
+    return x.strides[1] == x.itemsize or x.shape[1] == 1
+
+
+def _is_by_columns(x: Any) -> bool:
+    return x.strides[0] == x.itemsize or x.shape[0] == 1
+
+
+def _step(x: Any, dim: int) -> int:
+    """Elements from one row, or column, to the next one; at least what cuBLAS asks for."""
+    return max(x.strides[dim] // x.itemsize, x.shape[1 - dim], 1)
+
+
+def _operation(x: Any) -> tuple[int, int]:
+    """How cuBLAS reads a factor of the transposed product: as it lies (0) or transposed (1), and its leading dimension."""
+    return (0, _step(x, 0)) if _is_by_rows(x) else (1, _step(x, 1))

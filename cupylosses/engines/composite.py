@@ -1,0 +1,68 @@
+"""Plans of calls that take several launches with matrix products between them, and run themselves.
+
+:mod:`.execute` hands them the arrays in place of their addresses, because matrix products are the array library's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from cupylosses.engines.base import Plan, Step, Wanted
+from cupylosses.engines.device import Device, Divisor
+from cupylosses.jit import compiler
+
+
+class CompositePlan(Plan):
+    """A plan that runs itself. ``arrays`` are those of the call, ``auxiliary`` the addresses of auxiliary outputs."""
+
+    composite = True
+
+    @abstractmethod
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        """The value, reduced or not."""
+
+    @abstractmethod
+    def run_value_and_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        auxiliary: Sequence[int],
+    ) -> tuple[Any, Any]:
+        """The reduced value, and the speculation of `execute.value_and_gradients`, or None."""
+
+    @abstractmethod
+    def run_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        grad_output: int,
+        per_row: bool,
+        speculation: Any,
+    ) -> list[Any]:
+        """The wanted gradients for a ``grad_output``, which is one number or has the shape of the value."""
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        raise NotImplementedError("a composite plan runs itself")
+
+    def unreduced_step(self, counted: bool) -> Step:
+        raise NotImplementedError("a composite plan runs itself")
+
+    def gradient_steps(
+        self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
+    ) -> Sequence[Step]:
+        raise NotImplementedError("a composite plan runs itself")
