@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 from collections.abc import Callable
 from functools import cache, partial
@@ -53,7 +54,9 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
         "forward": _forward(function, loss),
         "__prepare_scriptable__": partial(checks.refuse_script, loss.class_name),
     }
-    if twin is None:
+    if loss.layer:
+        members["__init__"], members["extra_repr"] = _layer_constructor(loss, twin), _layer_repr(loss)
+    elif twin is None:
         members["__init__"], members["extra_repr"] = _constructor(loss), _extra_repr(loss)
     return type(loss.class_name, (twin or torch.nn.Module,), members)
 
@@ -63,12 +66,13 @@ def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., An
 
     A subclass of torch's class stores the options as attributes of the same names, and may lack some of them.
     """
-    operands = [x.name for x in loss.operands if x.default is None]
-    names = list(loss.kept)
+    operands, names = loss.called_with, list(loss.kept)
 
     def call(self: torch.nn.Module, given: tuple[Any, ...], added: tuple[Any, ...]) -> Any:
         options = {x: getattr(self, x) for x in names if hasattr(self, x)}
         options |= {x: value for x, value in zip(loss.keywords, added, strict=True) if value is not None}
+        if loss.layer:
+            options |= _parameters(self)
         return function(**dict(zip(operands, given, strict=True)), **options)
 
     signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in loss.keywords)]
@@ -95,6 +99,63 @@ def _constructor(loss: Definition) -> Callable[..., None]:
     return compiled("__init__", [("self", ...), *first, ("*", ...), *rest], body, __name__, _initialise=initialise)
 
 
+def _layer_constructor(loss: Definition, twin: Any) -> Callable[..., None]:
+    """``__init__`` of a Module with a linear layer: torch's arguments, then the options as keywords."""
+
+    def initialise(self: Any, layer: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+        in_features, num_classes, out_features, bias, device, dtype = layer
+        given = dict(zip(loss.kept, values, strict=True))
+        if twin is not None:
+            known = {x: given[x] for x in inspect.signature(twin).parameters if x in given}
+            twin.__init__(
+                self,
+                in_features,
+                num_classes,
+                out_features=out_features,
+                bias=bias,
+                device=device,
+                dtype=dtype,
+                **known,
+            )
+        else:
+            torch.nn.Module.__init__(self)
+            count = math.prod(out_features, start=num_classes)
+            self.num_classes, self.out_features = num_classes, tuple(out_features)
+            self.linear = torch.nn.Linear(in_features, count, bias=bias, device=device, dtype=dtype)
+            self.register_buffer("weight", given["weight"])
+        for name, value in given.items():
+            if not hasattr(self, name):
+                setattr(self, name, value)
+
+    first = [(n, x) for n, x in loss.layer.items() if x is ...]
+    rest = [(n, x) for n, x in loss.layer.items() if x is not ...]
+    body = [f"_initialise(self, ({', '.join(loss.layer)},), ({', '.join(loss.kept)},))"]
+    arguments = [("self", ...), *first, ("*", ...), *rest, *loss.kept.items()]
+    return compiled("__init__", arguments, body, __name__, _initialise=initialise)
+
+
+def _parameters(module: Any) -> dict[str, Any]:
+    """The parameters of a Module's layer, in the shapes of the operands."""
+    shape = (module.num_classes, *module.out_features)
+    linear = module.linear
+    bias = None if linear.bias is None else linear.bias.reshape(shape)
+    weight = linear.weight.reshape(*shape, linear.in_features) if module.out_features else linear.weight
+    return {"linear_weight": weight, "linear_bias": bias}
+
+
+def _layer_repr(loss: Definition) -> Callable[[Any], str]:
+    """``extra_repr`` with the sizes of the layer, and the options that differ from their defaults."""
+    of_options = _extra_repr(loss)
+
+    def extra_repr(self: Any) -> str:
+        parts = [f"in_features={self.linear.in_features}", f"num_classes={self.num_classes}"]
+        parts += [f"out_features={self.out_features}"] if self.out_features else []
+        parts += ["bias=True"] if self.linear.bias is not None else []
+        return ", ".join([*parts, of_options(self)])
+
+    return extra_repr
+
+
 def _extra_repr(loss: Definition) -> Callable[[Any], str]:
     """``extra_repr`` with the loss's own options, and the common ones that differ from their defaults."""
     own = {x.name for x in loss.options}
@@ -113,6 +174,8 @@ def _extra_repr(loss: Definition) -> Callable[[Any], str]:
 
 
 def _docstring(loss: Definition, function: str, twin: Any) -> str:
+    if loss.layer:
+        return module_docstring(loss, function, [*loss.layer, *loss.kept], None)
     if twin is None:
         return module_docstring(loss, function, list(loss.kept), None)
     known = dict(loss.arguments)

@@ -80,3 +80,19 @@ def differentiating() -> Iterator[None]:
     included = torch._C._dispatch_tls_local_include_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
         yield
+
+
+def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Operands as ``torch.nn.functional.linear`` sees them: gathered if they are sharded (FSDP2 hands a weight over as
+    a DTensor), and in autocast's dtype where that is on.
+    """
+    found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in tensors]
+    kind = found[0].device.type
+    on = torch.is_autocast_enabled() if kind == "cuda" else kind == "cpu" and is_autocast_cpu_enabled()
+    if not on:
+        return found
+    if hasattr(torch, "get_autocast_dtype"):  # 2.4
+        dtype = torch.get_autocast_dtype(kind)
+    else:
+        dtype = torch.get_autocast_gpu_dtype() if kind == "cuda" else torch.get_autocast_cpu_dtype()
+    return [x if x.dtype == torch.float64 else x.to(dtype) for x in found]

@@ -29,6 +29,7 @@ from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.definition.docstring import docstring, module_docstring
 from cupylosses.definition.example_results import RESULTS
 from cupylosses.definition.registry import registry
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax import definition as softmax_definition
@@ -99,9 +100,8 @@ def with_literals(head: str) -> str:
 
 
 def definitions() -> Iterator[Definition]:
-    """The definitions of element-wise losses, then those of losses of rows."""
-    yield from registry(Loss).values()
-    yield from registry(SoftmaxLoss).values()
+    """The definitions, in the order of the public names."""
+    yield from registry().values()
 
 
 NN_HEAD = '''\
@@ -132,17 +132,17 @@ def nn_stub() -> str:
 
 def stub_class(loss: Definition) -> str:
     name = loss.class_name
-    base = f"torch.nn.{name}" if loss.torch and loss.module else "torch.nn.Module"
+    base = f"torch.nn.{name}" if loss.torch and loss.module and not loss.layer else "torch.nn.Module"
     if base != "torch.nn.Module":
         # torch has the constructor, and its arguments; pre-commit runs this without torch.
         lines = [f"class {name}({base}):", f'    """{loss.summary}"""', ""]
     else:
-        given = loss.kept
+        given = {**loss.layer, **loss.kept}
         text = indent(
             f'"""{module_docstring(loss, f"cupylosses.functional.{loss.name}", list(given), None)}"""', "    "
         )
         lines = [f"class {name}({base}):", text, ""]
-        first = [x for x in given if x not in loss.keywords]
+        first = [x for x in given if (given[x] is ... if loss.layer else x not in loss.keywords)]
         arguments = [*first, "*", *(x for x in given if x not in first)]
         lines += ["    def __init__(", "        self,"]
         lines += [
@@ -156,7 +156,7 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
     """``forward``, overloaded on the type of its result if options add results."""
 
     def signature(result: str, chosen: Mapping[str, str]) -> list[str]:
-        operands = [f"        {x.name}: {of_torch(loss, x.name)}," for x in loss.operands if x.default is None]
+        operands = [f"        {x}: {of_torch(loss, x)}," for x in loss.called_with]
         keywords = {x: chosen.get(x, f"{or_none(of_torch(loss, x))} = None") for x in loss.keywords}
         rest = [f"        {name}: {kind}," for name, kind in keywords.items()]
         return ["    def forward(", "        self,", *operands, "        *,", *rest, f"    ) -> {result}: ..."]
@@ -225,7 +225,9 @@ def annotation(loss: Definition, name: str) -> str:
         if flag.name == name:
             texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
             return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
-    if isinstance(loss, SoftmaxLoss) and name in OF_ROWS:
+    if isinstance(loss, LinearSoftmaxLoss) and name in OF_LAYERS:
+        return OF_LAYERS[name]
+    if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss) and name in OF_ROWS:
         return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
     return ANNOTATIONS.get(name, "bool | None")
 
@@ -238,6 +240,24 @@ ANNOTATIONS = {
     "normalizer": "_Exchangeable | float | None",
     "dim": "int | tuple[int, ...] | None",
     "out_dtype": "Any",
+}
+
+
+#: Types of the arguments that losses with a linear layer take, and the constructors of their Modules.
+OF_LAYERS = {
+    "linear_bias": "_Exchangeable | None",
+    "ignore_index": "int | None",
+    "logits_dtype": "Any",
+    "accumulate_dtype": "Any",
+    "max_memory": "int | None",
+    "skip_ignored": "bool",
+    "options": "Any",
+    "in_features": "int",
+    "num_classes": "int",
+    "out_features": "tuple[int, ...]",
+    "bias": "bool",
+    "device": "Any",
+    "dtype": "Any",
 }
 
 

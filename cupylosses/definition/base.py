@@ -298,6 +298,15 @@ class Definition:
         """Names forbidden to operands, options and intermediate results."""
         return RESERVED
 
+    #: Arguments of the constructor of a Module that has a layer, whose parameters are operands: names and defaults,
+    #: ``...`` for none.
+    layer: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def called_with(self) -> list[str]:
+        """The operands that a call of its Module takes."""
+        return [x.name for x in self.operands if x.default is None]
+
     @property
     def keywords(self) -> tuple[str, ...]:
         """Keyword arguments of a call of its Module, in addition to the operands."""

@@ -41,7 +41,7 @@ def module_docstring(loss: Definition, function: str, options: Sequence[str], tw
         twin: Full name of the class in torch that the Module inherits from, if there is one.
     """
     of_twin = f" A ``{twin}``, with its constructor." if twin else ""
-    operands = [x.name for x in loss.operands if x.default is None]
+    operands = loss.called_with
     overrides = [x for x in loss.keywords if x in options]
     call = _arguments(loss, [*operands, *(x for x in loss.keywords if x not in options)])
     for name in overrides:
@@ -115,7 +115,8 @@ def _arguments(loss: Definition, names: Collection[str]) -> list[str]:
 
 def _texts(loss: Definition) -> Mapping[str, str]:
     """Text on each argument by name, with its default."""
-    defaults = {name: "" if x is ... or x is None else f" Default {x!r}." for name, x in loss.arguments}
+    arguments = (*loss.arguments, *loss.layer.items())
+    defaults = {name: "" if x is ... or x is None else f" Default {x!r}." for name, x in arguments}
     texts = {name: f"{text}{defaults.get(name, '')}" for name, text in loss.common_texts.items()}
     accepted = f"One of {', '.join(map(repr, loss.reductions))}; see Returns."
     texts["reduction"] = f"{accepted}{defaults['reduction']}"
@@ -146,6 +147,15 @@ def _module_example(loss: Definition) -> list[str]:
     library, criterion = ">>> from cupylosses.nn import module_of", f"module_of({loss.name})"
     if loss.shipped:
         library, criterion = ">>> from cupylosses import nn", f"nn.{loss.class_name}"
+    if loss.layer:
+        return [
+            ">>> import torch",
+            library,
+            f">>> criterion = {criterion}(in_features=16, num_classes=1000)",
+            ">>> hidden, labels = torch.randn(8, 16), torch.randint(1000, (8,))",
+            ">>> loss = criterion(hidden, labels)",
+            ">>> loss.backward()  # criterion.linear.weight.grad holds the gradient",
+        ]
     return [">>> import torch", library, f">>> criterion = {criterion}()", *_evaluated(loss, "criterion")]
 
 

@@ -1,0 +1,106 @@
+"""The checks of what a linear layer adds to a softmax loss, with their messages, in the manner of
+:mod:`cupylosses.checks`.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.checks import FLOATING, dtype_name
+from cupylosses.engines.linear_softmax.call import positions
+
+
+def operands(loss: Any, input: Any, weight: Any, bias: Any, target: Any) -> None:
+    """The shapes of input, weight and bias, on which those of all others depend."""
+    of_input, of_weight = tuple(input.shape), tuple(weight.shape)
+    if not of_input:
+        raise ValueError(f"{loss.name}: `input` needs a last dimension of features, got no dimensions.")
+    if len(of_weight) < 2:
+        raise ValueError(
+            f"{loss.name}: `linear_weight` must have shape (C, D), as `torch.nn.Linear.weight`, got {of_weight}."
+        )
+    if of_input[-1] != of_weight[-1]:
+        hint = " Is it transposed?" if len(of_weight) == 2 and of_input[-1] == of_weight[0] else ""
+        raise ValueError(
+            f"{loss.name}: `input` and `linear_weight` must have the same last dimension, got {of_input} and "
+            f"{of_weight}.{hint}"
+        )
+    if len(of_weight) > 2 and len(of_input) != 2:
+        raise ValueError(
+            f"{loss.name}: `linear_weight` of shape {of_weight} needs an `input` of shape (N, D), got {of_input}."
+        )
+    if bias is not None and tuple(bias.shape) != of_weight[:-1]:
+        raise ValueError(
+            f"{loss.name}: `linear_bias` must have the shape of `linear_weight` without its last dimension, "
+            f"{of_weight[:-1]}, got {tuple(bias.shape)}."
+        )
+
+
+def dtypes(call: Call) -> None:
+    """The factors of a product, and what is added to it, have one floating dtype."""
+    names = [x for x in ("input", "linear_weight", "linear_bias") if x in positions(call.static)]
+    found = {x: dtype_name(call.arrays[positions(call.static)[x]]) for x in names}
+    for name, dtype in found.items():
+        if dtype not in FLOATING:
+            raise TypeError(
+                f"{call.loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. Convert "
+                "it with `.to(torch.float32)` or `.astype('float32')`."
+            )
+    if len(set(found.values())) > 1:
+        given = ", ".join(f"`{name}` of {dtype}" for name, dtype in found.items())
+        raise TypeError(
+            f"{call.loss.name}: the operands of the layer must have one dtype, got {given}. Convert them, or use "
+            "`torch.autocast`."
+        )
+
+
+def settings(loss: Any, given: Mapping[str, Any], dtype: str) -> tuple[str | None, str | None, int | None, bool]:
+    """Dtype of the logits, dtype in which the weight's gradient is added up, bytes of a chunk, and whether ignored
+    rows are skipped.
+    """
+    logits = _wider(loss, "logits_dtype", given["logits_dtype"], dtype)
+    accumulate = _wider(loss, "accumulate_dtype", given["accumulate_dtype"], dtype)
+    memory = given["max_memory"]
+    if memory is not None:
+        if isinstance(memory, bool) or not isinstance(memory, numbers.Integral):
+            raise TypeError(f"{loss.name}: `max_memory` must be a number of bytes or None, got {memory!r}.")
+        if memory <= 0:
+            raise ValueError(f"{loss.name}: `max_memory` must be a number of bytes > 0, got {memory!r}.")
+        memory = int(memory)
+    skip = given["skip_ignored"]
+    if skip is not True and skip is not False:
+        raise TypeError(f"{loss.name}: `skip_ignored` must be True or False, got {skip!r}.")
+    return None if logits == dtype else logits, accumulate, memory, skip
+
+
+def skips(loss: Any, static: Any, skip: bool) -> None:
+    """Rows that are skipped have no results of their own."""
+    if skip and (static.lse or static.accuracy):
+        name = "return_lse" if static.lse else "return_accuracy"
+        raise ValueError(f"{loss.name}: `{name}` needs all rows, got skip_ignored=True. Leave out one of them.")
+    if skip and static.kind != "indices" and not static.masked:
+        raise ValueError(
+            f"{loss.name}: `skip_ignored` needs class indices or a `mask`, got class probabilities, which all count."
+        )
+
+
+def _wider(loss: Any, name: str, value: Any, dtype: str) -> str | None:
+    """A dtype that is the operands' or float32; None for None."""
+    if value is None:
+        return None
+    found = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
+    if found not in (dtype, "float32") or (found == "float32" and dtype == "float64"):
+        accepted = " or ".join(dict.fromkeys([repr(dtype), *["'float32'"] * (dtype != "float64")]))
+        raise ValueError(f"{loss.name}: `{name}` must be {accepted} for operands of {dtype}, got {value!r}.")
+    return found
+
+
+def broadcasts(mask: Any, logits: tuple[Any, ...], class_dim: int) -> bool:
+    """True if a mask has another shape than the rows, to which it broadcasts."""
+    rows, shape = logits[:class_dim] + logits[class_dim + 1 :], tuple(mask.shape)
+    if shape == rows or len(shape) > len(rows):
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(rows), strict=False))

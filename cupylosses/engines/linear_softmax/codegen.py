@@ -1,0 +1,74 @@
+"""The small kernels between matrix products and row kernels (``kernels/linear_softmax/chunks.cuh``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
+
+#: Threads of a block, and columns that one of `add_to_bias` takes.
+THREADS = {"rescale": 256, "narrow": 256, "bias": 1024}
+BIAS_COLUMNS = 32
+
+
+@dataclass(frozen=True)
+class ChunkKernel(Kernel):
+    """A kernel of one ``kind``: "snapshot", "widen", "finish", "rescale", "bias" or "narrow". ``dtype`` is that of the
+    gradients, and of what "narrow" reads; ``result`` that of the loss, and of what "narrow" writes.
+    """
+
+    loss: LinearSoftmaxLoss
+    kind: str
+    dtype: str
+    result: str
+
+    compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
+    storage = property(lambda self: (self.dtype,))
+    narrow = False
+    files = ("linear_softmax/chunks.cuh",)
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        return "_".join([self.loss.name, self.kind, STORAGE[self.dtype][1], STORAGE[self.result][1]])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return self.title
+
+    @property
+    def arguments(self) -> list[str]:
+        dtype, result = STORAGE[self.dtype][0], STORAGE[self.result][0]
+        return {
+            "snapshot": ["const double* expected", "double* used"],
+            "widen": [f"const {result}* grad_output", "double* expected", "double* used"],
+            "finish": ["const double* shares", f"{result}* value"],
+            "rescale": [f"const {result}* grad_output", "const double* used", "double* expected", f"{dtype}* gradient"],
+            "bias": [f"const {dtype}* gradient", "double* sums", f"{result}* bias", "int64 rows", "int64 first",
+                     "int64 last"],
+            "narrow": [f"const {dtype}* from", f"{result}* to", "int64 count"],
+        }[self.kind]  # fmt: skip
+
+    def glue(self) -> str:
+        names = [x.rpartition(" ")[2].lstrip("*") for x in self.arguments]
+        more = {"finish": ["chunks"], "rescale": ["count"], "bias": ["classes", "pitch"]}
+        fixed = more.get(self.kind, [])
+        function = {
+            "snapshot": "snapshot_expected",
+            "widen": "widen_grad_output",
+            "finish": "finish_value",
+            "rescale": f"rescale<{16 // ITEMSIZE[self.dtype]}, {STORAGE[self.compute][0]}>",
+            "bias": "add_to_bias",
+            "narrow": "narrow_all",
+        }[self.kind]
+        threads = THREADS.get(self.kind, 32)
+        arguments = ", ".join([*self.arguments, *(f"int64 {x}" for x in fixed)])
+        single = "if (threadIdx.x == 0) " if self.kind not in THREADS else ""
+        return (
+            f'extern "C" __global__ void __launch_bounds__({threads}) {self.entry}({arguments}) {{\n'
+            f"  {single}{function}({', '.join([*names, *fixed])});\n}}\n"
+        )

@@ -1,0 +1,154 @@
+"""Definition of a loss of a linear layer's output: a softmax loss of the logits ``input @ linear_weight.T``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from cupylosses.definition.base import Definition, Operand
+from cupylosses.definition.registry import define as enter
+from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
+
+#: Arguments of the softmax loss that a linear one has not: its logits are nobody else's, and their classes lie last.
+_LEFT_OUT = ("class_dim", "inplace_backward")
+
+_OWN = {
+    "logits_dtype": None,
+    "accumulate_dtype": None,
+    "max_memory": None,
+    "skip_ignored": False,
+    "options": None,
+}
+
+#: Arguments that are arrays. The bias is one more operand, which may be missing.
+_ARRAYS = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "normalizer")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearSoftmaxLoss(Definition):
+    """A softmax loss of the logits of a linear layer, which are computed in chunks of rows.
+
+    ``base`` is the softmax loss, whose parameters, flags and reductions are this loss's own.
+    """
+
+    base: SoftmaxLoss = field()
+    layer = {"in_features": ..., "num_classes": ..., "out_features": (), "bias": False, "device": None, "dtype": None}
+
+    @cached_property
+    def inner(self) -> SoftmaxLoss:
+        """The softmax loss under the name of this one, for messages."""
+        return replace(self.base, name=self.name)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return self.base.identity
+
+    @cached_property
+    def array_names(self) -> tuple[str, ...]:
+        return _ARRAYS
+
+    @cached_property
+    def setting_names(self) -> tuple[str, ...]:
+        return (*(x.name for x in self.options), *(x for x in self.common if x not in _ARRAYS))
+
+    @cached_property
+    def common(self) -> Mapping[str, Any]:
+        found = {name: x for name, x in self.base.common.items() if name not in _LEFT_OUT}
+        found["ignore_index"] = None
+        return {"linear_bias": None} | found | _OWN
+
+    @property
+    def reserved(self) -> Collection[str]:
+        return {*self.base.reserved, *_OWN}
+
+    @property
+    def called_with(self) -> list[str]:
+        return ["input", "target"]
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        names = [x for x, _ in self.arguments]
+        return tuple([x for x in names[names.index("*") + 1 :] if x != "linear_bias"])
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        return {name: x for name, x in super().kept.items() if name != "linear_bias"}
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return self.base.reductions
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Documentation
+
+    def describe_operand(self, operand: Operand) -> str:
+        return operand.doc
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        return {**self.base.common_texts, **_TEXTS}
+
+    @property
+    def symbols(self) -> str:
+        return f"{self.base.symbols[:-1]}; and the logits input @ linear_weight.T + linear_bias in place of `input`."
+
+    @property
+    def result_text(self) -> str:
+        return self.base.result_text
+
+    @property
+    def gradient_text(self) -> str:
+        return (
+            "`input`, `linear_weight`, `linear_bias` and class probabilities are differentiable; a product of matrices "
+            f"is computed only for those that require a gradient. {self.convention} Where the loss of a row is NaN, so "
+            "is its gradient."
+        )
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        return self.base.errors
+
+    @property
+    def example_operands(self) -> Mapping[str, Any]:
+        return {
+            "input": ((1.0, 0.5), (0.0, -1.0)),
+            "linear_weight": ((2.0, 0.0), (0.5, 1.0), (-1.0, 0.5)),
+            "target": (0, 2),
+        }
+
+
+_TEXTS = {
+    "in_features": "Features of the input, D.",
+    "num_classes": "Number of classes, C.",
+    "out_features": "Sizes d_1, ..., d_K of a K-dimensional loss.",
+    "bias": "If True, the layer has a bias.",
+    "device": "Device of the layer's parameters. Default None, torch's default.",
+    "dtype": "Dtype of the layer's parameters. Default None, torch's default.",
+    "linear_bias": "Bias of the layer, of shape (C,), in the dtype of `input`. Default None, no bias.",
+    "ignore_index": f"Label of rows that do not count; None is {IGNORED}. Their gradients are 0.",
+    "logits_dtype": "Dtype of the logits: None for that of `input`, or 'float32' for logits of half or bfloat16 "
+    "operands that are not rounded, which takes twice the memory and a few percent of time. Default None.",
+    "accumulate_dtype": "Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer "
+    "of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for up to "
+    "four chunks, float32 for more.",
+    "max_memory": "Bytes that a chunk of logits may take, at least one row. Fewer bytes are more chunks, whose products "
+    "are slower when they have less than some 2000 rows. Default None: as many as the weight has, and 512 MiB at least.",
+    "skip_ignored": "If True, rows that do not count are left out of the matrix products too. Their number is read by "
+    "the host, which waits for the GPU. Default False.",
+    "options": "Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.",
+}
+
+
+def define_linear(base: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
+    """Makes the linear form of a softmax loss and enters it in the registry."""
+    own = {
+        "parameters": base.parameters,
+        "flags": base.flags,
+        "convention": base.convention,
+        "cases": base.cases,
+        "mean_of_weights": base.mean_of_weights,
+        "positional": "input linear_weight target",
+    }
+    return enter(LinearSoftmaxLoss(base=base, **(own | fields)))

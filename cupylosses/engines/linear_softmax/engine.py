@@ -1,0 +1,206 @@
+"""The engine of linear softmax losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cupylosses import checks, interop
+from cupylosses.adoption import adopted
+from cupylosses.call import Call, Parts
+from cupylosses.engines.base import (
+    ARGUMENTS,
+    SHAPES,
+    Apart,
+    Machine,
+    Plan,
+    Question,
+    TensorSpec,
+    Wanted,
+)
+from cupylosses.engines.linear_softmax import checks as linear_checks
+from cupylosses.engines.linear_softmax import reference as linear_reference
+from cupylosses.engines.linear_softmax.call import Logits, Static, inner_rows, logits_shape, positions
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.engines.linear_softmax.plan import LinearPlan, PackedPlan
+from cupylosses.engines.softmax.call import Rows
+from cupylosses.engines.softmax.definition import IGNORED
+from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, row_major
+from cupylosses.engines.strides import dense_strides
+
+
+class LinearSoftmaxEngine(SoftmaxEngine):
+    """Softmax losses of a linear layer's output. What concerns rows and results is the softmax engine's."""
+
+    name = "linear_softmax"
+    contracts = False
+    Definition = LinearSoftmaxLoss
+    Static = Static
+
+    def rows(self, call: Call) -> Rows:
+        return inner_rows(call)
+
+    # Arguments
+
+    def bind(
+        self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        *given, normalizer = arrays
+        names = [n for n, x in zip(loss.array_names, given, strict=False) if x is not None]
+        library, present = adopted(loss, names, [x for x in given if x is not None])
+        found = dict(zip(names, present, strict=True))
+        if library == "torch":
+            from cupylosses.torch_compat import operands_of_linear
+
+            layer = [x for x in ("input", "linear_weight", "linear_bias") if x in found]
+            found |= dict(zip(layer, operands_of_linear([found[x] for x in layer]), strict=True))
+        input, weight, target = found["input"], found["linear_weight"], found["target"]
+        linear_checks.operands(loss, input, weight, found.get("linear_bias"), target)
+        shape = logits_shape(tuple(input.shape), tuple(weight.shape))
+        dim = len(shape) - 1 if len(weight.shape) == 2 else len(shape) - len(weight.shape) + 1
+        chosen = dict(zip(loss.setting_names, settings, strict=True))
+        own = linear_checks.settings(loss, chosen, checks.dtype_name(input))
+        if chosen["ignore_index"] is None:
+            chosen["ignore_index"] = IGNORED
+        chosen |= {"class_dim": dim, "inplace_backward": False}
+        static, scalars = checked_settings(
+            loss.inner,
+            Logits(shape, checks.dtype_name(input)),
+            target,
+            found.get("weight"),
+            found.get("mask"),
+            normalizer,
+            tuple([chosen[x] for x in loss.inner.setting_names]),
+            (),
+        )
+        linear_checks.skips(loss, static, own[-1])
+        if normalizer is not None:
+            normalizer = checks.normalizer(loss, normalizer, static.reduction)
+        if "mask" in found and linear_checks.broadcasts(found["mask"], shape, dim):
+            rows = shape[:dim] + shape[dim + 1 :]
+            found["mask"] = interop.namespace(input).broadcast_to(found["mask"], rows)
+        order = ("input", "linear_weight", "target", "linear_bias", "weight", "mask")
+        ordered = tuple([found[x] for x in order if x in found])
+        return loss, ordered, Static(*static, "linear_bias" in found, *own), scalars, normalizer
+
+    def names(self, call: Call) -> list[str]:
+        return list(positions(call.static))
+
+    def check(self, call: Call) -> None:
+        linear_checks.dtypes(call)
+        super().check(call)
+
+    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
+        logits = call.static.logits_dtype or checks.dtype_name(call.arrays[0])
+        return checks.promote([logits, checks.dtype_name(call.arrays[2])])
+
+    # Plans
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
+        kind = PackedPlan if call.static.skip_ignored else LinearPlan
+        return kind(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Everything is contiguous, but a weight may be transposed."""
+        found = {}
+        for i, x in enumerate(tensors):
+            wanted = dense_strides(x.shape, (0,) * len(x.shape))
+            transposed = i == 1 and len(x.shape) == 2 and x.strides == (1, x.shape[0])
+            if x.strides != wanted and not transposed and 0 not in x.shape:
+                found[i] = wanted
+        return found
+
+    # Formulas
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        return linear_reference.evaluate(call, promoted, readable)
+
+    def floating(self, call: Call) -> Wanted:
+        at = positions(call.static)
+        differentiable = [0, 1, at.get("linear_bias"), *[2] * (call.static.kind != "indices")]
+        return tuple([i in differentiable for i in range(len(call.arrays))])
+
+    # Transforms
+
+    def has_residual(self, call: Call) -> bool:
+        return False
+
+    def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
+        static, rows = call.static, self.rows(call).shape
+        found = [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
+        compute = "float64" if self.promoted(call) == "float64" else "float32"
+        found += [row_major(compute, rows)] if static.lse else []
+        return found + ([row_major("float32", ())] if static.accuracy else [])
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        if call.static.accuracy and not traced:
+            raise NotImplementedError(
+                f"{call.loss.name}: `return_accuracy` is not available under transforms, got True. Compute it from "
+                "the logits, or leave it out."
+            )
+        return super().apart(call, promoted, wanted, traced)
+
+    def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
+        static = call.static._replace(has_tangent=tuple(moving), lse=False, accuracy=False)
+        return call._replace(static=static, arrays=(*call.arrays, *tangents))
+
+    def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
+        """A batch of inputs is more rows; one of weights is the formula's."""
+        at, arrays = positions(call.static), list(call.arrays)
+        shared = [at[x] for x in ("linear_weight", "linear_bias", "weight") if x in at]
+        if len(arrays) > len(at) or any([dims[i] is not None for i in shared]):
+            return None
+        for i, d in enumerate(dims):
+            if i not in shared:
+                arrays[i] = arrays[i].expand(size, *arrays[i].shape) if d is None else arrays[i].movedim(d, 0)
+        static = call.static._replace(class_dim=call.static.class_dim + 1)
+        return call._replace(arrays=tuple(arrays), static=static)
+
+    # Warm-up
+
+    def placeholders(
+        self, loss: Any, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Shapes are those of `input` and `linear_weight`; the target holds class indices unless a floating dtype is
+        named for it.
+        """
+        input, weight = tuple(shapes[0]), tuple(shapes[min(1, len(shapes) - 1)])
+        rows, classes = input[:-1], weight[0]
+        target = dtypes[-1] if len(dtypes) > 2 else "int64"
+        return {
+            "input": (dtypes[0], input),
+            "linear_weight": (dtypes[0], weight),
+            "target": (target, rows if target in checks.INTEGER else (*rows, classes)),
+            "linear_bias": (dtypes[0], (classes,)),
+            "weight": (dtypes[0], (classes,)),
+            "mask": ("bool", rows),
+            "normalizer": ("float64", ()),
+        }
+
+    def trained(self, call: Call) -> Wanted:
+        return self.floating(call)
+
+    # Standing in for torch's functions
+
+    def differs(self, loss: Any, call: Call, takes: Callable[[Question], str | None], autocast: bool) -> str | None:
+        """torch's function is asked for float32 operands of two rows, and for the options of the call."""
+        static, arrays = call.static, call.arrays
+        rows = self.rows(call)
+        if 0 in arrays[0].shape or 0 in arrays[1].shape or len(arrays[0].shape) > 2:
+            return SHAPES
+        if tuple(arrays[2].shape) != (rows.shape if static.kind == "indices" else tuple(rows.operands[0].shape)):
+            return SHAPES
+        if static.masked or static.normalized:
+            return ARGUMENTS
+        changed = [(s.name, 1.0) for s, x in zip(loss.parameters, rows.parameters, strict=True) if x != s.default]
+        labels = ((1,), "int64") if static.kind == "indices" else ((1, 2), "float32")
+        names = self.names(call)
+        given = (("input", (1, 2), "float32"), ("linear_weight", (2, 2), "float32"), ("target", *labels))
+        more = tuple([(x, (2,), "float32") for x in names[3:]])
+        question = Question((*given, *more), (*changed, ("reduction", static.reduction)))
+        return None if takes(question) == "float32" else ARGUMENTS
+
+
+LINEAR_SOFTMAX = LinearSoftmaxEngine()

@@ -1,0 +1,576 @@
+"""Plans of linear softmax losses: chunks of rows, of which each is a matrix product, a row kernel that writes the
+gradient of its logits over them, and a matrix product for each gradient that is wanted.
+
+    Z = X W^T + b      G = d loss / d Z, over Z      dX = G W      dW += G^T X      db += sum_n G
+
+    stage                products per chunk      when
+    value                1                       without gradients, or of a value per row
+    value and gradients  1 to 3                  forward of a reduced loss, for the expected grad_output
+    rescale              none                    backward, where another grad_output than the expected one arrives
+    gradients            1 to 3                  backward of a value per row, and every later backward
+
+Nothing but the workspace of one chunk, and what accumulates the gradient of the weight, is allocated besides the
+results. The order of additions follows from the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
+from cupylosses.engines.composite import CompositePlan
+from cupylosses.engines.device import EXPECTATIONS, Device, Divisor
+from cupylosses.engines.execute import gradient_buffers
+from cupylosses.engines.linear_softmax import codegen
+from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
+from cupylosses.engines.linear_softmax.codegen import ChunkKernel
+from cupylosses.engines.softmax import SOFTMAX
+from cupylosses.engines.softmax.call import constant_divisor
+from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler
+
+#: Bytes of a chunk of logits, at least, where nothing else is asked for; a chunk of the weight's size is taken if that
+#: is more, since backward needs as much for the weight's gradient anyway.
+LEAST_MEMORY = 256 << 20
+#: Chunks whose products are added up in the dtype of the weight: with more of them the rounding of each is a tenth of
+#: the error that the rounding of logits makes.
+MAX_ROUNDED = 4
+#: Rows of a chunk are a multiple of this: it fills the tiles of matrix products on 132 multiprocessors.
+ROWS = 1024
+#: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
+#: vectors of the row kernels are aligned.
+PITCH_BYTES = 64
+#: Positions in the memory of a call: the grad_output that gradients were written for, then the shares of the chunks.
+_USED, _SHARES = 0, 1
+
+
+class Chunk(NamedTuple):
+    """Neighbouring rows, and the plan of their softmax loss."""
+
+    first: int
+    rows: int
+    plan: SoftmaxPlan
+
+
+class LogitsSpec(TensorSpec):
+    """A chunk of logits, over which their gradient is written in the same dtype."""
+
+    in_place = True
+
+    @property
+    def gradient(self) -> TensorSpec:  # type: ignore[override]
+        """The gradient's place."""
+        return TensorSpec(self.dtype, self.shape, self.strides)
+
+
+class WideLogitsSpec(LogitsSpec):
+    """A chunk of float32 logits, whose gradient of 16 bits takes the first half of each row. Only kernels that have
+    read the whole row by then may write it.
+    """
+
+    kinds = "subwarp", "block"
+    #: The dtype of the gradient.
+    narrow: ClassVar[str]
+
+    @property
+    def gradient(self) -> TensorSpec:  # type: ignore[override]
+        rows, step = self.strides
+        return TensorSpec(self.narrow, self.shape, (rows * ITEMSIZE[self.dtype] // ITEMSIZE[self.narrow], step))
+
+
+class HalfOverFloat(WideLogitsSpec):
+    """float16 over float32."""
+
+    narrow = "float16"
+
+
+class Bfloat16OverFloat(WideLogitsSpec):
+    """bfloat16 over float32."""
+
+    narrow = "bfloat16"
+
+
+_OVERLAYS = {"float16": HalfOverFloat, "bfloat16": Bfloat16OverFloat}
+
+
+class ScaledGradients:
+    """Gradients that were written for an expected grad_output, and the launches that rescale them to the true one."""
+
+    complete: bool
+
+    def __init__(
+        self,
+        plan: LinearPlan,
+        device: Device,
+        arrays: Sequence[Any],
+        buffers: Sequence[Any],
+        used: Any,
+        complete: bool,
+    ) -> None:
+        stream = device.stream()
+        self.device, self.complete, self.strides = device, complete, plan.operand_strides
+        self.pointers = [device.address(x) for x in arrays]
+        self._captured = stream != 0 and device.capturing()
+        self._used, self._expected = used, device.expectation(plan.slot)
+        self._launches = [(plan.rescaler(slot), device.address(x)) for slot, x in enumerate(buffers) if x is not None]
+
+    def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
+        """Makes the gradients those for the true ``grad_output``. Returns False, and launches nothing, under the
+        capture of a graph that will run without the forward that wrote them.
+        """
+        device = self.device
+        stream = device.stream()
+        if stream != 0 and not self._captured and device.capturing():
+            return False
+        expected = self._expected
+        for launcher, address in self._launches:
+            launcher(stream, grad_output, device.address(self._used), expected, address)
+            expected = 0
+        return True
+
+    def release(self, stream: int) -> None:
+        """Nothing is kept for a later call."""
+
+
+class LinearPlan(CompositePlan):
+    """The plan of a linear softmax loss."""
+
+    static: Static
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        static: Static = call.static
+        self.at = positions(static)
+        self.input, self.weight, self.target = tensors[:3]
+        *rows, self.depth = self.input.shape
+        self.rows_shape, self.rows, self.classes = tuple(rows), prod(rows), self.weight.shape[0]
+        self.logits = static.logits_dtype or self.input.dtype
+        self.indices = static.kind == "indices"
+        compute = "float64" if promoted == "float64" else "float32"
+        lse = contiguous(compute, self.rows_shape) if static.lse else None
+        correct = contiguous("uint8", self.rows_shape) if static.accuracy else None
+        self.auxiliary = (lse, correct) if self.indices else (lse,)
+        super().__init__(engine, call, tensors, promoted, machine)
+        self.result = static.out_dtype or promoted
+        # Derivatives along tangents, and weights of K dimensions, are the formula's.
+        self.empty = not (self.rows and self.classes and self.depth) or bool(static.has_tangent) or self.weight.ndim > 2
+        self.scalar = static.reduction != "none"
+        spec = contiguous(self.result, () if self.scalar else self.rows_shape)
+        self.shape, self.strides = spec.shape, spec.strides
+        differentiable = [0, 1, *[2] * (not self.indices), self.at.get("linear_bias")]
+        self.differentiable = tuple([i in differentiable for i in range(len(tensors))])
+        self.speculative = self.differentiable
+        known = constant_divisor(static.softmax, self.rows_shape)
+        self.divisor, self.counted = (1.0, True) if known is None else (known, False)
+        self.partials = self.records = 0
+        self.takes_status = self.indices
+        self.reports = self.indices and static.check != "off"
+        self.waits = self.indices and static.check == "sync"
+        key = (self.loss.name, static.kind, self.rows_shape, self.classes, self.input.dtype, self.result)
+        self.slot = hash(key) % EXPECTATIONS
+        #: Elements from a row of logits to the next one.
+        step = PITCH_BYTES // ITEMSIZE[self.logits]
+        self.pitch = -(-self.classes // step) * step
+        self._small: dict[tuple[Any, ...], compiler.Launcher] = {}
+        self._chunks: dict[tuple[str, str], list[Chunk]] = {}
+        self._sums: Any = None
+        # A gradient of 16 bits that was written for a grad_output of 1 may have vanished for one of 65536: float16 is
+        # written ahead only once a backward has shown what to expect.
+        self._expects = self.input.dtype != "float16"
+        if not self.empty:
+            self.chunk_rows = self._rows_of_chunk()
+            count = -(-self.rows // self.chunk_rows)
+            rounded = static.accumulate_dtype or (self.weight.dtype if count <= MAX_ROUNDED else "float32")
+            #: True if 16-bit gradients are written over float32 logits; otherwise they are copied.
+            self.overlays = self.logits != self.input.dtype
+            if self.overlays:
+                layout = self._inner(0, self.chunk_rows, "sum", "float64").layout
+                self.overlays = layout.kind in WideLogitsSpec.kinds
+            #: The dtype in which chunks add up the gradient of the weight.
+            self.accumulated = self.weight.dtype if count == 1 or self.compute == "float64" else rounded
+
+    def _rows_of_chunk(self) -> int:
+        """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
+        asked, row = self.static.max_memory, self.pitch * ITEMSIZE[self.logits]
+        memory = asked or max(LEAST_MEMORY, self.classes * self.depth * ITEMSIZE[self.weight.dtype])
+        most = max(1, memory // row)
+        if self.rows <= most:
+            return self.rows
+        # Equal chunks, none of which is a small rest.
+        count = -(-self.rows // most)
+        even = -(-self.rows // count)
+        for step in (ROWS, 128, 8):
+            rounded = -(-even // step) * step
+            if rounded <= most:
+                return rounded
+        return most
+
+    # Plans of the chunks
+
+    def chunks(self, reduction: str, result: str) -> list[Chunk]:
+        """The chunks, with plans for this reduction and dtype of the value."""
+        found = self._chunks.get((reduction, result))
+        if found is None:
+            firsts = range(0, self.rows, self.chunk_rows)
+            found = [Chunk(i, n, self._inner(i, n, reduction, result))
+                     for i in firsts for n in [min(self.chunk_rows, self.rows - i)]]  # fmt: skip
+            self._chunks[reduction, result] = found
+        return found
+
+    def _inner(self, first: int, rows: int, reduction: str, result: str) -> SoftmaxPlan:
+        static, at = self.static, self.at
+        kind = _OVERLAYS[self.input.dtype] if self.overlays else LogitsSpec
+        logits = kind(self.logits, (rows, self.classes), (self.pitch, 1))
+        shape = (rows,) if self.indices else (rows, self.classes)
+        arrays = [contiguous(self.target.dtype, shape)]
+        arrays += [self.tensors[at["weight"]]] if static.weighted else []
+        arrays += [contiguous("bool", (rows,))] if static.masked else []
+        own = static.softmax._replace(reduction=reduction, out_dtype=result, class_dim=1, inplace=False, has_tangent=())
+        call = Call(self.loss.inner, (), own)
+        # A label is reported by its row among all.
+        site = (self.rows_shape, first)
+        return SoftmaxPlan(SOFTMAX, call, (logits, *arrays), self.promoted, self.machine, site)
+
+    def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        """The plan that counts all rows, or sums their weights."""
+        if self._sums is None:
+            self._sums = self._inner(0, self.rows, self.static.reduction, self.result)
+        found, read, factor = self._sums.denominator()
+        outer = inner_arrays(self.static, -1, tuple(range(len(self.tensors))))
+        assert isinstance(found, CountingPlan)
+        return found, tuple([outer[i] for i in read]), factor
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return self.strides
+
+    # Small kernels
+
+    def _kernel(
+        self, kind: str, dtype: str, result: str, grid: int = 1, fixed: tuple[int, ...] = ()
+    ) -> compiler.Launcher:
+        key = kind, dtype, result, grid, fixed
+        found = self._small.get(key)
+        if found is None:
+            kernel = ChunkKernel(self.loss, kind, dtype, result)  # type: ignore[arg-type]
+            threads = codegen.THREADS.get(kind, 32)
+            found = self._small[key] = self.machine.launcher(kernel, grid, threads, fixed)
+        return found
+
+    def _grid(self, count: int) -> int:
+        """Blocks for so many elements: no more than run at once."""
+        return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
+
+    def rescaler(self, slot: int) -> compiler.Launcher:
+        """The launch that rescales the gradient of an array."""
+        x = self.tensors[slot]
+        count = prod(x.shape)
+        return self._kernel("rescale", x.dtype, self.result, self._grid(count), (count,))
+
+    # Runs
+
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        value = device.empty(self.shape, self.strides, self.result)
+        if self.scalar:
+            memory, workspaces = self._memory(device)
+            shares = device.address(memory) + 8 * _SHARES
+
+            def own(i: int, chunk: Chunk) -> tuple[int, ...]:
+                return workspaces(chunk), shares + 8 * i
+
+            self._sweep(device, arrays, scalars, divisor, "value", "sum", "float64", own, auxiliary)
+            self._finish(device, shares, value)
+            return value
+        size = ITEMSIZE[self.result]
+        values = device.address(value)
+        self._sweep(
+            device, arrays, scalars, divisor, "unreduced", "none", self.result,
+            lambda i, chunk: (values + size * chunk.first,), auxiliary,
+        )  # fmt: skip
+        return value
+
+    def run_value_and_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        auxiliary: Sequence[int],
+    ) -> tuple[Any, Any]:
+        written = self.writable(wanted)
+        if True not in written or not self._expects:
+            return self.run_value(device, arrays, scalars, divisor, auxiliary), None
+        value, gradients, memory = self.write_ahead(device, arrays, scalars, divisor, written, auxiliary)
+        check = ScaledGradients(self, device, arrays, gradients, memory, written == wanted)
+        return value, (check, gradients)
+
+    def write_ahead(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        written: Wanted,
+        auxiliary: Sequence[int],
+    ) -> tuple[Any, list[Any], Any]:
+        """The reduced value, the gradients for the expected ``grad_output``, and the memory that begins with it."""
+        value = device.empty((), (), self.result)
+        gradients, _ = gradient_buffers(self, device, written)
+        memory, workspaces = self._memory(device)
+        used = device.address(memory)
+        shares, records = used + 8 * _SHARES, self._records(device)
+        expected = device.expectation(self.slot)
+        self._kernel("snapshot", self.input.dtype, self.result)(device.stream(), expected, used)
+
+        def own(i: int, chunk: Chunk) -> tuple[int, ...]:
+            return workspaces(chunk), shares + 8 * i, used, device.address(records)
+
+        self._sweep(device, arrays, scalars, divisor, "value_and_gradient", "sum", "float64", own, auxiliary, gradients)
+        self._finish(device, shares, value)
+        return value, gradients, memory
+
+    def run_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        grad_output: int,
+        per_row: bool,
+        speculation: Any,
+    ) -> list[Any]:
+        if speculation is not None and not per_row:
+            check, gradients = speculation
+            if check.complete and check.run(grad_output, check.pointers):
+                return gradients
+        return self.compute_gradients(device, arrays, scalars, divisor, wanted, grad_output, per_row)
+
+    def compute_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        grad_output: int,
+        per_row: bool,
+    ) -> list[Any]:
+        """The gradients for a ``grad_output``, from logits that are computed again."""
+        gradients, _ = gradient_buffers(self, device, wanted)
+        if per_row:
+            size = ITEMSIZE[self.result]
+            self._sweep(
+                device, arrays, scalars, divisor, "gradient", "none", self.result,
+                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients,
+            )  # fmt: skip
+            return gradients
+        memory, _ = self._memory(device)
+        used = device.address(memory)
+        expected = device.expectation(self.slot)
+        self._kernel("widen", self.input.dtype, self.result)(device.stream(), grad_output, expected, used)
+        self._expects = True
+        self._sweep(
+            device, arrays, scalars, divisor, "verify_gradient", "sum", "float64",
+            lambda i, chunk: (used, 0, 0), (), gradients,
+        )  # fmt: skip
+        return gradients
+
+    def _memory(self, device: Device) -> tuple[Any, Any]:
+        """The doubles of a call, and the workspace of each chunk's sum."""
+        memory = device.empty((_SHARES + -(-self.rows // self.chunk_rows),), (1,), "float64")
+        stream = device.stream()
+        capturing = stream != 0 and device.capturing()
+        kept: list[Any] = []
+
+        def workspace(chunk: Chunk) -> int:
+            array, address = device.workspace(stream, chunk.plan.partials, capturing)
+            kept.append(array)
+            return address
+
+        return memory, workspace
+
+    def _records(self, device: Device) -> Any:
+        """Room for what row kernels record, which is the same for all chunks, and read by nobody."""
+        count = max([x.plan.records for x in self.chunks("sum", "float64")])
+        return device.empty((count,), (1,), "float64")
+
+    def _finish(self, device: Device, shares: int, value: Any) -> None:
+        launcher = self._kernel("finish", self.input.dtype, self.result, fixed=(len(self.chunks("sum", "float64")),))
+        launcher(device.stream(), shares, device.address(value))
+
+    def _sweep(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        stage: str,
+        reduction: str,
+        result: str,
+        own: Any,
+        auxiliary: Sequence[int],
+        gradients: Sequence[Any] = (),
+    ) -> None:
+        """All chunks: logits, the row kernel of ``stage`` with its ``own`` arguments, and products for ``gradients``."""
+        chunks, static, at = self.chunks(reduction, result), self.static, self.at
+        inputs = device.matrix(arrays[0], self.rows, self.depth)
+        weight, addresses = arrays[1], [device.address(x) for x in arrays]
+        bias = arrays[at["linear_bias"]] if static.biased else None
+        if bias is not None and self.logits != self.input.dtype:
+            bias = device.converted(bias, self.logits)
+        of_input, of_weight, of_target = [*gradients[:3], None, None, None][:3] if gradients else (None, None, None)
+        of_bias = gradients[at["linear_bias"]] if gradients and static.biased else None
+        if of_input is not None:
+            of_input = device.matrix(of_input, self.rows, self.depth)
+        total = of_weight
+        if of_weight is not None and self.accumulated != self.weight.dtype:
+            total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
+        sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
+        workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
+        narrowed, pitch = workspace, self.pitch
+        if self.overlays:
+            narrowed, pitch = device.viewed(workspace, self.input.dtype), 2 * self.pitch
+        elif gradients and self.logits != self.input.dtype:
+            narrowed = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.input.dtype)
+        transposed, stream = device.transposed(weight), device.stream()
+        wanted = (bool(gradients), of_target is not None)
+        widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
+        read = [(addresses[at[x]], widths[x] * ITEMSIZE[self.tensors[at[x]].dtype])
+                for x in ("target", "weight", "mask") if x in at]  # fmt: skip
+        scale = divisor.arguments
+        for i, chunk in enumerate(chunks):
+            first, rows = chunk.first, chunk.rows
+            part = device.rows(inputs, first, rows)
+            logits = device.corner(workspace, rows, self.classes)
+            device.matmul(part, transposed, logits, bias)
+            place = device.address(logits)
+            written = [place] if gradients else []
+            if of_target is not None:
+                step = ITEMSIZE[self.target.dtype] * self.classes
+                written.append(device.address(of_target) + step * first)
+            stored: list[int] = []
+            if stage in ("value", "value_and_gradient", "unreduced"):
+                stored = [0] * (3 if self.indices else 1)
+                if auxiliary:
+                    for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
+                        stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
+            launcher = chunk.plan.launcher(stage, wanted, divisor.counted)
+            launcher(
+                stream, place, *[x + step * first for x, step in read], *written, *stored, *own(i, chunk), *scalars,
+                *(scale if reduction != "none" else (1.0, 1.0)),
+            )  # fmt: skip
+            of_logits = device.corner(narrowed, rows, self.classes)
+            if gradients and self.logits != self.input.dtype and not self.overlays:
+                count = rows * self.pitch
+                narrow = self._kernel("narrow", self.logits, self.input.dtype, self._grid(count))
+                narrow(stream, place, device.address(narrowed), count)
+            if of_input is not None:
+                device.matmul(of_logits, weight, device.rows(of_input, first, rows))
+            if total is not None:
+                device.matmul(device.transposed(of_logits), part, total, total if i else None)
+            if sums is not None:
+                blocks = -(-self.classes // codegen.BIAS_COLUMNS)
+                add = self._kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
+                add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
+                    int(i == len(chunks) - 1))  # fmt: skip
+        if total is not of_weight:
+            count = self.classes * self.depth
+            narrow = self._kernel("narrow", self.accumulated, self.weight.dtype, self._grid(count))
+            narrow(stream, device.address(total), device.address(of_weight), count)
+
+
+class PackedPlan(LinearPlan):
+    """The plan of a call that leaves rows out of the products that do not count: copies of the others are packed, and
+    their gradients spread over zeros. The host waits for the number of these rows.
+    """
+
+    def _packed(self, device: Device, arrays: Sequence[Any]) -> tuple[Any, LinearPlan, list[Any]] | None:
+        """The indices of the rows that count, their plan and their arrays; None if all or none of them count."""
+        static, at = self.static, self.at
+        ignored = static.ignore_index if self.indices else None
+        mask = arrays[at["mask"]] if static.masked else None
+        index = device.counted(arrays[2], ignored, mask)
+        rows = int(index.shape[0])
+        if rows in (0, self.rows):
+            return None
+        packed, tensors = list(arrays), list(self.tensors)
+        shapes = {"input": (rows, self.depth), "mask": (rows,)}
+        shapes["target"] = (rows,) if self.indices else (rows, self.classes)
+        for name, shape in shapes.items():
+            if name in at:
+                whole = arrays[at[name]].reshape(self.rows, *shape[1:])
+                packed[at[name]] = device.taken(whole, index)
+                tensors[at[name]] = contiguous(self.tensors[at[name]].dtype, shape)
+        call = Call(self.loss, (), static._replace(skip_ignored=False, class_dim=1))
+        plan = LinearPlan(self.engine, call, tuple(tensors), self.promoted, self.machine)
+        return index, plan, packed
+
+    def _spread(self, device: Device, gradients: list[Any], index: Any) -> list[Any]:
+        """The gradients of the packed rows as those of all rows."""
+        for i, x in enumerate(gradients):
+            if x is not None and (i == 0 or i == 2):
+                gradients[i] = device.spread(x, index, self.rows).reshape(self.tensors[i].shape)
+        return gradients
+
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        found = self._packed(device, arrays)
+        if found is None:
+            return super().run_value(device, arrays, scalars, divisor, auxiliary)
+        index, plan, packed = found
+        value = plan.run_value(device, packed, scalars, divisor, auxiliary)
+        return value if self.scalar else device.spread(value, index, self.rows).reshape(self.rows_shape)
+
+    def write_ahead(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        written: Wanted,
+        auxiliary: Sequence[int],
+    ) -> tuple[Any, list[Any], Any]:
+        found = self._packed(device, arrays)
+        if found is None:
+            return super().write_ahead(device, arrays, scalars, divisor, written, auxiliary)
+        index, plan, packed = found
+        plan.slot = self.slot
+        value, gradients, memory = plan.write_ahead(device, packed, scalars, divisor, written, auxiliary)
+        return value, self._spread(device, gradients, index), memory
+
+    def compute_gradients(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        grad_output: int,
+        per_row: bool,
+    ) -> list[Any]:
+        # A grad_output per row is read where it lies, by all rows.
+        found = None if per_row else self._packed(device, arrays)
+        if found is None:
+            return super().compute_gradients(device, arrays, scalars, divisor, wanted, grad_output, per_row)
+        index, plan, packed = found
+        gradients = plan.compute_gradients(device, packed, scalars, divisor, wanted, grad_output, per_row)
+        return self._spread(device, gradients, index)

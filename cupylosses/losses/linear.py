@@ -1,0 +1,33 @@
+"""Softmax losses of a linear layer's output, such as the logits of a language model's vocabulary."""
+
+from cupylosses.definition.base import Operand
+from cupylosses.engines.linear_softmax.definition import define_linear
+from cupylosses.losses.softmax import cross_entropy
+
+linear_cross_entropy = define_linear(
+    cross_entropy,
+    name="linear_cross_entropy",
+    summary="Softmax cross entropy of the output of a linear layer, without its logits as a whole.",
+    formula="cross_entropy(input @ linear_weight.T + linear_bias, target)",
+    operands=(
+        Operand("input", "The features, floating, of shape (N, D), (D,) or (..., D)."),
+        Operand(
+            "linear_weight",
+            "The weight of the layer, of shape (C, D), in the dtype of `input`; or (C, d_1, ..., d_K, D), for which the "
+            "logits are computed as a whole.",
+        ),
+        Operand(
+            "target",
+            "Class indices of any integer dtype, in the shape of `input` without its last dimension, or class "
+            "probabilities, floating and in the shape of the logits.",
+            integer=True,
+        ),
+    ),
+    torch="linear_cross_entropy",
+    module="LinearCrossEntropyLoss",
+    notes=(
+        "The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again "
+        "unless it is called twice or without a reduction. `max_memory` bounds the chunks."
+    ),
+    source="E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.",
+)

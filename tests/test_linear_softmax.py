@@ -1,0 +1,464 @@
+"""Softmax losses of a linear layer: the same results as the layer and the loss apart, in chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import KERNELS
+
+import cupylosses.functional
+from cupylosses import nn
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.engines.linear_softmax.plan import LinearPlan
+
+F: Any = cupylosses.functional
+T: Any = torch.nn.functional
+
+kernels = pytest.mark.kernels
+
+#: Bytes of a chunk of 8 rows of 320 classes in 16 bits, or of 4 in float32.
+SMALL = 8 * 320 * 2
+
+#: Error of a gradient, relative to its norm, where logits and results are rounded to these dtypes.
+TOLERANCE = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3, "float64": 1e-13}
+
+
+def operands(
+    rows: tuple[int, ...] = (41,), features: int = 24, classes: int = 300, dtype: str = "float32", seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Features, weight and bias that require a gradient, and labels of which every fifth is ignored."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return x.to(getattr(torch, dtype)).to(KERNELS).requires_grad_()
+
+    labels = torch.randint(classes, rows, generator=generator)
+    labels.view(-1)[::5] = -100
+    weight = (draw(classes, features).detach() * 0.3).requires_grad_()
+    return {
+        "input": draw(*rows, features),
+        "linear_weight": weight,
+        "target": labels.to(KERNELS),
+        "linear_bias": draw(classes),
+    }
+
+
+def truth(given: dict[str, Any], upstream: Any, **options: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Value and gradients in float64, of the loss's formula on logits as a whole."""
+    wide = {k: x.detach().cpu().double() if x.is_floating_point() else x.cpu() for k, x in given.items()}
+    leaves = {k: x.requires_grad_() for k, x in wide.items() if given[k].requires_grad}
+    logits = T.linear(wide["input"], wide["linear_weight"], wide.get("linear_bias"))
+    options = {k: x.cpu() if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+    with torch.device("cpu"):
+        value = formula(logits, wide["target"], **options)
+    gradients = torch.autograd.grad(value, list(leaves.values()), upstream_of(value, upstream))
+    return value.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def formula(logits: torch.Tensor, target: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The reference formula of `cross_entropy`, without kernels."""
+    before = torch_device.set_host(None)
+    try:
+        return F.cross_entropy(logits, target, class_dim=-1, **options)
+    finally:
+        torch_device.set_host(before)
+
+
+def upstream_of(value: torch.Tensor, upstream: Any) -> torch.Tensor:
+    """A grad_output of the value's shape: a number, or a ramp that begins with it."""
+    if value.dim() == 0:
+        return torch.full_like(value, upstream)
+    ramp = torch.linspace(upstream, 2 * upstream, value.numel(), dtype=torch.float64).reshape(value.shape)
+    return ramp.to(value.dtype).to(value.device)
+
+
+def run(given: dict[str, Any], upstream: Any = 1.0, **options: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The library's value and gradients."""
+    value = F.linear_cross_entropy(**given, **options)
+    leaves = {k: x for k, x in given.items() if x.requires_grad}
+    gradients = torch.autograd.grad(value, list(leaves.values()), upstream_of(value, upstream))
+    return value.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def agrees(given: dict[str, Any], upstream: float = 1.0, dtype: str = "float32", **options: Any) -> None:
+    """Checks value and gradients against the truth, for an expected grad_output and another one."""
+    engine = {k: options.pop(k) for k in [*options] if k in LAYER_OPTIONS}
+    for scale in (upstream, -1.75 * upstream, -1.75 * upstream):
+        value, gradients = run(given, scale, **options, **engine)
+        expected, slopes = truth(given, scale, **options)
+        error = float((value.cpu().double() - expected).abs().max() / expected.abs().max())
+        assert error <= TOLERANCE[dtype], error
+        for name, exact in slopes.items():
+            found = gradients[name].cpu().double()
+            assert found.shape == exact.shape and gradients[name].dtype == given[name].dtype
+            wrong = float((found - exact).norm() / exact.norm())
+            assert wrong <= 2 * TOLERANCE[dtype], (name, scale, wrong)
+
+
+LAYER_OPTIONS = ("max_memory", "logits_dtype", "accumulate_dtype", "skip_ignored")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Results
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_chunks_agree_with_the_loss_of_the_logits(dtype: str) -> None:
+    agrees(operands(dtype=dtype), dtype=dtype, max_memory=SMALL)
+
+
+@kernels
+@pytest.mark.parametrize("classes", [5, 30, 301, 2050, 9001])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_rows_of_any_length(classes: int, reduction: str) -> None:
+    """Rows of a thread, of a warp, of a block, and too long for a block; odd ones too."""
+    agrees(operands((13,), 7, classes), reduction=reduction, max_memory=5 * classes * 4)
+
+
+@kernels
+@pytest.mark.parametrize("classes", [30, 301, 2050])
+def test_gradients_of_16_bits_over_float32_logits(classes: int) -> None:
+    given = operands((13,), 16, classes, "bfloat16")
+    agrees(
+        given, dtype="bfloat16", logits_dtype="float32", max_memory=6 * (classes + 16) * 4, accumulate_dtype="float32"
+    )
+    value, _ = run(given, logits_dtype="float32")
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double().cpu(), truth(given, 1.0)[0], rtol=1e-6, atol=0)
+
+
+@kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing": 0.1, "z_loss": 1e-2},
+        {"softcap": 5.0, "logit_scale": 0.5},
+        {"gamma": 1.5, "poly": 0.5},
+        {"reduction": "sum", "ignore_index": 3},
+        {"reduction": "batchmean"},
+        {"normalizer": 7.0},
+    ],
+    ids=lambda x: "-".join(x),
+)
+def test_options_of_cross_entropy(options: dict[str, Any]) -> None:
+    given = operands()
+    given["target"].masked_fill_(given["target"] == -100, options.get("ignore_index", -100))
+    agrees(given, max_memory=SMALL, **options)
+
+
+@kernels
+def test_class_weights_and_masks() -> None:
+    weight, mask = torch.rand(300).to(KERNELS), (torch.arange(12) % 3 > 0).reshape(1, 12).to(KERNELS)
+    agrees(operands((4, 12)), max_memory=SMALL, weight=weight, mask=mask)
+
+
+@kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_class_probabilities(reduction: str) -> None:
+    """Their gradient is computed too, chunk by chunk."""
+    given = operands()
+    given["target"] = torch.randn(41, 300).softmax(-1).to(KERNELS).requires_grad_()
+    agrees(given, max_memory=SMALL, reduction=reduction)
+
+
+@kernels
+def test_further_results() -> None:
+    given = operands()
+    found = F.linear_cross_entropy(**given, max_memory=SMALL, return_lse=True, return_accuracy=True)
+    logits = T.linear(*[given[x].detach().double() for x in ("input", "linear_weight", "linear_bias")])
+    counts = given["target"] != -100
+    torch.testing.assert_close(found.lse.double(), logits.logsumexp(-1) * counts, rtol=1e-6, atol=1e-6)
+    right = ((logits.argmax(-1) == given["target"]) & counts).sum() / counts.sum()
+    torch.testing.assert_close(found.accuracy, right.float())
+
+
+@kernels
+@pytest.mark.parametrize(
+    "frozen", [("linear_weight",), ("input",), ("input", "linear_weight"), ("linear_bias", "input")]
+)
+def test_only_wanted_gradients_are_computed(frozen: tuple[str, ...]) -> None:
+    """A product of matrices for the logits, and one for each gradient of a factor."""
+    given = {k: x.detach().requires_grad_(x.requires_grad and k not in frozen) for k, x in operands().items()}
+    with products() as shapes:
+        run(given, max_memory=SMALL)
+    chunks = -(-41 // 4)
+    assert len(shapes) == chunks * (1 + sum(given[x].requires_grad for x in ("input", "linear_weight")))
+    agrees(given, max_memory=SMALL)
+
+
+@kernels
+def test_gradients_are_written_again_for_a_second_backward() -> None:
+    given = operands()
+    leaves = [x for x in given.values() if x.requires_grad]
+    value = F.linear_cross_entropy(**given, max_memory=SMALL)
+    first = torch.autograd.grad(value, leaves, torch.tensor(2.0, device=KERNELS), retain_graph=True)
+    second = torch.autograd.grad(value, leaves, torch.tensor(2.0, device=KERNELS))
+    for x, y in zip(first, second, strict=True):
+        assert x.data_ptr() != y.data_ptr()
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+
+
+@kernels
+def test_a_gradient_of_zero_is_no_expectation() -> None:
+    """What is written for a grad_output of 0 could not be rescaled to another one."""
+    given = operands()
+    _, gradients = run(given, 0.0, max_memory=SMALL)
+    assert not any(x.any() for x in gradients.values())
+    agrees(given, max_memory=SMALL)
+
+
+@kernels
+def test_small_gradients_of_float16_do_not_vanish() -> None:
+    """A large grad_output, as loss scaling has it, in the first step too."""
+    given, scale = operands((2000,), 16, 64, "float16"), 2.0**15
+    _, gradients = run(given, scale)
+    found, exact = gradients["input"].cpu().double(), truth(given, scale)[1]["input"]
+    assert float((found - exact).norm() / exact.norm()) < 2e-3
+
+
+@kernels
+def test_skipped_rows() -> None:
+    """Only the products know of them."""
+    given = operands()
+    with products() as shapes:
+        run(given, skip_ignored=True)
+    assert {shape[0] for shape in shapes[:1]} == {int((given["target"] != -100).sum())}
+    agrees(given, skip_ignored=True, max_memory=SMALL)
+    agrees(given, skip_ignored=True, reduction="none")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Edges
+
+
+@kernels
+def test_nothing_but_ignored_rows() -> None:
+    given = operands()
+    given["target"] = torch.full_like(given["target"], -100)
+    for skip in (False, True):
+        value, gradients = run(given, max_memory=SMALL, skip_ignored=skip)
+        assert value.isnan() and not any(x.any() for x in gradients.values())
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_few_rows(rows: int) -> None:
+    given = operands((rows,))
+    given["target"] = given["target"].abs() % 300
+    value, gradients = run(given, reduction="sum")
+    expected, exact = truth(given, 1.0, reduction="sum")
+    torch.testing.assert_close(value.double().cpu(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradients["linear_weight"].cpu().double(), exact["linear_weight"], rtol=1e-4, atol=1e-6)
+
+
+@kernels
+def test_label_out_of_range() -> None:
+    """It is named by its row among all rows, not among those of its chunk."""
+    given = operands()
+    given["target"][33] = 300
+    with pytest.raises(IndexError, match=r"linear_cross_entropy: `target\[33\]` must be .* got 300 for 300 classes"):
+        F.linear_cross_entropy(**given, max_memory=SMALL, check_targets="sync")
+    value, gradients = run(given, max_memory=SMALL, check_targets="off", reduction="none")
+    assert value.isnan().nonzero().tolist() == [[33]] and not gradients["input"][33].any()
+    assert all(x.isfinite().all() for x in gradients.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"linear_weight": torch.ones(300, 23)}, ValueError, "the same last dimension, got .*24.* and .*23"),
+        ({"linear_weight": torch.ones(24, 300)}, ValueError, "Is it transposed"),
+        ({"linear_weight": torch.ones(300, 24).bfloat16()}, TypeError, "one dtype, got `input` of float32, .*autocast"),
+        ({"linear_bias": torch.ones(299)}, ValueError, "`linear_bias` must have the shape"),
+        ({"target": torch.zeros(40, dtype=torch.int64)}, ValueError, "`target` must have the shape of `input`"),
+        ({"max_memory": 0}, ValueError, "`max_memory` must be a number of bytes > 0, got 0"),
+        ({"max_memory": 0.5}, TypeError, "`max_memory` must be a number of bytes or None, got 0.5"),
+        ({"logits_dtype": "float16"}, ValueError, "`logits_dtype` must be 'float32' for operands of float32"),
+        ({"skip_ignored": 1}, TypeError, "`skip_ignored` must be True or False, got 1"),
+        ({"skip_ignored": True, "return_lse": True}, ValueError, "`return_lse` needs all rows, got skip_ignored=True"),
+    ],
+)
+def test_errors(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {k: x.detach().cpu() for k, x in operands().items()}
+    with pytest.raises(error, match=f"^linear_cross_entropy: .*{message}"):
+        F.linear_cross_entropy(**(given | changed))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory
+
+
+@contextmanager
+def products() -> Iterator[list[tuple[int, int]]]:
+    """Collects the shapes of the products' results."""
+    shapes: list[tuple[int, int]] = []
+    kind = type(torch_device.device_of(torch.empty(1, device=KERNELS)))
+    original = kind.matmul
+
+    def matmul(self: Any, a: Any, b: Any, out: Any, add: Any = None) -> None:
+        shapes.append(tuple(out.shape))
+        original(self, a, b, out, add)
+
+    kind.matmul = matmul
+    try:
+        yield shapes
+    finally:
+        kind.matmul = original
+
+
+@kernels
+@pytest.mark.parametrize("memory", [SMALL, 3 * SMALL])
+def test_chunks_keep_to_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the gradients nothing is allocated that is larger than a chunk."""
+    given, sizes = operands(dtype="bfloat16"), []
+    device = torch_device.device_of(given["input"])
+    original = device.empty
+
+    def empty(shape: Any, strides: Any, dtype: str) -> Any:
+        found = original(shape, strides, dtype)
+        sizes.append((tuple(shape), found.numel() * found.element_size()))
+        return found
+
+    monkeypatch.setattr(device, "empty", empty)
+    run(given, max_memory=memory, accumulate_dtype="bfloat16")
+    results = {(41, 24), (300, 24), (300,)}
+    assert max(size for shape, size in sizes if shape not in results) <= memory
+    assert sum(len(shape) == 2 and shape not in results for shape, _ in sizes) == 1
+
+
+def test_rows_of_a_chunk() -> None:
+    """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal."""
+    from cupylosses.call import Call
+    from cupylosses.engines.base import Machine, contiguous
+    from cupylosses.engines.linear_softmax import LINEAR_SOFTMAX
+    from cupylosses.jit.gpu import Chip
+
+    def chunk(rows: int, features: int, classes: int, **options: Any) -> int:
+        shapes = {"input": (rows, features), "linear_weight": (classes, features)}
+        given = {k: torch.empty(1, dtype=torch.bfloat16).expand(shape) for k, shape in shapes.items()}
+        labels = torch.empty(1, dtype=torch.int64).expand(rows)
+        call = F.linear_cross_entropy.prepare(**given, target=labels, **options)
+        tensors = tuple(contiguous(str(x.dtype).removeprefix("torch."), tuple(x.shape)) for x in call.arrays)
+        plan = LinearPlan(LINEAR_SOFTMAX, Call(*call), tensors, "bfloat16", Machine(132, Chip()))
+        return plan.chunk_rows
+
+    assert chunk(8192, 4096, 128256) == 4096
+    assert chunk(8192, 4096, 128256, max_memory=550_000_000) == 2048
+    assert chunk(16384, 2048, 32000) == 4096
+    assert chunk(1000, 4096, 128256) == 1000
+    assert chunk(9000, 4096, 128256) == 3072
+    assert chunk(9000, 16, 128256, max_memory=1) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Around it
+
+
+@kernels
+def test_second_derivatives() -> None:
+    given = operands((5,), 4, 7, "float64")
+    given["target"] = given["target"].abs() % 7
+
+    def value(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(x, w, given["target"], linear_bias=b)
+
+    inputs = [given[x] for x in ("input", "linear_weight", "linear_bias")]
+    torch.autograd.gradgradcheck(value, inputs)
+
+
+@kernels
+def test_transforms() -> None:
+    given = {k: x.detach() for k, x in operands((3, 5), 8, 40).items()}
+    x, w, y, b = given.values()
+
+    def ours(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor = y) -> torch.Tensor:
+        return F.linear_cross_entropy(x, w, y, linear_bias=b)
+
+    def theirs(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor = y) -> torch.Tensor:
+        return T.cross_entropy(T.linear(x, w, b).flatten(0, -2), y.flatten())
+
+    def close(found: Any, expected: Any) -> None:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+    close(torch.func.grad(ours, (0, 1))(x, w), torch.func.grad(theirs, (0, 1))(x, w))
+    close(torch.func.vmap(ours, (0, None, 0))(x, w, y), torch.func.vmap(theirs, (0, None, 0))(x, w, y))
+    per_sample = torch.func.vmap(torch.func.grad(ours, (0, 1)), (0, None, 0))
+    close(per_sample(x, w, y), torch.func.vmap(torch.func.grad(theirs, (0, 1)), (0, None, 0))(x, w, y))
+    tangents = torch.randn_like(x), torch.randn_like(w)
+    close(torch.func.jvp(ours, (x, w), tangents), torch.func.jvp(theirs, (x, w), tangents))
+
+
+@kernels
+def test_compiled_graphs() -> None:
+    given = operands()
+
+    def step(**given: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(**given, max_memory=SMALL) * 2
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    leaves = [x for x in given.values() if x.requires_grad]
+    found, expected = compiled(**given), step(**given)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@kernels
+def test_autocast_computes_as_a_layer_would() -> None:
+    given = operands()
+    with torch.autocast(given["input"].device.type, dtype=torch.bfloat16), products() as shapes:
+        value, gradients = run(given, max_memory=SMALL)
+    assert shapes and value.dtype == torch.float32
+    assert all(x.dtype == torch.float32 for x in gradients.values())
+    exact = truth(given, 1.0)
+    torch.testing.assert_close(value.double().cpu(), exact[0], rtol=1e-2, atol=0)
+    wrong = (gradients["linear_weight"].cpu().double() - exact[1]["linear_weight"]).norm()
+    assert float(wrong / exact[1]["linear_weight"].norm()) < 2e-2
+
+
+def test_weights_of_several_dimensions() -> None:
+    """torch's K-dimensional loss: logits of shape (N, C, d_1, ..., d_K)."""
+    x, w = torch.randn(6, 5).to(KERNELS), torch.randn(4, 2, 3, 5).to(KERNELS)
+    y, b = torch.randint(4, (6, 2, 3)).to(KERNELS), torch.randn(4, 2, 3).to(KERNELS)
+    logits = (x @ w.reshape(-1, 5).T + b.reshape(-1)).reshape(6, 4, 2, 3)
+    torch.testing.assert_close(F.linear_cross_entropy(x, w, y, linear_bias=b), T.cross_entropy(logits, y))
+    single = F.linear_cross_entropy(x[0], w[:, 0, 0], y[0, 0, 0])
+    torch.testing.assert_close(single, T.cross_entropy(w[:, 0, 0] @ x[0], y[0, 0, 0]))
+
+
+def test_numpy_arrays() -> None:
+    given = {k: x.detach().cpu().numpy() for k, x in operands().items()}
+    found = F.linear_cross_entropy(**given)
+    expected = truth({k: torch.from_numpy(x).requires_grad_(x.dtype.kind == "f") for k, x in given.items()}, 1.0)[0]
+    assert isinstance(found, numpy.float32) and abs(found - float(expected)) < 1e-5
+
+
+@kernels
+def test_module() -> None:
+    module = nn.LinearCrossEntropyLoss(24, 300, bias=True, device=KERNELS, label_smoothing=0.1, max_memory=SMALL)
+    assert set(dict(module.named_parameters())) == {"linear.weight", "linear.bias"}
+    given = operands()
+    found = module(given["input"], given["target"])
+    logits = module.linear(given["input"])
+    torch.testing.assert_close(found, T.cross_entropy(logits, given["target"], label_smoothing=0.1), rtol=1e-5, atol=0)
+    found.backward()
+    assert module.linear.weight.grad is not None
+    other = nn.LinearCrossEntropyLoss(24, 300, bias=True, device=KERNELS)
+    other.load_state_dict(module.state_dict())
+    assert "in_features=24, num_classes=300, bias=True, label_smoothing=0.1" in repr(module)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch 2.13 or newer has it")
+def test_module_of_torch() -> None:
+    module = nn.LinearCrossEntropyLoss(5, 10, out_features=(4, 3))
+    theirs = torch.nn.LinearCrossEntropyLoss(5, 10, out_features=(4, 3))
+    theirs.load_state_dict(module.state_dict())
+    x, y = torch.randn(2, 5), torch.randint(10, (2, 4, 3))
+    assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
+    torch.testing.assert_close(module(x, y), theirs(x, y))
