@@ -286,7 +286,7 @@ def test_operands_and_identity() -> None:
     with pytest.raises(TypeError, match="along a direction already"):
         along_tangents(found, (True,) * 6)
     for wrong in ((True,), (False,) * 4):
-        with pytest.raises(ValueError, match="`along`"):
+        with pytest.raises(ValueError, match="`has_tangent`"):
             along_tangents(base, wrong)
 
 
