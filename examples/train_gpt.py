@@ -5,8 +5,8 @@
     python examples/train_gpt.py --plot curve.png   draws the loss curves, peak memory and step time
 
 The text is this repository's documentation, split into words. Both runs see the same batches and start from the same
-parameters, so their curves differ by rounding alone. The vocabulary is padded to `--vocabulary` words: the logits, which
-eager PyTorch stores as a whole, are the largest tensor of the step, as in every language model.
+parameters, so their curves differ by rounding alone. The vocabulary is padded to `--vocabulary` words: the logits,
+which eager PyTorch stores as a whole, are the largest tensor of the step, as in every language model.
 """
 
 from __future__ import annotations

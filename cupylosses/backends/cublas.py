@@ -51,5 +51,5 @@ def _step(x: Any, dim: int) -> int:
 
 
 def _operation(x: Any) -> tuple[int, int]:
-    """How cuBLAS reads a factor of the transposed product: as it lies (0) or transposed (1), and its leading dimension."""
+    """Operation and leading dimension of a factor of the transposed product: 0 to read it as it lies, 1 transposed."""
     return (0, _step(x, 0)) if _is_by_rows(x) else (1, _step(x, 1))

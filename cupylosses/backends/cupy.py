@@ -144,9 +144,8 @@ def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) ->
 
 def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any) -> list[Any]:
     """The gradients for a float64 grad_output of the result's shape."""
-    plan, pointers = _plan(call, device, True), [x.data.ptr for x in call.arrays]
-    if plan.composite:
-        pointers = call.arrays
+    plan = _plan(call, device, True)
+    pointers = call.arrays if plan.composite else [x.data.ptr for x in call.arrays]
     upstream = cupy.ascontiguousarray(grad_output)
     strides = None if plan.scalar else device.strides(upstream)
     launch = plan, device, pointers, call.scalars, Divisor(plan.divisor)

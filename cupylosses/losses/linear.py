@@ -13,8 +13,8 @@ linear_cross_entropy = define_linear(
         Operand("input", "The features, floating, of shape (N, D), (D,) or (..., D)."),
         Operand(
             "linear_weight",
-            "The weight of the layer, of shape (C, D), in the dtype of `input`; or (C, d_1, ..., d_K, D), for which the "
-            "logits are computed as a whole.",
+            "The weight of the layer, of shape (C, D), in the dtype of `input`; or (C, d_1, ..., d_K, D), for which "
+            "all logits are computed at once.",
         ),
         Operand(
             "target",

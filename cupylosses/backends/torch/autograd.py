@@ -26,9 +26,12 @@ from cupylosses.torch_compat import current_device, increment_version
 _address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
 _is_grad_enabled = torch.is_grad_enabled
 
-#: A call about to be computed: plan, device, addresses of the arrays, scalars of the kernels, divisor, the arrays that
-#: require grad, addresses of the auxiliary outputs, and scalars and normalizer of the call.
-Launch = tuple[Plan, TorchDevice, list[int], tuple[float, ...], Divisor, Wanted, Sequence[int], tuple[float, ...], Any]
+#: A call about to be computed: plan, device, addresses of the arrays (the arrays themselves for a composite plan),
+#: scalars of the kernels, divisor, the arrays that require grad, addresses of the auxiliary outputs, and scalars and
+#: normalizer of the call.
+Launch = tuple[
+    Plan, TorchDevice, Sequence[Any], tuple[float, ...], Divisor, Wanted, Sequence[int], tuple[float, ...], Any
+]
 
 
 def _apply_of(function: type[Function]) -> Any:

@@ -7,8 +7,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from cupylosses.call import Call
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.softmax.call import Rows
 from cupylosses.engines.softmax.call import Static as SoftmaxStatic
+from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 
 class Static(NamedTuple):
@@ -47,7 +49,7 @@ class Static(NamedTuple):
     @property
     def softmax(self) -> SoftmaxStatic:
         """The settings of the softmax loss."""
-        return SoftmaxStatic(*self[: len(SoftmaxStatic._fields)])
+        return SoftmaxStatic._make(self[: len(SoftmaxStatic._fields)])
 
 
 class Logits(NamedTuple):
@@ -62,6 +64,12 @@ def positions(static: Static) -> Mapping[str, int]:
     names = ["input", "linear_weight", "target", *["linear_bias"] * static.biased]
     names += [*["weight"] * static.weighted, *["mask"] * static.masked]
     return {name: i for i, name in enumerate(names)}
+
+
+def inner_loss(call: Call) -> SoftmaxLoss:
+    """The softmax loss of a call."""
+    assert isinstance(call.loss, LinearSoftmaxLoss)
+    return call.loss.inner
 
 
 def inner_arrays(static: Static, logits: Any, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,7 +91,7 @@ def inner_rows(call: Call) -> Rows:
     shape = logits_shape(tuple(arrays[0].shape), tuple(arrays[1].shape))
     dtype = static.logits_dtype or arrays[0].dtype
     found = Call(
-        call.loss.inner,
+        inner_loss(call),
         inner_arrays(static, Logits(shape, dtype), arrays),
         static.softmax._replace(has_tangent=()),
         call.scalars,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define as enter
@@ -34,7 +34,14 @@ class LinearSoftmaxLoss(Definition):
     """
 
     base: SoftmaxLoss = field()
-    layer = {"in_features": ..., "num_classes": ..., "out_features": (), "bias": False, "device": None, "dtype": None}
+    layer: ClassVar[Mapping[str, Any]] = {
+        "in_features": ...,
+        "num_classes": ...,
+        "out_features": (),
+        "bias": False,
+        "device": None,
+        "dtype": None,
+    }
 
     @cached_property
     def inner(self) -> SoftmaxLoss:
@@ -133,8 +140,8 @@ _TEXTS = {
     "accumulate_dtype": "Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer "
     "of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for up to "
     "four chunks, float32 for more.",
-    "max_memory": "Bytes that a chunk of logits may take, at least one row. Fewer bytes are more chunks, whose products "
-    "are slower when they have less than some 2000 rows. Default None: as many as the weight has, and 512 MiB at least.",
+    "max_memory": "Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks, "
+    "and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256 MiB.",
     "skip_ignored": "If True, rows that do not count are left out of the matrix products too. Their number is read by "
     "the host, which waits for the GPU. Default False.",
     "options": "Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.",
@@ -143,7 +150,7 @@ _TEXTS = {
 
 def define_linear(base: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
     """Makes the linear form of a softmax loss and enters it in the registry."""
-    own = {
+    own: dict[str, Any] = {
         "parameters": base.parameters,
         "flags": base.flags,
         "convention": base.convention,

@@ -27,6 +27,7 @@ from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax import codegen
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
 from cupylosses.engines.linear_softmax.codegen import ChunkKernel
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.softmax import SOFTMAX
 from cupylosses.engines.softmax.call import constant_divisor
 from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
@@ -62,7 +63,7 @@ class LogitsSpec(TensorSpec):
     in_place = True
 
     @property
-    def gradient(self) -> TensorSpec:  # type: ignore[override]
+    def gradient(self) -> TensorSpec:
         """The gradient's place."""
         return TensorSpec(self.dtype, self.shape, self.strides)
 
@@ -77,7 +78,7 @@ class WideLogitsSpec(LogitsSpec):
     narrow: ClassVar[str]
 
     @property
-    def gradient(self) -> TensorSpec:  # type: ignore[override]
+    def gradient(self) -> TensorSpec:
         rows, step = self.strides
         return TensorSpec(self.narrow, self.shape, (rows * ITEMSIZE[self.dtype] // ITEMSIZE[self.narrow], step))
 
@@ -139,6 +140,7 @@ class ScaledGradients:
 class LinearPlan(CompositePlan):
     """The plan of a linear softmax loss."""
 
+    loss: LinearSoftmaxLoss
     static: Static
 
     def __init__(
@@ -256,7 +258,7 @@ class LinearPlan(CompositePlan):
         key = kind, dtype, result, grid, fixed
         found = self._small.get(key)
         if found is None:
-            kernel = ChunkKernel(self.loss, kind, dtype, result)  # type: ignore[arg-type]
+            kernel = ChunkKernel(self.loss, kind, dtype, result)
             threads = codegen.THREADS.get(kind, 32)
             found = self._small[key] = self.machine.launcher(kernel, grid, threads, fixed)
         return found
@@ -424,7 +426,7 @@ class LinearPlan(CompositePlan):
         auxiliary: Sequence[int],
         gradients: Sequence[Any] = (),
     ) -> None:
-        """All chunks: logits, the row kernel of ``stage`` with its ``own`` arguments, and products for ``gradients``."""
+        """Runs all chunks: logits, the row kernel of ``stage`` with its ``own`` arguments, products for gradients."""
         chunks, static, at = self.chunks(reduction, result), self.static, self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
         weight, addresses = arrays[1], [device.address(x) for x in arrays]

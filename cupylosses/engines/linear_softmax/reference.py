@@ -10,7 +10,7 @@ from typing import Any
 
 from cupylosses import interop
 from cupylosses.call import Call
-from cupylosses.engines.linear_softmax.call import inner_arrays, logits_shape, positions
+from cupylosses.engines.linear_softmax.call import inner_arrays, inner_loss, logits_shape, positions
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import Rows
 
@@ -29,5 +29,5 @@ def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
         logits = logits + xp.reshape(xp.astype(call.arrays[at["linear_bias"]], wide, copy=False), (-1,))
     logits = xp.reshape(logits, shape)
     arrays = inner_arrays(static, logits, call.arrays[: len(at)])
-    rows = Rows(Call(call.loss.inner, arrays, static.softmax._replace(has_tangent=()), call.scalars, call.normalizer))
+    rows = Rows(Call(inner_loss(call), arrays, static.softmax._replace(has_tangent=()), call.scalars, call.normalizer))
     return softmax_reference.evaluate(rows, promoted, readable)

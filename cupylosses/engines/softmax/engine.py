@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, ClassVar
 
 from cupylosses import checks, interop
 from cupylosses.adoption import LIBRARIES, adopted
@@ -17,6 +17,7 @@ from cupylosses.engines.base import (
     Apart,
     Engine,
     Machine,
+    Plan,
     Question,
     TensorSpec,
     Wanted,
@@ -59,8 +60,8 @@ class SoftmaxEngine(Engine):
     name = "softmax"
     needs_chip = True
     contracts = True
-    Definition = SoftmaxLoss
-    Static = Static
+    Definition: ClassVar[Any] = SoftmaxLoss
+    Static: ClassVar[Any] = Static
 
     # Arguments
 
@@ -118,7 +119,7 @@ class SoftmaxEngine(Engine):
 
     # Plans
 
-    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> SoftmaxPlan:
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
         return SoftmaxPlan(self, call, tensors, promoted, machine)
 
     def copies(
