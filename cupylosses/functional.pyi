@@ -1129,6 +1129,814 @@ def gaussian_nll_loss(
             International Conference on Neural Networks, 1994.
     """
 
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[False] = False,
+    return_accuracy: Literal[False] = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Softmax cross entropy of logits, for class indices or class probabilities.
+
+        (1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c w_c log p_c +
+        z_loss lse^2 for a class index y; -sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss
+        lse^2 for probabilities t
+
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
+    classes.
+
+    The dtype of the target decides: floating ones hold probabilities, integer ones class indices. (In torch, the shape
+    decides.) `gamma` and `poly` need class indices.
+
+    Drop-in replacement for ``torch.nn.functional.cross_entropy``.
+
+    Args:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension, or class
+            probabilities, floating and in the shape of `input`.
+        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
+            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
+            Default 0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
+        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
+        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
+        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+
+    Gradient:
+        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
+        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.cross_entropy(input, target)
+        >>> round(loss.item(), 3)
+        0.853
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.
+        label smoothing: C. Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016.
+        gamma: T.-Y. Lin et al., Focal loss for dense object detection, ICCV 2017.
+        poly: Z. Leng et al., PolyLoss, ICLR 2022.
+    """
+
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[True],
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: Literal[True],
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def cross_entropy(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array | RowResult: ...
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[False] = False,
+    return_accuracy: Literal[False] = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Softmax focal loss: cross entropy of logits that down-weights well-classified rows.
+
+        (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
+        p_c + z_loss lse^2
+
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; alpha_c the class weights, 1 by default; C the number of classes.
+
+    Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
+
+    Args:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        alpha: Weight alpha_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0
+            is 0, even if the other factor is infinite or NaN. Default None, no weights.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
+            Must be a number >= 0. Default 2.0.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given. With
+        `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for:
+        `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+
+    Gradient:
+        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
+        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.softmax_focal_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.438
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    """
+
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[True],
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: Literal[True],
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> RowResult: ...
+@overload
+def softmax_focal_loss(
+    input: _Array,
+    target: _Exchangeable,
+    alpha: _Exchangeable | None = None,
+    gamma: float = 2.0,
+    ignore_index: int = -100,
+    reduction: _RowReduction = "mean",
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    poly: float = 0.0,
+    class_dim: int | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array | RowResult: ...
+def nll_loss(
+    input: _Array,
+    target: _Exchangeable,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    *,
+    class_dim: int | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Negative log-likelihood of class indices, given log-probabilities.
+
+        -w_y input_y
+
+    with y the label; w_c the class weights, 1 by default.
+
+    `cross_entropy` of the logits is faster, since it reads them once, and more accurate for confident predictions.
+
+    Drop-in replacement for ``torch.nn.functional.nll_loss``.
+
+    Args:
+        input: The predicted log-probabilities. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: [-inf, 0].
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0 is
+            0, even if the other factor is infinite or NaN. Default None, no weights.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the sum of the weights of the labels of the rows that count, 'batchmean' by the size of the
+        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. The result belongs to the library
+        and the device of the first operand, and has the promoted dtype of the operands (float32 under autocast) unless
+        `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Only the log-probability of the label has a nonzero gradient. Where
+        the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[-0.3567, -1.6094, -2.3026], [-0.6931, -1.3863, -1.3863]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.nll_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.872
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        R. A. Fisher, On the mathematical foundations of theoretical statistics, Philosophical Transactions of the Royal
+            Society A 222, 1922.
+    """
+
+def kl_div_with_logits(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _RowReduction = "batchmean",
+    log_target: bool = False,
+    *,
+    class_dim: int = -1,
+    temperature: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    inplace_backward: bool = False,
+) -> _Array:
+    """Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.
+
+        sum_c t_c (log t_c - log p_c)
+
+    with z = input / temperature; p = softmax(z); t the target probabilities.
+
+    Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
+
+    Args:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the
+            shape of `input`.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
+        the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
+        >>> loss = F.kl_div_with_logits(input, target)
+        >>> round(loss.item(), 3)
+        0.232
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    """
+
+def distillation_loss(
+    student_logits: _Array,
+    teacher_logits: _Exchangeable,
+    temperature: float = 1.0,
+    beta: float = 0.0,
+    reduction: _RowReduction = "batchmean",
+    *,
+    class_dim: int = -1,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    inplace_backward: bool = False,
+) -> _Array:
+    """Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.
+
+        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
+        if beta = 1
+
+    with z = student_logits / temperature; p = softmax(z); q = softmax(teacher_logits / temperature).
+
+    No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
+    beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
+    square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do (Distilling the
+    knowledge in a neural network, 2015).
+
+    Args:
+        student_logits: The logits of the student. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        teacher_logits: The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        beta: Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence. Must be a number >=
+            0 and <= 1. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.
+        Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> student_logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> teacher_logits = torch.tensor([[1.0, 1.0, -1.0], [0.5, 1.0, 0.0]])
+        >>> loss = F.distillation_loss(student_logits, teacher_logits)
+        >>> round(loss.item(), 3)
+        0.17
+        >>> loss.backward()  # student_logits.grad holds the gradient
+
+    References:
+        R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
+    """
+
+@overload
+def linear_cross_entropy(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    target: _Exchangeable,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    linear_bias: _Exchangeable | None = None,
+    weight: _Exchangeable | None = None,
+    ignore_index: int | None = None,
+    reduction: _RowReduction = "mean",
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[False] = False,
+    return_accuracy: Literal[False] = False,
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
+    skip_ignored: bool = False,
+    options: Any = None,
+) -> _Array:
+    """Softmax cross entropy of the output of a linear layer, without its logits as a whole.
+
+        cross_entropy(input @ linear_weight.T + linear_bias, target)
+
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
+    classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
+
+    The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
+    is called twice or without a reduction. `max_memory` bounds the chunks.
+
+    Drop-in replacement for ``torch.nn.functional.linear_cross_entropy``.
+
+    Args:
+        input: The features, floating, of shape (N, D), (D,) or (..., D).
+        linear_weight: The weight of the layer, of shape (C, D), in the dtype of `input`; or (C, d_1, ..., d_K, D), for
+            which all logits are computed at once.
+        target: Class indices of any integer dtype, in the shape of `input` without its last dimension, or class
+            probabilities, floating and in the shape of the logits.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
+            Default 0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        linear_bias: Bias of the layer, of shape (C,), in the dtype of `input`. Default None, no bias.
+        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
+            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
+        ignore_index: Label of rows that do not count; None is -100. Their gradients are 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        logits_dtype: Dtype of the logits: None for that of `input`, or 'float32' for logits of half or bfloat16
+            operands that are not rounded, which takes twice the memory and a few percent of time. Default None.
+        accumulate_dtype: Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer
+            of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
+            up to four chunks, float32 for more.
+        max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
+            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
+            MiB.
+        skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
+            the host, which waits for the GPU. Default False. Default False.
+        options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
+        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
+        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
+        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+
+    Gradient:
+        `input`, `linear_weight`, `linear_bias` and class probabilities are differentiable; a product of matrices is
+        computed only for those that require a gradient. A label of log-probability -inf has an infinite loss with a
+        finite gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[1.0, 0.5], [0.0, -1.0]], requires_grad=True)
+        >>> linear_weight = torch.tensor([[2.0, 0.0], [0.5, 1.0], [-1.0, 0.5]])
+        >>> target = torch.tensor([0, 2])
+        >>> loss = F.linear_cross_entropy(input, linear_weight, target)
+        >>> round(loss.item(), 3)
+        0.77
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.
+    """
+
+@overload
+def linear_cross_entropy(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    target: _Exchangeable,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    linear_bias: _Exchangeable | None = None,
+    weight: _Exchangeable | None = None,
+    ignore_index: int | None = None,
+    reduction: _RowReduction = "mean",
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: Literal[True],
+    return_accuracy: bool = False,
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
+    skip_ignored: bool = False,
+    options: Any = None,
+) -> RowResult: ...
+@overload
+def linear_cross_entropy(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    target: _Exchangeable,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    linear_bias: _Exchangeable | None = None,
+    weight: _Exchangeable | None = None,
+    ignore_index: int | None = None,
+    reduction: _RowReduction = "mean",
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: Literal[True],
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
+    skip_ignored: bool = False,
+    options: Any = None,
+) -> RowResult: ...
+@overload
+def linear_cross_entropy(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    target: _Exchangeable,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    gamma: float = 0.0,
+    poly: float = 0.0,
+    linear_bias: _Exchangeable | None = None,
+    weight: _Exchangeable | None = None,
+    ignore_index: int | None = None,
+    reduction: _RowReduction = "mean",
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    return_accuracy: bool = False,
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
+    skip_ignored: bool = False,
+    options: Any = None,
+) -> _Array | RowResult: ...
 def hinge_loss(
     input: _Array,
     target: _Exchangeable,
@@ -2552,812 +3360,3 @@ def general_robust_loss(
     References:
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
-
-@overload
-def cross_entropy(
-    input: _Array,
-    target: _Exchangeable,
-    weight: _Exchangeable | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: _RowReduction = "mean",
-    label_smoothing: float = 0.0,
-    *,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: Literal[False] = False,
-    return_accuracy: Literal[False] = False,
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> _Array:
-    """Softmax cross entropy of logits, for class indices or class probabilities.
-
-        (1 - label_smoothing) w_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c w_c log p_c +
-        z_loss lse^2 for a class index y; -sum_c w_c ((1 - label_smoothing) t_c + label_smoothing / C) log p_c + z_loss
-        lse^2 for probabilities t
-
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
-    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
-    classes.
-
-    The dtype of the target decides: floating ones hold probabilities, integer ones class indices. (In torch, the shape
-    decides.) `gamma` and `poly` need class indices.
-
-    Drop-in replacement for ``torch.nn.functional.cross_entropy``.
-
-    Args:
-        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
-            any number.
-        target: Class indices of any integer dtype, in the shape of `input` without its class dimension, or class
-            probabilities, floating and in the shape of `input`.
-        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
-            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
-        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
-            -100.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
-            Default 0.0.
-        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
-            0.0.
-        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
-            Default 0.0.
-        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
-            Default 0.0.
-        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
-        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
-            no bound.
-        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
-            False.
-        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
-            larger than the label's. Default False.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
-        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
-        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
-        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
-        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
-        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
-
-    Gradient:
-        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
-        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
-
-    Example:
-        >>> import torch
-        >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> target = torch.tensor([0, 2])
-        >>> loss = F.cross_entropy(input, target)
-        >>> round(loss.item(), 3)
-        0.853
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        I. J. Good, Rational decisions, Journal of the Royal Statistical Society B 14, 1952.
-        label smoothing: C. Szegedy et al., Rethinking the Inception architecture for computer vision, CVPR 2016.
-        gamma: T.-Y. Lin et al., Focal loss for dense object detection, ICCV 2017.
-        poly: Z. Leng et al., PolyLoss, ICLR 2022.
-    """
-
-@overload
-def cross_entropy(
-    input: _Array,
-    target: _Exchangeable,
-    weight: _Exchangeable | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: _RowReduction = "mean",
-    label_smoothing: float = 0.0,
-    *,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: Literal[True],
-    return_accuracy: bool = False,
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> RowResult: ...
-@overload
-def cross_entropy(
-    input: _Array,
-    target: _Exchangeable,
-    weight: _Exchangeable | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: _RowReduction = "mean",
-    label_smoothing: float = 0.0,
-    *,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: Literal[True],
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> RowResult: ...
-@overload
-def cross_entropy(
-    input: _Array,
-    target: _Exchangeable,
-    weight: _Exchangeable | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: _RowReduction = "mean",
-    label_smoothing: float = 0.0,
-    *,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: bool = False,
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> _Array | RowResult: ...
-@overload
-def softmax_focal_loss(
-    input: _Array,
-    target: _Exchangeable,
-    alpha: _Exchangeable | None = None,
-    gamma: float = 2.0,
-    ignore_index: int = -100,
-    reduction: _RowReduction = "mean",
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: Literal[False] = False,
-    return_accuracy: Literal[False] = False,
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> _Array:
-    """Softmax focal loss: cross entropy of logits that down-weights well-classified rows.
-
-        (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
-        p_c + z_loss lse^2
-
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
-    sum_c exp z_c; y the label; alpha_c the class weights, 1 by default; C the number of classes.
-
-    Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
-
-    Args:
-        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
-            any number.
-        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
-        alpha: Weight alpha_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0
-            is 0, even if the other factor is infinite or NaN. Default None, no weights.
-        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
-            Must be a number >= 0. Default 2.0.
-        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
-            -100.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
-            Default 0.0.
-        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
-            0.0.
-        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
-            Default 0.0.
-        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
-        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
-            no bound.
-        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
-            False.
-        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
-            larger than the label's. Default False.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
-        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given. With
-        `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for:
-        `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number.
-
-    Gradient:
-        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
-        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
-
-    Example:
-        >>> import torch
-        >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> target = torch.tensor([0, 2])
-        >>> loss = F.softmax_focal_loss(input, target)
-        >>> round(loss.item(), 3)
-        0.438
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
-    """
-
-@overload
-def softmax_focal_loss(
-    input: _Array,
-    target: _Exchangeable,
-    alpha: _Exchangeable | None = None,
-    gamma: float = 2.0,
-    ignore_index: int = -100,
-    reduction: _RowReduction = "mean",
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: Literal[True],
-    return_accuracy: bool = False,
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> RowResult: ...
-@overload
-def softmax_focal_loss(
-    input: _Array,
-    target: _Exchangeable,
-    alpha: _Exchangeable | None = None,
-    gamma: float = 2.0,
-    ignore_index: int = -100,
-    reduction: _RowReduction = "mean",
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: Literal[True],
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> RowResult: ...
-@overload
-def softmax_focal_loss(
-    input: _Array,
-    target: _Exchangeable,
-    alpha: _Exchangeable | None = None,
-    gamma: float = 2.0,
-    ignore_index: int = -100,
-    reduction: _RowReduction = "mean",
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    poly: float = 0.0,
-    class_dim: int | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: bool = False,
-    inplace_backward: bool = False,
-    check_targets: _Check = "lazy",
-) -> _Array | RowResult: ...
-def nll_loss(
-    input: _Array,
-    target: _Exchangeable,
-    weight: _Exchangeable | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: _RowReduction = "mean",
-    *,
-    class_dim: int | None = None,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    check_targets: _Check = "lazy",
-) -> _Array:
-    """Negative log-likelihood of class indices, given log-probabilities.
-
-        -w_y input_y
-
-    with y the label; w_c the class weights, 1 by default.
-
-    `cross_entropy` of the logits is faster, since it reads them once, and more accurate for confident predictions.
-
-    Drop-in replacement for ``torch.nn.functional.nll_loss``.
-
-    Args:
-        input: The predicted log-probabilities. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
-            floating. Domain: [-inf, 0].
-        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
-        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0 is
-            0, even if the other factor is infinite or NaN. Default None, no weights.
-        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
-            -100.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the sum of the weights of the labels of the rows that count, 'batchmean' by the size of the
-        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. The result belongs to the library
-        and the device of the first operand, and has the promoted dtype of the operands (float32 under autocast) unless
-        `out_dtype` is given.
-
-    Gradient:
-        Every floating operand is differentiable. Only the log-probability of the label has a nonzero gradient. Where
-        the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
-
-    Example:
-        >>> import torch
-        >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[-0.3567, -1.6094, -2.3026], [-0.6931, -1.3863, -1.3863]], requires_grad=True)
-        >>> target = torch.tensor([0, 2])
-        >>> loss = F.nll_loss(input, target)
-        >>> round(loss.item(), 3)
-        0.872
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        R. A. Fisher, On the mathematical foundations of theoretical statistics, Philosophical Transactions of the Royal
-            Society A 222, 1922.
-    """
-
-def kl_div_with_logits(
-    input: _Array,
-    target: _Exchangeable,
-    reduction: _RowReduction = "batchmean",
-    log_target: bool = False,
-    *,
-    class_dim: int = -1,
-    temperature: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    inplace_backward: bool = False,
-) -> _Array:
-    """Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.
-
-        sum_c t_c (log t_c - log p_c)
-
-    with z = input / temperature; p = softmax(z); t the target probabilities.
-
-    Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
-
-    Args:
-        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
-            any number.
-        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the
-            shape of `input`.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
-        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
-        class_dim: Dimension of the classes, from either end. Default -1.
-        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
-        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
-
-    Gradient:
-        Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
-        the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-
-    Example:
-        >>> import torch
-        >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
-        >>> loss = F.kl_div_with_logits(input, target)
-        >>> round(loss.item(), 3)
-        0.232
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
-    """
-
-def distillation_loss(
-    student_logits: _Array,
-    teacher_logits: _Exchangeable,
-    temperature: float = 1.0,
-    beta: float = 0.0,
-    reduction: _RowReduction = "batchmean",
-    *,
-    class_dim: int = -1,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    inplace_backward: bool = False,
-) -> _Array:
-    """Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.
-
-        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
-        if beta = 1
-
-    with z = student_logits / temperature; p = softmax(z); q = softmax(teacher_logits / temperature).
-
-    No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
-    beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
-    square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do (Distilling the
-    knowledge in a neural network, 2015).
-
-    Args:
-        student_logits: The logits of the student. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
-            floating. Domain: any number.
-        teacher_logits: The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.
-        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
-        beta: Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence. Must be a number >=
-            0 and <= 1. Default 0.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
-        class_dim: Dimension of the classes, from either end. Default -1.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
-        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
-
-    Gradient:
-        Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.
-        Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-
-    Example:
-        >>> import torch
-        >>> import cupylosses.functional as F
-        >>> student_logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> teacher_logits = torch.tensor([[1.0, 1.0, -1.0], [0.5, 1.0, 0.0]])
-        >>> loss = F.distillation_loss(student_logits, teacher_logits)
-        >>> round(loss.item(), 3)
-        0.17
-        >>> loss.backward()  # student_logits.grad holds the gradient
-
-    References:
-        R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
-    """
-
-@overload
-def linear_cross_entropy(
-    input: _Array,
-    linear_weight: _Exchangeable,
-    target: _Exchangeable,
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    linear_bias: _Exchangeable | None = None,
-    weight: _Exchangeable | None = None,
-    ignore_index: int | None = None,
-    reduction: _RowReduction = "mean",
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: Literal[False] = False,
-    return_accuracy: Literal[False] = False,
-    check_targets: _Check = "lazy",
-    logits_dtype: Any = None,
-    accumulate_dtype: Any = None,
-    max_memory: int | None = None,
-    skip_ignored: bool = False,
-    options: Any = None,
-) -> _Array:
-    """Softmax cross entropy of the output of a linear layer, without its logits as a whole.
-
-        cross_entropy(input @ linear_weight.T + linear_bias, target)
-
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
-    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
-    classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
-
-    The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
-    is called twice or without a reduction. `max_memory` bounds the chunks.
-
-    Drop-in replacement for ``torch.nn.functional.linear_cross_entropy``.
-
-    Args:
-        input: The features, floating, of shape (N, D), (D,) or (..., D).
-        linear_weight: The weight of the layer, of shape (C, D), in the dtype of `input`; or (C, d_1, ..., d_K, D), for
-            which all logits are computed at once.
-        target: Class indices of any integer dtype, in the shape of `input` without its last dimension, or class
-            probabilities, floating and in the shape of the logits.
-        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
-            Default 0.0.
-        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
-            0.0.
-        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
-            Default 0.0.
-        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
-            Default 0.0.
-        linear_bias: Bias of the layer, of shape (C,), in the dtype of `input`. Default None, no bias.
-        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
-            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
-        ignore_index: Label of rows that do not count; None is -100. Their gradients are 0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
-            no bound.
-        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
-            False.
-        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
-            larger than the label's. Default False.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-        logits_dtype: Dtype of the logits: None for that of `input`, or 'float32' for logits of half or bfloat16
-            operands that are not rounded, which takes twice the memory and a few percent of time. Default None.
-        accumulate_dtype: Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer
-            of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
-            up to four chunks, float32 for more.
-        max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
-            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
-            MiB.
-        skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
-            the host, which waits for the GPU. Default False. Default False.
-        options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
-        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
-        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
-        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
-        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
-        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
-
-    Gradient:
-        `input`, `linear_weight`, `linear_bias` and class probabilities are differentiable; a product of matrices is
-        computed only for those that require a gradient. A label of log-probability -inf has an infinite loss with a
-        finite gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
-
-    Example:
-        >>> import torch
-        >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[1.0, 0.5], [0.0, -1.0]], requires_grad=True)
-        >>> linear_weight = torch.tensor([[2.0, 0.0], [0.5, 1.0], [-1.0, 0.5]])
-        >>> target = torch.tensor([0, 2])
-        >>> loss = F.linear_cross_entropy(input, linear_weight, target)
-        >>> round(loss.item(), 3)
-        0.77
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.
-    """
-
-@overload
-def linear_cross_entropy(
-    input: _Array,
-    linear_weight: _Exchangeable,
-    target: _Exchangeable,
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    linear_bias: _Exchangeable | None = None,
-    weight: _Exchangeable | None = None,
-    ignore_index: int | None = None,
-    reduction: _RowReduction = "mean",
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: Literal[True],
-    return_accuracy: bool = False,
-    check_targets: _Check = "lazy",
-    logits_dtype: Any = None,
-    accumulate_dtype: Any = None,
-    max_memory: int | None = None,
-    skip_ignored: bool = False,
-    options: Any = None,
-) -> RowResult: ...
-@overload
-def linear_cross_entropy(
-    input: _Array,
-    linear_weight: _Exchangeable,
-    target: _Exchangeable,
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    linear_bias: _Exchangeable | None = None,
-    weight: _Exchangeable | None = None,
-    ignore_index: int | None = None,
-    reduction: _RowReduction = "mean",
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: Literal[True],
-    check_targets: _Check = "lazy",
-    logits_dtype: Any = None,
-    accumulate_dtype: Any = None,
-    max_memory: int | None = None,
-    skip_ignored: bool = False,
-    options: Any = None,
-) -> RowResult: ...
-@overload
-def linear_cross_entropy(
-    input: _Array,
-    linear_weight: _Exchangeable,
-    target: _Exchangeable,
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    gamma: float = 0.0,
-    poly: float = 0.0,
-    linear_bias: _Exchangeable | None = None,
-    weight: _Exchangeable | None = None,
-    ignore_index: int | None = None,
-    reduction: _RowReduction = "mean",
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: _Exchangeable | None = None,
-    normalizer: _Exchangeable | float | None = None,
-    out_dtype: Any = None,
-    return_lse: bool = False,
-    return_accuracy: bool = False,
-    check_targets: _Check = "lazy",
-    logits_dtype: Any = None,
-    accumulate_dtype: Any = None,
-    max_memory: int | None = None,
-    skip_ignored: bool = False,
-    options: Any = None,
-) -> _Array | RowResult: ...

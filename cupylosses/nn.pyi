@@ -845,6 +845,747 @@ class GaussianNLLLoss(torch.nn.GaussianNLLLoss):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """Softmax cross entropy of logits, for class indices or class probabilities."""
+
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[False] | None = None,
+        return_accuracy: Literal[False] | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[True],
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: Literal[True],
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor | RowResult: ...
+
+class SoftmaxFocalLoss(torch.nn.Module):
+    """Softmax focal loss: cross entropy of logits that down-weights well-classified rows.
+
+        (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
+        p_c + z_loss lse^2
+
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; alpha_c the class weights, 1 by default; C the number of classes.
+
+    Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
+
+    Module of ``cupylosses.functional.softmax_focal_loss``.
+
+    Args:
+        alpha: Weight alpha_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0
+            is 0, even if the other factor is infinite or NaN. Default None, no weights.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
+            Must be a number >= 0. Default 2.0.
+        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
+            -100.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+
+    Call:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        label_smoothing: Overrides the option of the constructor for this call, unless None.
+        z_loss: Overrides the option of the constructor for this call, unless None.
+        poly: Overrides the option of the constructor for this call, unless None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        softcap: Overrides the option of the constructor for this call, unless None.
+        logit_scale: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        return_lse: Overrides the option of the constructor for this call, unless None.
+        return_accuracy: Overrides the option of the constructor for this call, unless None.
+        inplace_backward: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given. With
+        `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for:
+        `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+
+    Gradient:
+        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
+        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.SoftmaxFocalLoss()
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([0, 2])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.438
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
+    """
+
+    def __init__(
+        self,
+        alpha: torch.Tensor | None = None,
+        gamma: float = 2.0,
+        ignore_index: int = -100,
+        reduction: _RowReduction = "mean",
+        *,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        poly: float = 0.0,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        out_dtype: Any = None,
+        return_lse: bool = False,
+        return_accuracy: bool = False,
+        inplace_backward: bool = False,
+        check_targets: _Check = "lazy",
+    ) -> None: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[False],
+        return_accuracy: Literal[False],
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[True],
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: Literal[True],
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        poly: float | None = None,
+        class_dim: int | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: bool | None = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor | RowResult: ...
+
+class NLLLoss(torch.nn.NLLLoss):
+    """Negative log-likelihood of class indices, given log-probabilities."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class KLDivWithLogitsLoss(torch.nn.Module):
+    """Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.
+
+        sum_c t_c (log t_c - log p_c)
+
+    with z = input / temperature; p = softmax(z); t the target probabilities.
+
+    Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
+
+    Module of ``cupylosses.functional.kl_div_with_logits``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+
+    Call:
+        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
+            any number.
+        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the
+            shape of `input`.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        temperature: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        inplace_backward: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
+        the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.KLDivWithLogitsLoss()
+        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.232
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
+    """
+
+    def __init__(
+        self,
+        reduction: _RowReduction = "batchmean",
+        log_target: bool = False,
+        *,
+        class_dim: int = -1,
+        temperature: float = 1.0,
+        out_dtype: Any = None,
+        inplace_backward: bool = False,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        class_dim: int | None = None,
+        temperature: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        inplace_backward: bool | None = None,
+    ) -> torch.Tensor: ...
+
+class DistillationLoss(torch.nn.Module):
+    """Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.
+
+        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
+        if beta = 1
+
+    with z = student_logits / temperature; p = softmax(z); q = softmax(teacher_logits / temperature).
+
+    No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
+    beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
+    square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do (Distilling the
+    knowledge in a neural network, 2015).
+
+    Module of ``cupylosses.functional.distillation_loss``.
+
+    Args:
+        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
+        beta: Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence. Must be a number >=
+            0 and <= 1. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
+        class_dim: Dimension of the classes, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
+            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
+            arrays are never overwritten. Default False.
+
+    Call:
+        student_logits: The logits of the student. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        teacher_logits: The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        class_dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        inplace_backward: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
+        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.
+        Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.DistillationLoss()
+        >>> student_logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> teacher_logits = torch.tensor([[1.0, 1.0, -1.0], [0.5, 1.0, 0.0]])
+        >>> loss = criterion(student_logits, teacher_logits)
+        >>> round(loss.item(), 3)
+        0.17
+        >>> loss.backward()  # student_logits.grad holds the gradient
+
+    References:
+        R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        beta: float = 0.0,
+        reduction: _RowReduction = "batchmean",
+        *,
+        class_dim: int = -1,
+        out_dtype: Any = None,
+        inplace_backward: bool = False,
+    ) -> None: ...
+    def forward(
+        self,
+        student_logits: torch.Tensor,
+        teacher_logits: torch.Tensor,
+        *,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        inplace_backward: bool | None = None,
+    ) -> torch.Tensor: ...
+
+class LinearCrossEntropyLoss(torch.nn.Module):
+    """Softmax cross entropy of the output of a linear layer, without its logits as a whole.
+
+        cross_entropy(input @ linear_weight.T + linear_bias, target)
+
+    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
+    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
+    classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
+
+    The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
+    is called twice or without a reduction. `max_memory` bounds the chunks.
+
+    Module of ``cupylosses.functional.linear_cross_entropy``.
+
+    Args:
+        in_features: Features of the input, D.
+        num_classes: Number of classes, C.
+        out_features: Sizes d_1, ..., d_K of a K-dimensional loss. Default ().
+        bias: If True, the layer has a bias. Default False.
+        device: Device of the layer's parameters. Default None, torch's default.
+        dtype: Dtype of the layer's parameters. Default None, torch's default.
+        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
+            Default 0.0.
+        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
+            0.0.
+        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
+            Default 0.0.
+        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
+            Default 0.0.
+        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
+            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
+        ignore_index: Label of rows that do not count; None is -100. Their gradients are 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
+            False.
+        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
+            larger than the label's. Default False.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        logits_dtype: Dtype of the logits: None for that of `input`, or 'float32' for logits of half or bfloat16
+            operands that are not rounded, which takes twice the memory and a few percent of time. Default None.
+        accumulate_dtype: Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer
+            of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
+            up to four chunks, float32 for more.
+        max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
+            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
+            MiB.
+        skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
+            the host, which waits for the GPU. Default False. Default False.
+        options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
+
+    Call:
+        input: The features, floating, of shape (N, D), (D,) or (..., D).
+        target: Class indices of any integer dtype, in the shape of `input` without its last dimension, or class
+            probabilities, floating and in the shape of the logits.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        label_smoothing: Overrides the option of the constructor for this call, unless None.
+        z_loss: Overrides the option of the constructor for this call, unless None.
+        gamma: Overrides the option of the constructor for this call, unless None.
+        poly: Overrides the option of the constructor for this call, unless None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        ignore_index: Overrides the option of the constructor for this call, unless None.
+        reduction: Overrides the option of the constructor for this call, unless None.
+        softcap: Overrides the option of the constructor for this call, unless None.
+        logit_scale: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+        return_lse: Overrides the option of the constructor for this call, unless None.
+        return_accuracy: Overrides the option of the constructor for this call, unless None.
+        check_targets: Overrides the option of the constructor for this call, unless None.
+        logits_dtype: Overrides the option of the constructor for this call, unless None.
+        accumulate_dtype: Overrides the option of the constructor for this call, unless None.
+        max_memory: Overrides the option of the constructor for this call, unless None.
+        skip_ignored: Overrides the option of the constructor for this call, unless None.
+        options: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
+        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
+        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
+        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
+        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
+
+    Gradient:
+        `input`, `linear_weight`, `linear_bias` and class probabilities are differentiable; a product of matrices is
+        computed only for those that require a gradient. A label of log-probability -inf has an infinite loss with a
+        finite gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.LinearCrossEntropyLoss(in_features=16, num_classes=1000)
+        >>> hidden, labels = torch.randn(8, 16), torch.randint(1000, (8,))
+        >>> loss = criterion(hidden, labels)
+        >>> loss.backward()  # criterion.linear.weight.grad holds the gradient
+
+    References:
+        E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        gamma: float = 0.0,
+        poly: float = 0.0,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        reduction: _RowReduction = "mean",
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        out_dtype: Any = None,
+        return_lse: bool = False,
+        return_accuracy: bool = False,
+        check_targets: _Check = "lazy",
+        logits_dtype: Any = None,
+        accumulate_dtype: Any = None,
+        max_memory: int | None = None,
+        skip_ignored: bool = False,
+        options: Any = None,
+    ) -> None: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        reduction: _RowReduction | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[False],
+        return_accuracy: Literal[False],
+        check_targets: _Check | None = None,
+        logits_dtype: Any = None,
+        accumulate_dtype: Any = None,
+        max_memory: int | None = None,
+        skip_ignored: bool | None = None,
+        options: Any = None,
+    ) -> torch.Tensor: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        reduction: _RowReduction | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: Literal[True],
+        return_accuracy: bool | None = None,
+        check_targets: _Check | None = None,
+        logits_dtype: Any = None,
+        accumulate_dtype: Any = None,
+        max_memory: int | None = None,
+        skip_ignored: bool | None = None,
+        options: Any = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        reduction: _RowReduction | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: Literal[True],
+        check_targets: _Check | None = None,
+        logits_dtype: Any = None,
+        accumulate_dtype: Any = None,
+        max_memory: int | None = None,
+        skip_ignored: bool | None = None,
+        options: Any = None,
+    ) -> RowResult: ...
+    @overload
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        label_smoothing: float | None = None,
+        z_loss: float | None = None,
+        gamma: float | None = None,
+        poly: float | None = None,
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        reduction: _RowReduction | None = None,
+        softcap: float | None = None,
+        logit_scale: float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        return_lse: bool | None = None,
+        return_accuracy: bool | None = None,
+        check_targets: _Check | None = None,
+        logits_dtype: Any = None,
+        accumulate_dtype: Any = None,
+        max_memory: int | None = None,
+        skip_ignored: bool | None = None,
+        options: Any = None,
+    ) -> torch.Tensor | RowResult: ...
+
 class HingeLoss(torch.nn.Module):
     """Hinge loss of a binary classifier, for labels -1 and +1.
 
@@ -2174,744 +2915,3 @@ class GeneralRobustLoss(torch.nn.Module):
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
-
-class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """Softmax cross entropy of logits, for class indices or class probabilities."""
-
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: Literal[False] | None = None,
-        return_accuracy: Literal[False] | None = None,
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> torch.Tensor: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: Literal[True],
-        return_accuracy: bool | None = None,
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> RowResult: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: bool | None = None,
-        return_accuracy: Literal[True],
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> RowResult: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: bool | None = None,
-        return_accuracy: bool | None = None,
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> torch.Tensor | RowResult: ...
-
-class SoftmaxFocalLoss(torch.nn.Module):
-    """Softmax focal loss: cross entropy of logits that down-weights well-classified rows.
-
-        (1 - label_smoothing) alpha_y (poly (1 - p_y) - (1 - p_y)^gamma log p_y) - label_smoothing / C sum_c alpha_c log
-        p_c + z_loss lse^2
-
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
-    sum_c exp z_c; y the label; alpha_c the class weights, 1 by default; C the number of classes.
-
-    Unlike that of `cross_entropy`, a mean does not divide by the sum of the weights.
-
-    Module of ``cupylosses.functional.softmax_focal_loss``.
-
-    Args:
-        alpha: Weight alpha_c of each class, floating, of shape (C,), without a gradient. A product with a weight of 0
-            is 0, even if the other factor is infinite or NaN. Default None, no weights.
-        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. 0 gives the cross entropy.
-            Must be a number >= 0. Default 2.0.
-        ignore_index: Label of rows that do not count. Their logits are not read, and their gradients are 0. Default
-            -100.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
-            Default 0.0.
-        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
-            0.0.
-        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
-            Default 0.0.
-        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
-        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
-            no bound.
-        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
-            False.
-        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
-            larger than the label's. Default False.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-
-    Call:
-        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
-            any number.
-        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        label_smoothing: Overrides the option of the constructor for this call, unless None.
-        z_loss: Overrides the option of the constructor for this call, unless None.
-        poly: Overrides the option of the constructor for this call, unless None.
-        class_dim: Overrides the option of the constructor for this call, unless None.
-        softcap: Overrides the option of the constructor for this call, unless None.
-        logit_scale: Overrides the option of the constructor for this call, unless None.
-        out_dtype: Overrides the option of the constructor for this call, unless None.
-        return_lse: Overrides the option of the constructor for this call, unless None.
-        return_accuracy: Overrides the option of the constructor for this call, unless None.
-        inplace_backward: Overrides the option of the constructor for this call, unless None.
-        check_targets: Overrides the option of the constructor for this call, unless None.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
-        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given. With
-        `return_lse` or `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for:
-        `lse` has the shape of the rows, and is 0 for rows that do not count; `accuracy` is one number.
-
-    Gradient:
-        Every floating operand is differentiable. A label of log-probability -inf has an infinite loss with a finite
-        gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
-
-    Example:
-        >>> import torch
-        >>> from cupylosses import nn
-        >>> criterion = nn.SoftmaxFocalLoss()
-        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> target = torch.tensor([0, 2])
-        >>> loss = criterion(input, target)
-        >>> round(loss.item(), 3)
-        0.438
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, Focal loss for dense object detection, ICCV 2017.
-    """
-
-    def __init__(
-        self,
-        alpha: torch.Tensor | None = None,
-        gamma: float = 2.0,
-        ignore_index: int = -100,
-        reduction: _RowReduction = "mean",
-        *,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        poly: float = 0.0,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
-        out_dtype: Any = None,
-        return_lse: bool = False,
-        return_accuracy: bool = False,
-        inplace_backward: bool = False,
-        check_targets: _Check = "lazy",
-    ) -> None: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: Literal[False],
-        return_accuracy: Literal[False],
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> torch.Tensor: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: Literal[True],
-        return_accuracy: bool | None = None,
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> RowResult: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: bool | None = None,
-        return_accuracy: Literal[True],
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> RowResult: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        poly: float | None = None,
-        class_dim: int | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: bool | None = None,
-        return_accuracy: bool | None = None,
-        inplace_backward: bool | None = None,
-        check_targets: _Check | None = None,
-    ) -> torch.Tensor | RowResult: ...
-
-class NLLLoss(torch.nn.NLLLoss):
-    """Negative log-likelihood of class indices, given log-probabilities."""
-
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        class_dim: int | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        check_targets: _Check | None = None,
-    ) -> torch.Tensor: ...
-
-class KLDivWithLogitsLoss(torch.nn.Module):
-    """Kullback-Leibler divergence KL(target || softmax(input)), in one pass over the logits.
-
-        sum_c t_c (log t_c - log p_c)
-
-    with z = input / temperature; p = softmax(z); t the target probabilities.
-
-    Equals `kl_div` of the log-softmax, summed over the classes. It is not multiplied by the square of the temperature.
-
-    Module of ``cupylosses.functional.kl_div_with_logits``.
-
-    Args:
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
-        log_target: If True, `target` holds log-probabilities; otherwise it holds probabilities. Default False.
-        class_dim: Dimension of the classes, from either end. Default -1.
-        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-
-    Call:
-        input: The predicted logits. Shape (N, C), (C,), or any shape with the classes in `class_dim`; floating. Domain:
-            any number.
-        target: The true distribution as probabilities, or as log-probabilities with `log_target=True`; floating, in the
-            shape of `input`.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        class_dim: Overrides the option of the constructor for this call, unless None.
-        temperature: Overrides the option of the constructor for this call, unless None.
-        out_dtype: Overrides the option of the constructor for this call, unless None.
-        inplace_backward: Overrides the option of the constructor for this call, unless None.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
-        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
-
-    Gradient:
-        Every floating operand is differentiable. Where a target probability is 0, its term and gradients are 0, even if
-        the predicted one is 0 too. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-
-    Example:
-        >>> import torch
-        >>> from cupylosses import nn
-        >>> criterion = nn.KLDivWithLogitsLoss()
-        >>> input = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]])
-        >>> loss = criterion(input, target)
-        >>> round(loss.item(), 3)
-        0.232
-        >>> loss.backward()  # input.grad holds the gradient
-
-    References:
-        S. Kullback, R. A. Leibler, On information and sufficiency, Annals of Mathematical Statistics 22, 1951.
-    """
-
-    def __init__(
-        self,
-        reduction: _RowReduction = "batchmean",
-        log_target: bool = False,
-        *,
-        class_dim: int = -1,
-        temperature: float = 1.0,
-        out_dtype: Any = None,
-        inplace_backward: bool = False,
-    ) -> None: ...
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        class_dim: int | None = None,
-        temperature: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        inplace_backward: bool | None = None,
-    ) -> torch.Tensor: ...
-
-class DistillationLoss(torch.nn.Module):
-    """Distillation loss: generalized Jensen-Shannon divergence between the logits of student and teacher.
-
-        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p; KL(q || p) if beta = 0, and KL(p || q)
-        if beta = 1
-
-    with z = student_logits / temperature; p = softmax(z); q = softmax(teacher_logits / temperature).
-
-    No row is negative, and the loss is accurate for a student close to its teacher. As in Liger Kernel, beta = 0 and
-    beta = 1 give the Kullback-Leibler divergences instead of the limits, which are 0. The gradient decreases with the
-    square of the temperature; multiply the loss by that square to compensate, as G. Hinton et al. do (Distilling the
-    knowledge in a neural network, 2015).
-
-    Module of ``cupylosses.functional.distillation_loss``.
-
-    Args:
-        temperature: Divisor of the logits. A finite number > 0. Default 1.0.
-        beta: Weight of the teacher in the mixture m; 0 gives the forward, 1 the reverse divergence. Must be a number >=
-            0 and <= 1. Default 0.0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'batchmean'.
-        class_dim: Dimension of the classes, from either end. Default -1.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        inplace_backward: If True, backward may overwrite the logits with their gradient; they must not be used
-            afterwards. Autograd raises if another operation, such as `tanh`, has saved them for its own backward. CPU
-            arrays are never overwritten. Default False.
-
-    Call:
-        student_logits: The logits of the student. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
-            floating. Domain: any number.
-        teacher_logits: The logits of the teacher, floating, in the shape of `student_logits`; differentiable too.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        class_dim: Overrides the option of the constructor for this call, unless None.
-        out_dtype: Overrides the option of the constructor for this call, unless None.
-        inplace_backward: Overrides the option of the constructor for this call, unless None.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. The result belongs to the library and the device of the first
-        operand, and has the promoted dtype of the operands (float32 under autocast) unless `out_dtype` is given.
-
-    Gradient:
-        Every floating operand is differentiable. Where p_c or q_c is 0, the gradient with respect to its logit is 0.
-        Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-
-    Example:
-        >>> import torch
-        >>> from cupylosses import nn
-        >>> criterion = nn.DistillationLoss()
-        >>> student_logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
-        >>> teacher_logits = torch.tensor([[1.0, 1.0, -1.0], [0.5, 1.0, 0.0]])
-        >>> loss = criterion(student_logits, teacher_logits)
-        >>> round(loss.item(), 3)
-        0.17
-        >>> loss.backward()  # student_logits.grad holds the gradient
-
-    References:
-        R. Agarwal et al., On-policy distillation of language models: learning from self-generated mistakes, ICLR 2024.
-    """
-
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        beta: float = 0.0,
-        reduction: _RowReduction = "batchmean",
-        *,
-        class_dim: int = -1,
-        out_dtype: Any = None,
-        inplace_backward: bool = False,
-    ) -> None: ...
-    def forward(
-        self,
-        student_logits: torch.Tensor,
-        teacher_logits: torch.Tensor,
-        *,
-        class_dim: int | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        inplace_backward: bool | None = None,
-    ) -> torch.Tensor: ...
-
-class LinearCrossEntropyLoss(torch.nn.Module):
-    """Softmax cross entropy of the output of a linear layer, without its logits as a whole.
-
-        cross_entropy(input @ linear_weight.T + linear_bias, target)
-
-    with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
-    sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
-    classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
-
-    The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
-    is called twice or without a reduction. `max_memory` bounds the chunks.
-
-    Module of ``cupylosses.functional.linear_cross_entropy``.
-
-    Args:
-        in_features: Features of the input, D.
-        num_classes: Number of classes, C.
-        out_features: Sizes d_1, ..., d_K of a K-dimensional loss. Default ().
-        bias: If True, the layer has a bias. Default False.
-        device: Device of the layer's parameters. Default None, torch's default.
-        dtype: Dtype of the layer's parameters. Default None, torch's default.
-        label_smoothing: Share of the target that is spread evenly over all classes. Must be a number >= 0 and <= 1.
-            Default 0.0.
-        z_loss: Weight of the z-loss: the square of the log-partition function, lse^2. Must be a number >= 0. Default
-            0.0.
-        gamma: Focusing exponent: a row of probability p_y is weighted by (1 - p_y)^gamma. Must be a number >= 0.
-            Default 0.0.
-        poly: Weight of 1 - p_y, by which PolyLoss adjusts the first term of the cross entropy. Must be a number >= -1.
-            Default 0.0.
-        weight: Weight w_c of each class, floating, of shape (C,), differentiable for class probabilities only. A
-            product with a weight of 0 is 0, even if the other factor is infinite or NaN. Default None, no weights.
-        ignore_index: Label of rows that do not count; None is -100. Their gradients are 0.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
-            no bound.
-        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
-            operands.
-        return_lse: If True, the log-partition function lse of each row is returned too, without a gradient. Default
-            False.
-        return_accuracy: If True, the accuracy is returned too: the share of the rows that count in which no logit is
-            larger than the label's. Default False.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-        logits_dtype: Dtype of the logits: None for that of `input`, or 'float32' for logits of half or bfloat16
-            operands that are not rounded, which takes twice the memory and a few percent of time. Default None.
-        accumulate_dtype: Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer
-            of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
-            up to four chunks, float32 for more.
-        max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
-            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
-            MiB.
-        skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
-            the host, which waits for the GPU. Default False. Default False.
-        options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
-
-    Call:
-        input: The features, floating, of shape (N, D), (D,) or (..., D).
-        target: Class indices of any integer dtype, in the shape of `input` without its last dimension, or class
-            probabilities, floating and in the shape of the logits.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
-        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
-            number of tokens of all accumulated batches. Default None.
-        label_smoothing: Overrides the option of the constructor for this call, unless None.
-        z_loss: Overrides the option of the constructor for this call, unless None.
-        gamma: Overrides the option of the constructor for this call, unless None.
-        poly: Overrides the option of the constructor for this call, unless None.
-        weight: Overrides the option of the constructor for this call, unless None.
-        ignore_index: Overrides the option of the constructor for this call, unless None.
-        reduction: Overrides the option of the constructor for this call, unless None.
-        softcap: Overrides the option of the constructor for this call, unless None.
-        logit_scale: Overrides the option of the constructor for this call, unless None.
-        out_dtype: Overrides the option of the constructor for this call, unless None.
-        return_lse: Overrides the option of the constructor for this call, unless None.
-        return_accuracy: Overrides the option of the constructor for this call, unless None.
-        check_targets: Overrides the option of the constructor for this call, unless None.
-        logits_dtype: Overrides the option of the constructor for this call, unless None.
-        accumulate_dtype: Overrides the option of the constructor for this call, unless None.
-        max_memory: Overrides the option of the constructor for this call, unless None.
-        skip_ignored: Overrides the option of the constructor for this call, unless None.
-        options: Overrides the option of the constructor for this call, unless None.
-
-    Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the sum of the weights of the labels of the rows that count (for probabilities, by the number
-        of these rows), 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
-        gradients of 0. The result belongs to the library and the device of the first operand, and has the promoted
-        dtype of the operands (float32 under autocast) unless `out_dtype` is given. With `return_lse` or
-        `return_accuracy` a named tuple (loss, lse, accuracy), with None for what was not asked for: `lse` has the shape
-        of the rows, and is 0 for rows that do not count; `accuracy` is one number.
-
-    Gradient:
-        `input`, `linear_weight`, `linear_bias` and class probabilities are differentiable; a product of matrices is
-        computed only for those that require a gradient. A label of log-probability -inf has an infinite loss with a
-        finite gradient. Ignored and masked rows have gradient 0. Where the loss of a row is NaN, so is its gradient.
-
-    Raises:
-        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
-            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
-            option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
-        ImportError: The operands are on a GPU, and CuPy is not installed.
-        cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
-
-    Example:
-        >>> import torch
-        >>> from cupylosses import nn
-        >>> criterion = nn.LinearCrossEntropyLoss(in_features=16, num_classes=1000)
-        >>> hidden, labels = torch.randn(8, 16), torch.randint(1000, (8,))
-        >>> loss = criterion(hidden, labels)
-        >>> loss.backward()  # criterion.linear.weight.grad holds the gradient
-
-    References:
-        E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        out_features: tuple[int, ...] = (),
-        bias: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        gamma: float = 0.0,
-        poly: float = 0.0,
-        weight: torch.Tensor | None = None,
-        ignore_index: int | None = None,
-        reduction: _RowReduction = "mean",
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
-        out_dtype: Any = None,
-        return_lse: bool = False,
-        return_accuracy: bool = False,
-        check_targets: _Check = "lazy",
-        logits_dtype: Any = None,
-        accumulate_dtype: Any = None,
-        max_memory: int | None = None,
-        skip_ignored: bool = False,
-        options: Any = None,
-    ) -> None: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        weight: torch.Tensor | None = None,
-        ignore_index: int | None = None,
-        reduction: _RowReduction | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: Literal[False],
-        return_accuracy: Literal[False],
-        check_targets: _Check | None = None,
-        logits_dtype: Any = None,
-        accumulate_dtype: Any = None,
-        max_memory: int | None = None,
-        skip_ignored: bool | None = None,
-        options: Any = None,
-    ) -> torch.Tensor: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        weight: torch.Tensor | None = None,
-        ignore_index: int | None = None,
-        reduction: _RowReduction | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: Literal[True],
-        return_accuracy: bool | None = None,
-        check_targets: _Check | None = None,
-        logits_dtype: Any = None,
-        accumulate_dtype: Any = None,
-        max_memory: int | None = None,
-        skip_ignored: bool | None = None,
-        options: Any = None,
-    ) -> RowResult: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        weight: torch.Tensor | None = None,
-        ignore_index: int | None = None,
-        reduction: _RowReduction | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: bool | None = None,
-        return_accuracy: Literal[True],
-        check_targets: _Check | None = None,
-        logits_dtype: Any = None,
-        accumulate_dtype: Any = None,
-        max_memory: int | None = None,
-        skip_ignored: bool | None = None,
-        options: Any = None,
-    ) -> RowResult: ...
-    @overload
-    def forward(
-        self,
-        input: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        label_smoothing: float | None = None,
-        z_loss: float | None = None,
-        gamma: float | None = None,
-        poly: float | None = None,
-        weight: torch.Tensor | None = None,
-        ignore_index: int | None = None,
-        reduction: _RowReduction | None = None,
-        softcap: float | None = None,
-        logit_scale: float | None = None,
-        mask: torch.Tensor | None = None,
-        normalizer: torch.Tensor | float | None = None,
-        out_dtype: Any = None,
-        return_lse: bool | None = None,
-        return_accuracy: bool | None = None,
-        check_targets: _Check | None = None,
-        logits_dtype: Any = None,
-        accumulate_dtype: Any = None,
-        max_memory: int | None = None,
-        skip_ignored: bool | None = None,
-        options: Any = None,
-    ) -> torch.Tensor | RowResult: ...

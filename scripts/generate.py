@@ -100,10 +100,8 @@ def with_literals(head: str) -> str:
 
 
 def definitions() -> Iterator[Definition]:
-    """The definitions, those of an engine together, engines in the order of their first definitions."""
-    every = registry().values()
-    for kind in dict.fromkeys(type(x) for x in every):
-        yield from registry(kind).values()
+    """The definitions, in the order of the public names."""
+    yield from registry().values()
 
 
 NN_HEAD = '''\
