@@ -34,8 +34,14 @@ if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came 
 
     def is_autocast_cpu_enabled() -> bool:
         return torch.is_autocast_enabled("cpu")
+
+    # The older functions, one for each device, cannot be traced.
+    autocast_dtype = torch.get_autocast_dtype
 else:
     is_autocast_cpu_enabled = torch.is_autocast_cpu_enabled
+
+    def autocast_dtype(device_type: str) -> torch.dtype:
+        return torch.get_autocast_gpu_dtype() if device_type == "cuda" else torch.get_autocast_cpu_dtype()
 
 
 def _dispatched_empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -91,8 +97,5 @@ def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     on = torch.is_autocast_enabled() if kind == "cuda" else kind == "cpu" and is_autocast_cpu_enabled()
     if not on:
         return found
-    if hasattr(torch, "get_autocast_dtype"):  # 2.4
-        dtype = torch.get_autocast_dtype(kind)
-    else:
-        dtype = torch.get_autocast_gpu_dtype() if kind == "cuda" else torch.get_autocast_cpu_dtype()
+    dtype = autocast_dtype(kind)
     return [x if x.dtype == torch.float64 else x.to(dtype) for x in found]

@@ -357,8 +357,10 @@ def transforms() -> str:
         of_rows = (
             works(outcomes, registry(SoftmaxLoss)) if any(x["loss"] in registry(SoftmaxLoss) for x in outcomes) else ""
         )
-        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows))
-    return table(("What", "Tried", "Losses", "Where", "Losses of rows"), rows)
+        layers = registry(LinearSoftmaxLoss)
+        of_layers = works(outcomes, layers) if any(x["loss"] in layers for x in outcomes) else ""
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_layers))
+    return table(("What", "Tried", "Losses", "Where", "Losses of rows", "Losses of a linear layer"), rows)
 
 
 def works(outcomes: Sequence[Mapping[str, str]], losses: Mapping[str, Definition]) -> str:

@@ -326,7 +326,7 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
     for thread in threads:
         thread.join()
     sites = list(softmax_plan.SoftmaxPlan.sites)
-    assert all(sites[x.site] == (row_loss, x.rows_shape) for row_loss, x in found)
+    assert all(sites[x.site] == (row_loss, x.rows_shape, 0) for row_loss, x in found)
     assert len(sites) == len(set(sites)) == 5 * len(losses)
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cupylosses import build, functional
 from cupylosses.definition.base import Definition
@@ -77,6 +77,9 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
     device: str = "cpu"
     seed: int = 0
     function: Callable[..., Tensor] | None = None
+
+    #: True if the bits of a gradient depend on the upstream gradient of earlier calls.
+    rescales: ClassVar[bool] = False
 
     # Supplied by the engine's check
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from cupylosses import checks
-from cupylosses.backends.torch.device import double
+from cupylosses.backends.torch.device import double, has_autocast
 from cupylosses.backends.torch.plans import common_device, promoted
 from cupylosses.call import Call
 from cupylosses.engines.base import Wanted
@@ -42,7 +43,10 @@ def evaluate(call: Call, warn: bool = False, readable: bool = True) -> Any:
         call = call._replace(normalizer=double(call.normalizer, call.arrays[0].device))
     first = call.arrays[0]
     near = first.is_cpu or (first.is_cuda and engine.waits(call))
-    result = engine.reference(call, dtype, readable and near and not is_fake(call))
+    # Autocast has decided the dtypes; inside a formula it would round the products of matrices.
+    autocast = torch.autocast(first.device.type, enabled=False) if has_autocast(first) else nullcontext()
+    with autocast:
+        result = engine.reference(call, dtype, readable and near and not is_fake(call))
     return _as_stored_by_kernels(call, result) if type(result) is torch.Tensor else result
 
 

@@ -27,7 +27,9 @@ class ChunkKernel(Kernel):
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
+    vec_size = property(lambda self: 16 // ITEMSIZE[self.dtype] if self.kind == "rescale" else 1)
     narrow = False
+    counted = False
     files = ("linear_softmax/chunks.cuh",)
 
     @property
@@ -61,7 +63,7 @@ class ChunkKernel(Kernel):
             "snapshot": "snapshot_expected",
             "widen": "widen_grad_output",
             "finish": "finish_value",
-            "rescale": f"rescale<{16 // ITEMSIZE[self.dtype]}, {STORAGE[self.compute][0]}>",
+            "rescale": f"rescale<{self.vec_size}, {STORAGE[self.compute][0]}>",
             "bias": "add_to_bias",
             "narrow": "narrow_all",
         }[self.kind]

@@ -30,10 +30,10 @@ _ARRAYS = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", 
 class LinearSoftmaxLoss(Definition):
     """A softmax loss of the logits of a linear layer, which are computed in chunks of rows.
 
-    ``base`` is the softmax loss, whose parameters, flags and reductions are this loss's own.
+    ``of_logits`` is the softmax loss, whose parameters, flags and reductions are this loss's own.
     """
 
-    base: SoftmaxLoss = field()
+    of_logits: SoftmaxLoss = field()
     layer: ClassVar[Mapping[str, Any]] = {
         "in_features": ...,
         "num_classes": ...,
@@ -46,11 +46,11 @@ class LinearSoftmaxLoss(Definition):
     @cached_property
     def inner(self) -> SoftmaxLoss:
         """The softmax loss under the name of this one, for messages."""
-        return replace(self.base, name=self.name)
+        return replace(self.of_logits, name=self.name)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return self.base.identity
+        return self.of_logits.identity
 
     @cached_property
     def array_names(self) -> tuple[str, ...]:
@@ -62,13 +62,13 @@ class LinearSoftmaxLoss(Definition):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        found = {name: x for name, x in self.base.common.items() if name not in _LEFT_OUT}
+        found = {name: x for name, x in self.of_logits.common.items() if name not in _LEFT_OUT}
         found["ignore_index"] = None
         return {"linear_bias": None} | found | _OWN
 
     @property
     def reserved(self) -> Collection[str]:
-        return {*self.base.reserved, *_OWN}
+        return {*self.of_logits.reserved, *_OWN}
 
     @property
     def called_with(self) -> list[str]:
@@ -85,7 +85,7 @@ class LinearSoftmaxLoss(Definition):
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        return self.base.reductions
+        return self.of_logits.reductions
 
     # ------------------------------------------------------------------------------------------------------------------
     # Documentation
@@ -95,15 +95,17 @@ class LinearSoftmaxLoss(Definition):
 
     @property
     def common_texts(self) -> Mapping[str, str]:
-        return {**self.base.common_texts, **_TEXTS}
+        return {**self.of_logits.common_texts, **_TEXTS}
 
     @property
     def symbols(self) -> str:
-        return f"{self.base.symbols[:-1]}; and the logits input @ linear_weight.T + linear_bias in place of `input`."
+        return (
+            f"{self.of_logits.symbols[:-1]}; and the logits input @ linear_weight.T + linear_bias in place of `input`."
+        )
 
     @property
     def result_text(self) -> str:
-        return self.base.result_text
+        return self.of_logits.result_text
 
     @property
     def gradient_text(self) -> str:
@@ -115,7 +117,7 @@ class LinearSoftmaxLoss(Definition):
 
     @property
     def errors(self) -> Mapping[str, str]:
-        return self.base.errors
+        return self.of_logits.errors
 
     @property
     def example_operands(self) -> Mapping[str, Any]:
@@ -148,14 +150,14 @@ _TEXTS = {
 }
 
 
-def define_linear(base: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
+def define_linear(of_logits: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
     """Makes the linear form of a softmax loss and enters it in the registry."""
     own: dict[str, Any] = {
-        "parameters": base.parameters,
-        "flags": base.flags,
-        "convention": base.convention,
-        "cases": base.cases,
-        "mean_of_weights": base.mean_of_weights,
+        "parameters": of_logits.parameters,
+        "flags": of_logits.flags,
+        "convention": of_logits.convention,
+        "cases": of_logits.cases,
+        "mean_of_weights": of_logits.mean_of_weights,
         "positional": "input linear_weight target",
     }
-    return enter(LinearSoftmaxLoss(base=base, **(own | fields)))
+    return enter(LinearSoftmaxLoss(of_logits=of_logits, **(own | fields)))

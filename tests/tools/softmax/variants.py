@@ -112,7 +112,8 @@ class SoftmaxVariants(Variants):
         words = variant.vec_size * interop.ITEMSIZE[variant.input] // 16
         if variant.kind == "denominator" or variant.layout == "label_only":
             return 0, 0
-        return words, words * (variant.kind in ("value_and_gradient", "verify_gradient", "from_residual", "gradient"))
+        written = variant.vec_size * interop.ITEMSIZE[variant.in_place or variant.input] // 16
+        return words, written * (variant.kind in ("value_and_gradient", "verify_gradient", "from_residual", "gradient"))
 
     @staticmethod
     def described(variant: SoftmaxKernel) -> Mapping[str, str]:

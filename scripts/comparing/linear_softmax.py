@@ -1,0 +1,115 @@
+"""The checks of softmax losses of a linear layer, with each kind of target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, ClassVar
+
+from comparing.matrix import NARROW, Matrix
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.testing.linear_softmax.check import GIVEN, LAYOUTS, LinearSoftmaxCheck
+
+#: The layouts in which arguments and dtypes are tried.
+USUAL = ("one_chunk", "chunks")
+
+#: Dtypes and reductions that try every layout by default.
+LAYOUT_DTYPES = {("float32",): ("mean", "none"), NARROW: ("mean",)}
+
+#: Reductions with distinct orders of additions and distinct results.
+REPEATED_AS = ("mean", "none")
+
+
+def cases(loss: LinearSoftmaxLoss, kind: str) -> list[dict[str, Any]]:
+    """The cases of the softmax loss, each further argument that changes the result, and all together."""
+    more: list[dict[str, Any]] = [
+        {"linear_bias": True},
+        {"weight": True},
+        {"softcap": 2.5, "logit_scale": 0.5},
+        {"mask": True},
+        {"logits_dtype": "float32"},
+    ]
+    if kind == "indices":
+        more.append({"ignore_index": 1})
+    only = loss.of_logits.only_of_indices
+    own = {k: v for case in loss.cases for k, v in case.items() if k not in only or kind == "indices"}
+    every = {**own, "linear_bias": True, "weight": True, "softcap": 2.5}
+    found = [*map(dict, loss.cases), *more, every]
+    return [x for i, x in enumerate(found) if x not in found[:i]]
+
+
+class LinearSoftmaxMatrix(Matrix):
+    """Every kind of target, argument, dtype, reduction and layout."""
+
+    Definition: ClassVar = LinearSoftmaxLoss
+    section = "rows of logits of a linear layer"
+    heading = "losses of a linear layer"
+    layouts = tuple(LAYOUTS)
+    array_layouts = USUAL
+
+    loss: LinearSoftmaxLoss
+
+    def bases(self) -> list[LinearSoftmaxCheck]:
+        return [LinearSoftmaxCheck(self.loss, kind=x, **self.where) for x in self.loss.of_logits.targets]
+
+    def checks(self) -> list[LinearSoftmaxCheck]:
+        # A shape has no layout.
+        return [] if self.selection.shape and self.selection.layouts else super().checks()
+
+    def everything(self) -> Iterator[LinearSoftmaxCheck]:
+        if self.selection.shape:
+            yield from self.once()
+            return
+        for base in self.bases():
+            for check in self.laid_out(base, dict.fromkeys(self.dtypes, self.reductions)):
+                yield from (replace(check, case=x) for x in cases(self.loss, base.kind))
+
+    def once(self) -> Iterator[LinearSoftmaxCheck]:
+        """Every case and dtype with every reduction, and every layout at least once."""
+        shape = self.selection.shape
+        for base in self.bases():
+            for case, dtypes, reduction in product(cases(self.loss, base.kind), self.dtypes, self.reductions):
+                check = replace(base, case=case, dtypes=dtypes, reduction=reduction)
+                if shape:
+                    yield replace(check, layout=GIVEN, shape=tuple(shape))
+                else:
+                    yield from (replace(check, layout=x) for x in USUAL)
+            if not shape:
+                yield from self.laid_out(base, LAYOUT_DTYPES)
+
+    def among_few(self, check: LinearSoftmaxCheck) -> bool:
+        """Each case, dtype, reduction, layout and kind of target occurs once."""
+        float32 = check.dtypes == ("float32",)
+        if check.case:
+            wide = "logits_dtype" in check.case and check.dtypes == NARROW
+            return check.layout == "chunks" and check.reduction == "mean" and (float32 or wide)
+        if not float32:
+            return check.layout == "chunks" and check.reduction == "mean" and check.kind == "indices"
+        return check.layout == "chunks" or (check.reduction == "mean" and check.kind == "indices")
+
+    def among_covered(self, check: LinearSoftmaxCheck) -> bool:
+        """Options meet each dtype for class indices alone."""
+        return check.kind == "indices" or not check.case or check.dtypes == ("float32",)
+
+    def repeated(self) -> Iterator[LinearSoftmaxCheck]:
+        for x in self.checks():
+            if not x.case and x.dtypes == ("float32",) and x.reduction in REPEATED_AS:
+                once = x.kind == "indices" and x.layout == "chunks"
+                if once or not self.selection.few:
+                    yield x
+
+    def plain(self) -> list[LinearSoftmaxCheck]:
+        """A float32 mean for each kind of target, in chunks."""
+        return [replace(base, layout="chunks") for base in self.bases()]
+
+    def candidates_of_line(self) -> Iterator[LinearSoftmaxCheck]:
+        for plain in self.plain():
+            indices = plain.kind == "indices"
+            every = cases(self.loss, plain.kind)
+            # The longest case has most arguments at once.
+            yield from (replace(plain, case=x) for x in (every if indices else [{}, max(every, key=len)]))
+            yield from (replace(plain, reduction=x) for x in ("none", "sum", "batchmean"))
+            yield replace(plain, dtypes=NARROW)
+            yield replace(plain, dtypes=NARROW, case={"logits_dtype": "float32"})
+            yield from (replace(plain, layout=x) for x in (LAYOUTS if indices else ("one_chunk",)))
