@@ -32,7 +32,7 @@ from cupylosses.engines.base import Machine, contiguous
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.record import placeholder
-from cupylosses.engines.softmax import plan as softmax_plan
+from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler, gpu
 from cupylosses.jit.gpu import SHARED_BYTES, Chip
@@ -308,8 +308,8 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
             time.sleep(1e-3)  # Lets other threads run meanwhile.
             return found
 
-    monkeypatch.setattr(softmax_plan.SoftmaxPlan, "sites", Slow())
-    monkeypatch.setattr(softmax_plan.SoftmaxPlan, "_numbers", {})
+    monkeypatch.setattr(labels, "sites", Slow())
+    monkeypatch.setattr(labels, "_numbers", {})
     losses, found = [x for x in registry(SoftmaxLoss).values() if x.row], []
 
     def plan(row_loss: SoftmaxLoss) -> None:
@@ -325,7 +325,7 @@ def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPat
         thread.start()
     for thread in threads:
         thread.join()
-    sites = list(softmax_plan.SoftmaxPlan.sites)
+    sites = list(labels.sites)
     assert all(sites[x.site] == (row_loss, x.rows_shape, 0) for row_loss, x in found)
     assert len(sites) == len(set(sites)) == 5 * len(losses)
 

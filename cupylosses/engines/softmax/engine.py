@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from cupylosses.engines.base import (
 )
 from cupylosses.engines.device import Device
 from cupylosses.engines.softmax import checks as softmax_checks
+from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import RowResult, Rows, Static
@@ -39,19 +39,6 @@ _MAX_SETTINGS = 1024
 
 #: Types of which nothing changes unnoticed.
 _CONSTANT = frozenset({int, float, bool, str, type(None)})
-
-
-class Status(ctypes.Structure):
-    """``RowStatus`` of ``kernels/softmax/rows.cuh``."""
-
-    _fields_ = (
-        ("code", ctypes.c_uint),
-        ("unused", ctypes.c_uint),
-        ("row", ctypes.c_longlong),
-        ("label", ctypes.c_longlong),
-        ("classes", ctypes.c_longlong),
-        ("site", ctypes.c_longlong),
-    )
 
 
 class SoftmaxEngine(Engine):
@@ -161,20 +148,7 @@ class SoftmaxEngine(Engine):
         return RowResult(outputs[0], outputs[1] if static.lse else None, outputs[-1] if static.accuracy else None)
 
     def raise_reported(self, device: Device) -> None:
-        if not device.report.value:
-            return
-        status = Status.from_address(device.status())
-        if status.code != 2:
-            return
-        site, row, label, classes = status.site, status.row, status.label, status.classes
-        status.code = 0
-        loss, shape, first = SoftmaxPlan.sites[site]
-        row += first
-        position = []
-        for n in reversed(shape):
-            row, at = divmod(row, n)
-            position.append(at)
-        raise softmax_checks.bad_label(loss, position[::-1], label, classes, False)
+        labels.raise_reported(device)
 
     def overwrites(self, call: Call) -> bool:
         return bool(call.static.inplace and call.static.kind == "indices")

@@ -127,7 +127,7 @@ def row_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    vec_size = _vec_size(sizes, strides, logits, gradients, together)
+    vec_size = vector_size(sizes, strides, logits, gradients, together)
     cluster = 1
     if together and classes > FEW_CLASSES:
         vector = vec_size * max(logits.itemsize, kept)
@@ -146,7 +146,7 @@ def row_layout(
                 threads, shared = threads // 2, shared // 2
         width, per_block = 1, threads // WARP
         units = -(-rows // (vec_size * WARP))
-    words = _words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     resident = _resident(kind, vec_size, block_blocks(cluster, heavy))
     prefetch = kind == "block" and cluster == 1 and not heavy and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
@@ -205,7 +205,7 @@ def label_only_layout(
     strides = (strides[1], strides[0], *strides[2:])
     width = WARP if gradients.class_stride == 1 and classes > 1 else 1
     units = -(-prod(shape) // (WARP // width))
-    words = _words(prod(shape), classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    words = space_words(prod(shape), classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, len(sizes) > 1, words)
 
 
@@ -240,7 +240,7 @@ def dense_layout(
         0,
         target_gradients.class_stride,
     )
-    words = _words(rows, classes, class_strides, sizes, strides)
+    words = space_words(rows, classes, class_strides, sizes, strides)
     many = len(sizes) > 1
     return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster)
 
@@ -260,12 +260,12 @@ def second_layout(
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    vec_size = _vec_size(sizes, strides, logits, gradients, together) if together and softmax else 1
+    vec_size = vector_size(sizes, strides, logits, gradients, together) if together and softmax else 1
     kind, width, threads = _read_again(classes, vec_size, together)
     if not softmax:
         kind, width, threads = "label_only", WARP if gradients.class_stride == 1 and classes > 1 else 1, THREADS
     per_block, units = _workers(kind, rows, width, threads)
-    words = _words(
+    words = space_words(
         rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride), sizes, strides
     )
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
@@ -284,7 +284,7 @@ def dense_second_layout(
     kind, width, threads = _read_again(classes, vec_size, together)
     per_block, units = _workers(kind, prod(shape), width, threads)
     apart = [x.class_stride for x in (logits, gradients, targets)]
-    words = _words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
+    words = space_words(prod(shape), classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
     return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, 0, len(sizes) > 1, words)
 
@@ -293,7 +293,7 @@ def _read_again(classes: int, vec_size: int, together: bool) -> tuple[str, int, 
     """Kind, threads that share a row, and threads of a block, where nothing stays on chip."""
     if not together or classes <= FEW_CLASSES:
         return "thread_per_row_two_pass", 1, THREADS
-    width = _power_of_two(max(2 * (vec_size - 1), -(-classes // (vec_size * VECTORS))))
+    width = power_of_two(max(2 * (vec_size - 1), -(-classes // (vec_size * VECTORS))))
     return ("subwarp", width, THREADS) if width <= WARP else ("block", min(width, THREADS), min(width, THREADS))
 
 
@@ -306,7 +306,7 @@ def _chunks(units: int) -> int:
     return max(1, min(units, MAX_CHUNKS))
 
 
-def _words(
+def space_words(
     rows: int, classes: int, class_strides: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[int]:
     """``RowSpace`` of ``kernels/softmax/rows.cuh``."""
@@ -320,7 +320,7 @@ def label_words(
     sizes, strides = merge(shape, [labels, mask])
     nowhere = (0,) * len(sizes)
     streams = [nowhere, nowhere, *strides, nowhere, nowhere]
-    return len(sizes) > 1, _words(prod(shape), classes, (0,) * len(streams), sizes, streams)
+    return len(sizes) > 1, space_words(prod(shape), classes, (0,) * len(streams), sizes, streams)
 
 
 def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = True) -> int:
@@ -353,7 +353,7 @@ def _resident(kind: str, vec_size: int, blocks: int) -> int:
     return RESIDENT_THREADS if kind == "two_pass" else 2048
 
 
-def _vec_size(
+def vector_size(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], logits: RowStrides, gradients: RowStrides, together: bool
 ) -> int:
     """Elements that can be moved at once: 16 bytes, where logits and gradients lie alike.
@@ -408,7 +408,7 @@ def _on_chip(
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // vec_size)
-    width = _power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // WARP_VECTORS)))
+    width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         of_thread = _stage(classes // vec_size, width) * vector
@@ -421,7 +421,7 @@ def _on_chip(
         ):
             break
         cluster *= 2
-    count = max(2 * WARP, min(_power_of_two(-(-vectors // ((1 if few else each) * cluster))), at_most))
+    count = max(2 * WARP, min(power_of_two(-(-vectors // ((1 if few else each) * cluster))), at_most))
     if _stage(classes // vec_size, count * cluster) * count * vector <= room:
         return "block", count, count, cluster
     while cluster > 1 and rows * cluster > 2 * MANY_BLOCKS:
@@ -448,6 +448,6 @@ def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, in
     raise ValueError(f"cupylosses: rows of {classes} classes that lie apart are copied first")
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     """The smallest power of two that is no less."""
     return 1 << max(0, n - 1).bit_length()

@@ -7,11 +7,10 @@ the logits; of one with a dense target the gradients are computed again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wanted, contiguous
@@ -20,6 +19,7 @@ from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static, constant_divisor
 from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.engines.softmax.labels import site_of
 from cupylosses.engines.strides import broadcast_strides, dense_strides
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler, gpu
@@ -30,11 +30,6 @@ class SoftmaxPlan(Plan):
 
     static: Static
     loss: SoftmaxLoss
-    #: Where a bad label may be met, for messages, each once: the loss, the shape of all rows, and the number of the row
-    #: that a plan begins with.
-    sites: ClassVar[list[tuple[SoftmaxLoss, tuple[int, ...], int]]] = []
-    _numbers: ClassVar[dict[tuple[SoftmaxLoss, tuple[int, ...], int], int]] = {}
-    _numbering: ClassVar[Any] = threading.Lock()
 
     def __init__(
         self,
@@ -105,11 +100,7 @@ class SoftmaxPlan(Plan):
         self.records = self.layout.chunks * self.layout.cluster
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
-        with self._numbering:  # plans are made in a warm-up's thread, too
-            place = (loss, *(site or (self.rows_shape, 0)))
-            self.site = self._numbers.setdefault(place, len(self.sites))
-            if self.site == len(self.sites):
-                self.sites.append(place)
+        self.site = site_of(loss, *(site or (self.rows_shape, 0)))
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def _index_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:

@@ -87,7 +87,7 @@ def _of_indices(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any
         cost = call.loss.references["row"](xp, nll=0 - log_p, weight=own, **values)
         return xp.where(sound, cost, xp.zeros_like(cost)), None, None
     z = logits(xp, call, x)
-    s, log_sum, total, lse = _softmax(xp, z)
+    s, log_sum, total, lse = log_softmax_parts(xp, z)
     zero = xp.zeros_like(s)
     nll = log_sum - xp.sum(xp.where(label, s, zero), axis=-1, dtype=xp.float64)
     rest = xp.sum(xp.where(label, zero, xp.exp(s)), axis=-1, dtype=xp.float64) / total
@@ -110,14 +110,14 @@ def _of_terms(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, 
     """The same of a target per class, which has no accuracy."""
     x, target = (_classes_last(xp, call, operand, rows.used, wide) for operand in call.operands)
     z = logits(xp, call, x)
-    s, log_sum, _, lse = _softmax(xp, z)
+    s, log_sum, _, lse = log_softmax_parts(xp, z)
     log_p = s - xp.astype(log_sum, wide)[..., None]
     values = call.values
     given = {"target": target, "weight": _weights(xp, call, x)}
     operands = [z, target]
     if call.kind == "logits":
         operands = [z, logits(xp, call, target)]
-        of_target, target_log_sum, _, _ = _softmax(xp, operands[1])
+        of_target, target_log_sum, _, _ = log_softmax_parts(xp, operands[1])
         given = {"log_q": of_target - xp.astype(target_log_sum, wide)[..., None]}
     terms = call.loss.references["term"](xp, log_p=log_p, classes=call.classes, **given, **values)
     cost = _finish(xp, call, xp.sum(terms, axis=-1, dtype=xp.float64), lse, operands, values)
@@ -148,7 +148,7 @@ def _finish(xp: Any, call: Rows, cost: Any, lse: Any, operands: list[Any], value
     return cost
 
 
-def _softmax(xp: Any, z: Any) -> tuple[Any, Any, Any, Any]:
+def log_softmax_parts(xp: Any, z: Any) -> tuple[Any, Any, Any, Any]:
     """s = z - max z, log sum exp s, sum exp s, and log sum exp z, which keep their digits in any row, and whose
     derivatives do.
 
