@@ -6,8 +6,8 @@ are built from the definitions when this module is imported; ``functional.pyi`` 
 
 import cupylosses.losses  # noqa: F401  (importing it makes the definitions)
 from cupylosses.build import function_of
-from cupylosses.definition.registry import registry
+from cupylosses.definition.registry import functions, registry
 
-__all__ = [*registry()]
+__all__ = [*registry(), *functions()]
 
-globals().update({loss.name: function_of(loss) for loss in registry().values()})
+globals().update({loss.name: function_of(loss) for loss in (*registry().values(), *functions().values())})

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, Protocol, TypeVar, overload
 
+from cupylosses.engines.log_probs.call import TokenLogProbs
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -3360,3 +3361,105 @@ def general_robust_loss(
     References:
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
+
+@overload
+def token_log_probs(
+    logits: _Array,
+    index: _Exchangeable,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: Literal[False] = False,
+    mask: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Log-probabilities of labels under the softmax of logits and, from the same pass, the entropy.
+
+        z_y - log sum_c exp(z_c), and H = -sum_c p_c log p_c
+
+    with z = logit_scale logits / temperature, or softcap tanh(logit_scale logits / softcap) / temperature with a
+    softcap; p = softmax(z); y an index; H the entropy.
+
+    The logits are read once in forward and once in backward, in their own dtype; nothing of their size is allocated but
+    their gradient.
+
+    Args:
+        logits: The logits, floating, of shape (..., C).
+        index: Labels of any integer dtype, one per row, in the shape of the logits without their last dimension; or
+            several per row, of shape (..., K), as the K labels that a teacher keeps.
+        temperature: Divisor of the logits, after scale and softcap. A finite number > 0. Default 1.0.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        return_entropy: If True, the entropy of each row is returned too, from the same pass. Default False.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read. Default None, no mask.
+        ignore_index: Label that does not count. Default -100.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. Its log-probability is NaN
+            meanwhile, with a gradient of 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+
+    Returns:
+        The log-probabilities, in the shape of `index`, in float32 (float64 for float64 logits), on the device and of
+        the library of the first operand. None is above 0. With `return_entropy` a named tuple (log_probs, entropy); the
+        entropy of each row has the shape of the logits without their last dimension. Masked rows, rows whose labels are
+        all ignored, and ignored labels have values of 0.
+
+    Gradient:
+        Log-probabilities and entropy are both differentiable, with respect to every floating operand. A label of
+        log-probability -inf has a finite gradient. What does not count has gradient 0. Where a value is NaN because of
+        the logits, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.5, 0.5]], requires_grad=True)
+        >>> index = torch.tensor([0, 2])
+        >>> [round(x, 3) for x in F.token_log_probs(logits, index).tolist()]
+        [-0.241, -1.464]
+        >>> log_probs, entropy = F.token_log_probs(logits, index, temperature=0.5, return_entropy=True)
+        >>> (log_probs.sum() + 0.01 * entropy.sum()).backward()  # logits.grad holds the gradient
+
+    References:
+        R. J. Williams, Simple statistical gradient-following algorithms for connectionist reinforcement learning,
+            Machine Learning 8, 1992.
+        online softmax: M. Milakov, N. Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867, 2018.
+    """
+
+@overload
+def token_log_probs(
+    logits: _Array,
+    index: _Exchangeable,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: Literal[True],
+    mask: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    check_targets: _Check = "lazy",
+) -> TokenLogProbs: ...
+@overload
+def token_log_probs(
+    logits: _Array,
+    index: _Exchangeable,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: bool = False,
+    mask: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    check_targets: _Check = "lazy",
+) -> _Array | TokenLogProbs: ...

@@ -10,7 +10,7 @@ from cupylosses import checks
 from cupylosses.adoption import common_library
 from cupylosses.call import Call
 from cupylosses.definition.base import Definition
-from cupylosses.definition.registry import registry
+from cupylosses.definition.registry import functions, registry
 from cupylosses.dispatch import backend
 
 
@@ -53,7 +53,7 @@ def value_and_grad(
     wanted = tuple(i in slots for i in range(len(arrays)))
     value, gradients = backend(library).evaluate_with_gradients(call, wanted)
     found = tuple(gradients[i] for i in slots)
-    return value, found if several else found[0]
+    return engine.unpacked(call.static, value), found if several else found[0]
 
 
 def _chosen(loss: Definition, argnums: Any) -> tuple[tuple[int | str, ...], bool]:
@@ -72,7 +72,7 @@ def _chosen(loss: Definition, argnums: Any) -> tuple[tuple[int | str, ...], bool
 def _function(loss: Callable[..., Any] | str) -> Any:
     from cupylosses import functional
 
-    names = tuple(registry())
+    names = (*registry(), *functions())
     found = getattr(functional, loss, None) if isinstance(loss, str) and loss in names else loss
     if not isinstance(getattr(found, "loss", None), Definition):
         raise TypeError(

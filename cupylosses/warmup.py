@@ -18,7 +18,7 @@ from typing import Any
 from cupylosses import functional, interop
 from cupylosses.call import Call
 from cupylosses.definition.base import Definition
-from cupylosses.definition.registry import registry
+from cupylosses.definition.registry import functions, registry
 from cupylosses.engines.base import Wanted
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.jit import compiler, gpu
@@ -116,10 +116,9 @@ def warmup(
     for function, kept in chosen:
         own = {n: x for n, x in options.items() if n in dict(function.loss.arguments)}
         given = kept | own
-        reductions = given.pop("reduction", dict(function.loss.arguments)["reduction"])
-        kinds = [reductions] if isinstance(reductions, str) else list(reductions)
-        for types, sizes, reduction in product(_several(dtypes), _several(shapes), kinds):
-            call = _call(function, types, sizes, given | {"reduction": reduction})
+        reductions = _reductions(function.loss, given.pop("reduction", None))
+        for types, sizes, reduction in product(_several(dtypes), _several(shapes), reductions):
+            call = _call(function, types, sizes, given | reduction)
             calls.append((call, [_wanted(call, argnums)] if backward else [], _promoted(call, autocast)))
     place = _gpu(device) if architecture is None else _elsewhere(architecture, device)
     recorder = KernelRecorder(place.chip() if any(x.loss.engine.needs_chip for x, _, _ in calls) else None)
@@ -161,7 +160,7 @@ def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
     if losses is None:
         losses = names
     for x in [losses] if isinstance(losses, str) or not isinstance(losses, Iterable) else losses:
-        function = getattr(functional, x) if isinstance(x, str) and x in names else x
+        function = getattr(functional, x) if isinstance(x, str) and x in (*names, *functions()) else x
         # Of a Module, or of its class.
         function = getattr(getattr(function, "forward", None), "function", function)
         loss = getattr(function, "loss", None)
@@ -173,6 +172,15 @@ def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
         kept = {} if function is x or isinstance(x, (str, type)) else {n: getattr(x, n, None) for n in loss.kept}
         # What torch's Module lacks, or what is not set, is the function's default.
         yield function, {n: value for n, value in kept.items() if value is not None}
+
+
+def _reductions(loss: Definition, given: Any) -> list[dict[str, Any]]:
+    """The reductions of the calls as their arguments: those given, or the default; of a function without any, none."""
+    default = dict(loss.arguments).get("reduction")
+    if default is None:
+        return [{}]
+    given = default if given is None else given
+    return [{"reduction": x} for x in ([given] if isinstance(given, str) else given)]
 
 
 def _several(given: Any) -> list[Any]:

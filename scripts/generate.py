@@ -28,8 +28,9 @@ from cupylosses.definition import expressions
 from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.definition.docstring import docstring, module_docstring
 from cupylosses.definition.example_results import RESULTS
-from cupylosses.definition.registry import registry
+from cupylosses.definition.registry import functions, registry
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.engines.log_probs.definition import LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax import definition as softmax_definition
@@ -64,6 +65,7 @@ STUB_HEAD = '''\
 
 from typing import Any, Literal, Protocol, TypeVar, overload
 
+from cupylosses.engines.log_probs.call import TokenLogProbs
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -85,7 +87,7 @@ _Check = Literal[CHECKS]
 def stub() -> str:
     """``functional.pyi``: for each loss a signature with types, and the docstring."""
     head = with_literals(STUB_HEAD)
-    return head + "".join(map(stub_function, definitions())).rstrip("\n") + "\n"
+    return head + "".join(map(stub_function, (*definitions(), *functions().values()))).rstrip("\n") + "\n"
 
 
 def with_literals(head: str) -> str:
@@ -167,7 +169,7 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
     # A call that leaves an option out uses the constructor's.
     plain = "Literal[False]" if base == "torch.nn.Module" else "Literal[False] | None = None"
     variants = [("torch.Tensor", dict.fromkeys(asked, plain))]
-    variants += [("RowResult", {x: "Literal[True]"}) for x in asked]
+    variants += [(ASKED[x], {x: "Literal[True]"}) for x in asked]
     variants += [("torch.Tensor | RowResult", {})]
     return [line for variant in variants for line in ("    @overload", *signature(*variant))]
 
@@ -182,8 +184,8 @@ def or_none(kind: str) -> str:
     return kind if kind == "Any" or kind.endswith("None") else f"{kind} | None"
 
 
-#: Options that add results, so that the loss returns a named tuple.
-ASKED = ("return_lse", "return_accuracy")
+#: Options that add results, so that the loss returns a named tuple, and its type.
+ASKED = {"return_lse": "RowResult", "return_accuracy": "RowResult", "return_entropy": "TokenLogProbs"}
 
 
 def stub_function(loss: Definition) -> str:
@@ -196,8 +198,8 @@ def stub_function(loss: Definition) -> str:
     if not asked:
         return f"{stub_signature(loss, '_Array', {})}:\n{text}\n"
     plain = stub_signature(loss, "_Array", dict.fromkeys(asked, "Literal[False] = False"))
-    others = [stub_signature(loss, "RowResult", {x: "Literal[True]"}) for x in asked]
-    others.append(stub_signature(loss, "_Array | RowResult", {}))
+    others = [stub_signature(loss, ASKED[x], {x: "Literal[True]"}) for x in asked]
+    others.append(stub_signature(loss, f"_Array | {ASKED[asked[0]]}", {}))
     return f"@overload\n{plain}:\n{text}\n" + "".join(f"@overload\n{x}: ...\n" for x in others)
 
 
@@ -227,7 +229,7 @@ def annotation(loss: Definition, name: str) -> str:
             return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
     if isinstance(loss, LinearSoftmaxLoss) and name in OF_LAYERS:
         return OF_LAYERS[name]
-    if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss) and name in OF_ROWS:
+    if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
         return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
     return ANNOTATIONS.get(name, "bool | None")
 
@@ -273,6 +275,7 @@ OF_ROWS = {
     "temperature": "float",
     "return_lse": "bool",
     "return_accuracy": "bool",
+    "return_entropy": "bool",
     "inplace_backward": "bool",
     "check_targets": "_Check",
 }

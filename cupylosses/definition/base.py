@@ -265,6 +265,9 @@ class Definition:
     #: The engine that computes it.
     engine: ClassVar[Any] = None
 
+    #: True if backends return several differentiable results in one array, which `Engine.unpacked` takes apart.
+    packs: ClassVar[bool] = False
+
     @cached_property
     def array_names(self) -> tuple[str, ...]:
         """The arguments that are arrays: the operands, then those that every loss of the engine takes."""

@@ -118,8 +118,9 @@ def _texts(loss: Definition) -> Mapping[str, str]:
     arguments = (*loss.arguments, *loss.layer.items())
     defaults = {name: "" if x is ... or x is None else f" Default {x!r}." for name, x in arguments}
     texts = {name: f"{text}{defaults.get(name, '')}" for name, text in loss.common_texts.items()}
-    accepted = f"One of {', '.join(map(repr, loss.reductions))}; see Returns."
-    texts["reduction"] = f"{accepted}{defaults['reduction']}"
+    if "reduction" in defaults:
+        accepted = f"One of {', '.join(map(repr, loss.reductions))}; see Returns."
+        texts["reduction"] = f"{accepted}{defaults['reduction']}"
     texts |= {x.name: loss.describe_operand(x) for x in loss.operands}
     texts |= {x.name: f"{x.doc} Must be {x.requirement}.{defaults[x.name]}" for x in loss.parameters}
     for flag in loss.flags:

@@ -10,6 +10,8 @@ from cupylosses.definition.base import Definition
 _Kind = TypeVar("_Kind", bound=Definition)
 
 _registry: dict[str, Any] = {}
+#: Those whose functions are no losses: they have no reduction and no Module.
+_functions: dict[str, Any] = {}
 #: By key, which names a definition in a graph that outlives the process; users' losses too.
 _named: dict[str, Any] = {}
 
@@ -25,6 +27,24 @@ def define(loss: _Kind) -> _Kind:
     object.__setattr__(loss, "shipped", True)
     _registry[loss.name] = loss
     return loss
+
+
+def define_function(definition: _Kind) -> _Kind:
+    """Enters a definition of this library whose function is no loss, from which only its public function is built.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if definition.name in (*_registry, *_functions):
+        raise ValueError(f"a function named {definition.name!r} is defined already")
+    object.__setattr__(definition, "shipped", True)
+    _functions[definition.name] = definition
+    return definition
+
+
+def functions() -> Mapping[str, Any]:
+    """The definitions of this library whose functions are no losses, by name, in the order of definition."""
+    return _functions
 
 
 def registry(kind: type[_Kind] = Definition) -> Mapping[str, _Kind]:  # type: ignore[assignment]

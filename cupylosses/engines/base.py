@@ -330,6 +330,12 @@ class Engine(ABC):
         """The result of the public function, from the value and the results besides."""
         return outputs[0]
 
+    def unpacked(self, static: Any, packed: Any) -> Any:
+        """The result of the public function, from the array that backends return: of definitions that pack several
+        differentiable results into one (`Definition.packs`).
+        """
+        return packed
+
     def raise_reported(self, device: Device) -> None:  # noqa: B027  (only engines whose kernels report have it)
         """Raises what kernels have reported since the last time."""
 

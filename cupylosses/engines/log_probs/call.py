@@ -1,0 +1,56 @@
+"""A call for log-probabilities: its static part, its arrays by name, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class TokenLogProbs(NamedTuple):
+    """The result with ``return_entropy``: log-probabilities of the labels, and the entropy of each row."""
+
+    log_probs: Any
+    entropy: Any
+
+
+class Static(NamedTuple):
+    """The settings that plans specialise on.
+
+    Attributes:
+        several: True if a row has several labels, in the last dimension of the index.
+        masked: True if a mask is among the arrays.
+        capped: True if logits are capped.
+        entropy: True if the entropy is computed too, as one more value of each row.
+        ignore_index: The label that does not count.
+        check: When a label that is no class raises.
+        out_dtype: The dtype of the result.
+        has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
+    """
+
+    several: bool
+    masked: bool
+    capped: bool
+    entropy: bool
+    ignore_index: int
+    check: str
+    out_dtype: str | None
+    has_tangent: tuple[bool, ...] = ()
+
+
+def positions(static: Static) -> Mapping[str, int]:
+    """Where each array of a call is."""
+    return {name: i for i, name in enumerate(["logits", "index", *["mask"] * static.masked])}
+
+
+def value_shape(static: Static, rows: tuple[Any, ...], index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shape of the packed result: of the index, or with the entropy one more value per row, which is the last."""
+    if not static.entropy:
+        return index
+    return (*rows, (index[-1] if static.several else 1) + 1)
+
+
+def unpacked(static: Static, packed: Any) -> Any:
+    """The public result, of views of the packed one."""
+    if not static.entropy:
+        return packed
+    return TokenLogProbs(packed[..., :-1] if static.several else packed[..., 0], packed[..., -1])

@@ -1,0 +1,108 @@
+"""The glue of ``kernels/log_probs/``: types, and the two entry points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupylosses.definition.base import Definition
+from cupylosses.engines.log_probs.layout import BLOCK_THREADS, SUBWARP_THREADS, TOGETHER
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
+from cupylosses.jit.sources import FUNCTOR
+
+FILES = (*FUNCTOR, "log_probs/log_probs.cuh")
+
+#: Entry points, by the stage that launches them.
+KINDS = {
+    "unreduced": "the log-probabilities and the entropy of each row, and the coefficients of its gradient",
+    "from_residual": "the gradient from these coefficients",
+}
+
+
+@dataclass(frozen=True)
+class LogProbKernel(Kernel):
+    """A compiled module of this engine. Equal ones have equal source.
+
+    ``layout`` is "subwarp" or "block", of which a ``cluster`` takes a row. ``mask`` is a dtype, or "". ``gradient`` is
+    the dtype of the gradients that are written, "" in forward.
+    """
+
+    loss: Definition
+    kind: str
+    layout: str
+    vec_size: int
+    input: str
+    index: str
+    mask: str
+    compute: str
+    gradient: str = ""
+    many: bool = False
+    capped: bool = False
+    entropy: bool = False
+    cluster: int = 1
+
+    narrow = False
+    files = FILES
+    storage = property(lambda self: (self.input, self.index))
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        names = (self.input, self.index, self.mask, self.gradient)
+        dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.compute][1], self.layout, f"x{self.vec_size}"]
+        parts += [x for x in ("many", "capped", "entropy") if getattr(self, x)]
+        return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
+
+    @property
+    def arguments(self) -> list[str]:
+        input, index, compute = (STORAGE[x][0] for x in (self.input, self.index, self.compute))
+        arrays = [f"const {input}* input", f"const {index}* labels"]
+        arrays += [f"const {STORAGE[self.mask][0]}* mask"] if self.mask else []
+        coeffs = f"LogProbCoeffs<{compute}>* coeffs"
+        own = {
+            "unreduced": [coeffs, f"{compute}* values"],
+            "from_residual": [coeffs, f"const {compute}* grad_output", "int64 result_stride"],
+        }[self.kind]
+        written = [f"{STORAGE[self.gradient][0]}* gradients"] if self.gradient else []
+        numbers = ["double logit_scale", "double softcap", "RowStatus* status", "double divisor", "double scale"]
+        return [*arrays, *written, *own, *numbers]
+
+    def glue(self) -> str:
+        input, index, compute = (STORAGE[x][0] for x in (self.input, self.index, self.compute))
+        forward = self.kind == "unreduced"
+        types = ["Space", input, index, STORAGE[self.mask][0] if self.mask else "Absent", compute]
+        types += [str(x).lower() for x in (self.capped, self.entropy)]
+        types += [STORAGE[self.gradient][0]] if self.gradient else []
+        group = f"ClusterGroup<{self.cluster}> group{{}}" if self.layout == "block" else "SubwarpGroup group{width}"
+        fixed = ["int64 ignored", "int64 site", "int64 count", "int64 label_stride", "int64 slices", "int width"]
+        fixed.append("const __grid_constant__ Space space")
+        bounds = BLOCK_THREADS if self.layout == "block" else SUBWARP_THREADS
+        cluster = f" CLUSTER_DIMS({self.cluster})" if self.cluster > 1 else ""
+        sizes = f"{self.vec_size}, {TOGETHER}"
+        call = (
+            f"log_probs<{sizes}>(program, group)"
+            if forward
+            else (f"log_prob_gradients<{sizes}>(program, group, slices)")
+        )
+        results = "values, coeffs, nullptr, 1" if forward else "nullptr, coeffs, grad_output, result_stride"
+        lines = [
+            f"using Space = RowSpace<{'kMaxRank' if self.many else '1'}>;",
+            f"using Program = LogProbProgram<{', '.join(types)}>;",
+            "",
+            f'extern "C" __global__ void __launch_bounds__({bounds}){cluster}',
+            f"{self.entry}({', '.join([*self.arguments, *fixed])}) {{",
+            "  const Program program{space, input, labels,",
+            f"                        {'mask' if self.mask else 'nullptr'}, {'nullptr' if forward else 'gradients'},",
+            "                        {logit_scale, softcap}, ignored, count, label_stride, status, site,",
+            f"                        {results}}};",
+            f"  const {group};",
+            f"  {call};",
+            "}",
+        ]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,106 @@
+"""Launch geometry of log-probabilities: which threads take which rows. Pure functions of integers.
+
+subwarp    neighbouring lanes of a warp share a row
+block      a block shares a row, in forward also a cluster of blocks where rows are few
+
+No row stays on chip: forward reads each logit once, and so does backward, from what forward has left of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cupylosses.engines.softmax.layout import (
+    MANY_BLOCKS,
+    MAX_CLUSTER,
+    RowStrides,
+    power_of_two,
+    space_words,
+    vector_size,
+)
+from cupylosses.engines.strides import merge
+from cupylosses.jit.gpu import WARP, Chip
+
+#: Vectors of a row that a thread takes, as long as there are threads to take the others, and that it reads together.
+VECTORS = 8
+TOGETHER = 4
+#: Classes below which a thread reads single elements: a row would be nothing but edges of vectors.
+FEW_CLASSES = 32
+#: Threads of a block whose lanes share rows, and of one that shares a row, at most.
+SUBWARP_THREADS = 256
+BLOCK_THREADS = 512
+#: Threads that a multiprocessor runs at once.
+RESIDENT_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are taken: ``words`` is the kernel's ``RowSpace``; ``many`` if rows have several dimensions."""
+
+    kind: str
+    vec_size: int
+    width: int
+    threads: int
+    cluster: int
+    many: bool
+    words: list[int]
+    rows: int
+    classes: int
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that a block takes at once."""
+        return self.threads // self.width if self.kind == "subwarp" else 1
+
+
+def layout(
+    shape: Sequence[int],
+    classes: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    others: Sequence[Sequence[int]],
+    chip: Chip,
+    forward: bool,
+) -> Layout:
+    """The layout of rows of a given shape; ``others`` are the strides of labels, mask and results. Classes are
+    contiguous.
+    """
+    sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
+    rows = prod(shape)
+    vec_size = 16 // logits.itemsize
+    if classes <= FEW_CLASSES:
+        vec_size = 1
+    elif not forward:
+        vec_size = vector_size(sizes, strides, logits, gradients, True)
+    kind, width, threads, cluster = _threads(rows, classes, vec_size, chip.clusters and forward)
+    words = space_words(rows, classes, (1, 1, 0, 0, 0, 0), sizes, strides)
+    return Layout(kind, vec_size, width, threads, cluster, len(sizes) > 1, words, rows, classes)
+
+
+def _threads(rows: int, classes: int, vec_size: int, clusters: bool) -> tuple[str, int, int, int]:
+    vectors = -(-classes // vec_size)
+    width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
+    if width <= WARP:
+        return "subwarp", width, SUBWARP_THREADS, 1
+    cluster = 1
+    while (
+        clusters and cluster < MAX_CLUSTER and rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * BLOCK_THREADS
+    ):
+        cluster *= 2
+    threads = max(2 * WARP, min(power_of_two(-(-vectors // (VECTORS * cluster))), BLOCK_THREADS))
+    return "block", threads, threads, cluster
+
+
+def blocks(layout: Layout, processors: int) -> int:
+    """Blocks of forward: as many as run at once, and no more than there are rows for."""
+    units = -(-layout.rows // layout.rows_at_once)
+    at_once = max(1, processors * (RESIDENT_THREADS // layout.threads) // layout.cluster)
+    return max(1, min(units, at_once)) * layout.cluster
+
+
+def slices(layout: Layout, processors: int) -> int:
+    """Parts that backward cuts rows into, where there are too few to fill a GPU."""
+    most = max(1, -(-layout.classes // layout.vec_size) // (layout.width * TOGETHER))
+    return max(1, min(most, -(-4 * processors // max(1, layout.rows))))

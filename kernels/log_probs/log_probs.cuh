@@ -1,0 +1,425 @@
+// Log-probabilities of labels and the entropy of a row of logits x (R, C), labels y (R, K).
+//
+//   z_c = scale x_c, or capped as in softmax/softmax.cuh        p = softmax(z)
+//   values[r, k] = log p_y = z_y - lse                           k < K
+//   values[r, K] = H = -sum over c of p_c log p_c                if kEntropy
+//
+// 1. Each thread reads kVectors vectors of its part of the row at a time, and keeps an online softmax of them that
+//    leaves out the maximum (online_softmax.cuh), for the entropy also the gap G = sum over c of exp(z_c - m) (m -
+//    z_c). A larger maximum m' rescales it:  G' = exp(m - m') (G + (m' - m) S), with S the sum of all exponentials so
+//    far.
+// 2. Butterflies combine the lanes of a warp, and one all_gather the warps of the group.
+// 3. The threads share out the labels, read their logits again, and store log p_y = (z_y - m) - log S. One thread
+// stores
+//    H = log S + G / S and the coefficients that backward needs (LogProbCoeffs).
+//
+// All terms of S - 1 and of G are positive: nothing cancels, so the log-probability and the entropy of a confident row
+// keep their digits, and no log-probability is above 0.
+//
+// Gradient, for grad_outputs g_k of the log-probabilities and h of the entropy, with D = G / S and c_c the sum of g_k
+// over the labels that are c:
+//
+//   dz_c = c_c (1 - p_c) - (sum of g_k - c_c) p_c - h p_c ((z_c - m) + D)
+//
+// 4. Each thread adds g_k of the row and notes which of its vectors hold a label.
+// 5. It reads its vectors once more and writes their gradient, for vectors without a label with c_c = 0.
+//
+// A group owns a row; the vectors of a row are distributed over its threads. In backward rows may be cut into slices,
+// since nothing is exchanged, and the gradient may overwrite the logits: each thread writes only what it has read.
+//
+// Traffic: forward reads each logit once and one logit per label again; backward reads each logit once and writes each
+// gradient once. A row without a gradient is not read.
+//
+// Labels are data and may be wrong: out of range they have the value NaN and no gradient, and are reported in `status`.
+// An ignored label has value and gradient 0. A row counts unless it is masked or all its labels are ignored; others are
+// not read, and have values and gradients of 0.
+//
+// Preconditions: class stride 1; a group has a power of two of threads, at least 2 (kVecSize - 1).
+#pragma once
+#include "softmax/dense_rows.cuh"
+
+__device__ __forceinline__ double max_propagating_nan(double x, double y) {
+  return x < y ? y : x;
+}
+
+// z - m of a class, not below -1000, where exp() is 0: -inf times 0 would be NaN.
+template <class Compute>
+__device__ __forceinline__ Compute below_max(Compute z, Compute max_logit) {
+  return max_propagating_nan(z - max_logit, Compute(-1000));
+}
+
+// Online softmax of a part of a row, and G relative to its maximum.
+template <class Compute, bool kEntropy>
+struct RowMoments {
+  OnlineSoftmax<Compute, ExcludeMax> softmax;
+  Compute gap;
+
+  static __device__ __forceinline__ RowMoments empty() {
+    return {{-scalar_infinity(Compute()), Compute(0)}, Compute(0)};
+  }
+  // G relative to `max_logit`. Precondition: max_logit >= softmax.max_logit.
+  __device__ __forceinline__ Compute rescaled_gap(Compute max_logit) const {
+    if (!kEntropy || identical(softmax.max_logit, max_logit)) return gap;
+    if (softmax.max_logit == -scalar_infinity(max_logit)) return gap * Compute(0);
+    const Compute d = below_max(softmax.max_logit, max_logit);
+    return exp_nonpositive(d) * (gap - d * (softmax.exp_sum + Compute(1)));
+  }
+};
+template <class Compute, bool kEntropy>
+__device__ __forceinline__ void rescale(RowMoments<Compute, kEntropy>& part, Compute max_logit) {
+  part.gap = part.rescaled_gap(max_logit);
+  rescale(part.softmax, max_logit);
+}
+template <class Compute, bool kEntropy>
+__device__ __forceinline__ void combine(RowMoments<Compute, kEntropy>& part,
+                                        const RowMoments<Compute, kEntropy>& other) {
+  const Compute max_logit = max_ignoring_nan(part.softmax.max_logit, other.softmax.max_logit);
+  part.gap = part.rescaled_gap(max_logit) + other.rescaled_gap(max_logit);
+  combine(part.softmax, other.softmax);
+}
+// Preconditions: those of subwarp_combine of an OnlineSoftmax.
+template <class Compute, bool kEntropy>
+__device__ __forceinline__ void subwarp_combine(RowMoments<Compute, kEntropy>& part, int width) {
+  if constexpr (kEntropy) {
+    const Compute gap = part.rescaled_gap(subwarp_reduce(part.softmax.max_logit, width, MaxOp{}));
+    part.gap = subwarp_reduce(gap, width, AddOp{});
+  }
+  subwarp_combine(part.softmax, width);
+}
+
+// What backward needs of a row beside its logits. All are 0 if the row does not count.
+template <class Compute>
+struct alignas(16) LogProbCoeffs {
+  Compute max_logit;
+  Compute inv_sum;         // 1 / S
+  Compute max_complement;  // 1 - p of the largest logit
+  Compute mean_gap;        // D
+};
+
+template <class Space_, class Input_, class Label_, class Mask_, class Compute_, bool kCapped, bool kEntropy_,
+          class Gradient_ = Input_>
+struct LogProbProgram {
+  using Compute = Compute_;
+  using Input = Input_;
+  using Gradient = Gradient_;
+  static constexpr bool kEntropy = kEntropy_;
+  using Moments = RowMoments<Compute, kEntropy>;
+
+  const Space_& space;  // a kernel parameter: a copy would go to local memory
+  const Input* input;
+  const Label_* labels;
+  const Mask_* mask;
+  Gradient* gradients;
+  Logit<Compute, kCapped> logit;
+  int64 ignored;       // the label that does not count
+  int64 count;         // labels of a row
+  int64 label_stride;  // distance of the labels of a row
+  RowStatus* status;
+  int64 site;
+  Compute* values;
+  LogProbCoeffs<Compute>* coeffs;
+  const Compute* grad_output;
+  int64 result_stride;  // 0 if one grad_output serves all
+
+  // Position among the values of a row's first one.
+  __device__ __forceinline__ int64 first_value(const int64 (&offset)[kRowStreams]) const {
+    return offset[kResults] * (count + kEntropy);
+  }
+  __device__ __forceinline__ int64 label(const int64 (&offset)[kRowStreams], int64 k) const {
+    return static_cast<int64>(labels[offset[kLabels] + k * label_stride]);
+  }
+  __device__ __forceinline__ bool is_class(int64 label) const {
+    return label >= 0 && label < space.classes && label != ignored;
+  }
+  // z of a raw logit, and dz/dx without the factor that all logits share.
+  __device__ __forceinline__ void logit_and_slope(Compute raw, Compute& z, Compute& slope) const {
+    if constexpr (kCapped) {
+      logit.evaluate(raw, z, slope);
+    } else {
+      z = logit.value(raw);
+      slope = Compute(1);
+    }
+  }
+  // True if the row counts.
+  __device__ __forceinline__ bool counts(const int64 (&offset)[kRowStreams]) const {
+    if constexpr (!kIsAbsent<Mask_>) {
+      if (mask[offset[kRowMask]] == Mask_(0)) return false;
+    }
+    for (int64 k = 0; k < count; ++k) {
+      if (label(offset, k) != ignored) return true;
+    }
+    return false;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// Adds kCount packs, of which those from `present` on do not exist.
+template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_packs(const Program& program,
+                                          const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
+                                          typename Program::Moments& part) {
+  Compute z[kCount][kVecSize];
+  Compute max_logit = part.softmax.max_logit;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    unpack(x[k], z[k]);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      z[k][i] = k < present ? program.logit.value(z[k][i]) : -scalar_infinity(Compute());
+      max_logit = max_ignoring_nan(max_logit, z[k][i]);
+    }
+  }
+  // Rare after the first few packs: only then one of these classes is the maximum, and left out.
+  int leader = -1;
+  if (max_logit > part.softmax.max_logit) {
+    rescale(part, max_logit);
+#pragma unroll
+    for (int k = kCount - 1; k >= 0; --k) {
+#pragma unroll
+      for (int i = kVecSize - 1; i >= 0; --i) leader = z[k][i] == max_logit ? k * kVecSize + i : leader;
+    }
+  }
+  const Compute shift = exp_shift(max_logit);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    Compute e[kVecSize], gap[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const Compute d = below_max(z[k][i], shift);
+      e[i] = exp_nonpositive(d);
+      gap[i] = e[i] * -d;
+    }
+    if (leader >= 0) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (k * kVecSize + i == leader) e[i] = Compute(0);
+      }
+    }
+    part.softmax.exp_sum += sum_elements(e);
+    if constexpr (Program::kEntropy) part.gap += sum_elements(gap);
+  }
+}
+
+// The moments of one thread's part of a row.
+template <int kVecSize, int kVectors, class Program>
+__device__ __forceinline__ typename Program::Moments partial_moments(const Program& program,
+                                                                     const int64 (&offset)[kRowStreams], int64 thread,
+                                                                     int64 threads) {
+  using Input = typename Program::Input;
+  typename Program::Moments part = Program::Moments::empty();
+  const RowVectors<Input, kVecSize> view(program.input, offset[kLogits], program.space.classes);
+  const Input* const input = program.input + offset[kLogits];
+  const int64 edge = view.edge_class(static_cast<int>(thread));
+  if (edge >= 0) {
+    const Pack<Input, 1> x[1] = {load_stream<1>(input + edge)};
+    add_packs(program, x, 1, part);
+  }
+#pragma unroll 1
+  for (int64 vector = thread; vector < view.vectors; vector += threads * kVectors) {
+    Pack<Input, kVecSize> x[kVectors];
+    int present = 0;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int64 v = vector + k * threads;
+      x[k] = {};
+      if (v < view.vectors) {
+        x[k] = load_stream<kVecSize>(input + view.first(v));
+        present = k + 1;
+      }
+    }
+    add_packs(program, x, present, part);
+  }
+  return part;
+}
+
+// Stores the values of a row, and its coefficients. Precondition: `part` is the whole row's, in every thread.
+template <class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_values(const Program& program, const int64 (&offset)[kRowStreams], bool counts,
+                                             const typename Program::Moments& part, int64 thread, int64 threads) {
+  Softmax<Compute> row;
+  row.set(part.softmax);
+  // No logit is a number above -inf, or one is inf.
+  if (!(scalar_abs(row.max_logit) <= scalar_max(Compute()))) {
+    row.log_sum = row.inv_sum = row.max_complement = scalar_nan(Compute());
+  }
+  const Compute gap = Program::kEntropy ? part.gap * row.inv_sum : Compute(0);
+  Compute* const values = program.values + program.first_value(offset);
+  for (int64 k = thread; k < program.count; k += threads) {
+    const int64 label = program.label(offset, k);
+    Compute value = Compute(0);
+    if (counts && label != program.ignored) {
+      if (program.is_class(label)) {
+        value = row.log_p(program.logit.value(widen<Compute>(program.input[offset[kLogits] + label])));
+        value = value > Compute(0) ? Compute(0) : value;
+      } else {
+        value = scalar_nan(Compute());
+        report_label(program.status, program.site, offset[kResults] * program.count + k, label, program.space.classes);
+      }
+    }
+    values[k] = value;
+  }
+  if (thread != 0) return;
+  if (Program::kEntropy) values[program.count] = counts ? row.log_sum + gap : Compute(0);
+  if (program.coeffs != nullptr) {
+    LogProbCoeffs<Compute> coeffs{row.max_logit, row.inv_sum, row.max_complement, gap};
+    if (!counts) coeffs = {};
+    program.coeffs[offset[kResults]] = coeffs;
+  }
+}
+
+template <int kVecSize, int kVectors, class Group, class Program>
+__device__ __forceinline__ void log_probs(const Program& program, const Group& group) {
+  const int64 step = group.workers() * group.rows_at_once(), first = group.worker() * group.rows_at_once();
+  if (first >= program.space.rows) return;
+  group.cluster_start();
+  SyncState sync{0, 0};
+#pragma unroll 1
+  for (int64 r = first; r < program.space.rows; r += step) {
+    const int64 row = r + group.row_slot();
+    const bool exists = row < program.space.rows;
+    int64 offset[kRowStreams];
+    program.space.offsets(exists ? row : 0, offset);
+    const bool counts = exists && program.counts(offset);
+    typename Program::Moments part = Program::Moments::empty();
+    if (counts) {
+      part = partial_moments<kVecSize, kVectors>(program, offset, group.thread_rank(), group.num_threads());
+    }
+    subwarp_combine(part, group.subwarp_size());
+    group_combine(group, part, sync);
+    if (exists) store_values(program, offset, counts, part, group.thread_rank(), group.num_threads());
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// The grad_outputs of a row: their sum over its labels, and that of the entropy, both times the slope that all logits
+// share; which of the calling thread's vectors may hold a label, by their number modulo 64.
+template <class Compute>
+struct RowUpstream {
+  Compute total;
+  Compute entropy;
+  unsigned long long hits;
+  bool all_zero;
+};
+
+template <class Program, class View, class Compute = typename Program::Compute>
+__device__ __forceinline__ RowUpstream<Compute> row_upstream(const Program& program, const View& view,
+                                                             const int64 (&offset)[kRowStreams], int64 begin, int64 end,
+                                                             int64 thread, int threads) {
+  RowUpstream<Compute> up{Compute(0), Compute(0), 0, true};
+  if (!program.counts(offset)) return up;
+  const Compute* const grad_output = program.grad_output + program.first_value(offset) * program.result_stride;
+  const int log_threads = __ffs(threads) - 1;
+  for (int64 k = 0; k < program.count; ++k) {
+    const int64 label = program.label(offset, k);
+    if (!program.is_class(label)) continue;
+    const Compute g = grad_output[k * program.result_stride];
+    up.total += g;
+    up.all_zero &= g == Compute(0);
+    const int64 vector = label < view.head ? view.vectors : (label - view.head) / View::kVecSize, own = vector - begin;
+    if (vector >= begin && vector < end && (own & (threads - 1)) == thread)
+      up.hits |= 1ull << (own >> log_threads & 63);
+  }
+  if (Program::kEntropy) up.entropy = grad_output[program.count * program.result_stride];
+  up.all_zero &= up.entropy == Compute(0);
+  up.total *= program.logit.common_slope();
+  up.entropy *= program.logit.common_slope();
+  return up;
+}
+
+// Stores the gradient of contiguous classes from `first`; `has_label` if one of them may be a label.
+template <int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void store_log_prob_gradient(const Program& program, typename Program::Gradient* to,
+                                                        const int64 (&offset)[kRowStreams], int64 first, bool has_label,
+                                                        const RowUpstream<Compute>& up,
+                                                        const LogProbCoeffs<Compute>& row,
+                                                        const Pack<typename Program::Input, kVecSize>& x) {
+  Compute g[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) g[i] = Compute(0);
+  if (!up.all_zero) {
+    Compute of_label[kVecSize], raw[kVecSize];
+    unpack(x, raw);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) of_label[i] = Compute(0);
+    if (has_label) {
+#pragma unroll 1
+      for (int64 k = 0; k < program.count; ++k) {
+        const int64 label = program.label(offset, k), i_of_label = label - first;
+        if (i_of_label < 0 || i_of_label >= kVecSize || !program.is_class(label)) continue;
+        const Compute of_k = program.grad_output[(program.first_value(offset) + k) * program.result_stride];
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          if (i == i_of_label) of_label[i] += of_k * program.logit.common_slope();
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      Compute z, slope;
+      program.logit_and_slope(raw[i], z, slope);
+      const Compute d = below_max(z, row.max_logit), p = exp_nonpositive(d) * row.inv_sum;
+      Compute rest = up.total;
+      if (has_label) {
+        const Compute complement = identical(z, row.max_logit) ? row.max_complement : Compute(1) - p;
+        rest -= of_label[i];
+        g[i] = of_label[i] * complement;
+      }
+      if (Program::kEntropy) rest += up.entropy * (d + row.mean_gap);
+      g[i] = (g[i] - p * rest) * slope;
+    }
+  }
+  store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+}
+
+// Rows are cut into `slices`, so that few rows fill the GPU.
+template <int kVecSize, int kVectors, class Group, class Program>
+__device__ __forceinline__ void log_prob_gradients(const Program& program, const Group& group, int64 slices) {
+  using Compute = typename Program::Compute;
+  using Input = typename Program::Input;
+  const int64 items = program.space.rows * slices, at_once = group.rows_at_once();
+  const int64 thread = group.thread_rank(), threads = group.num_threads();
+#pragma unroll 1
+  for (int64 r = group.worker() * at_once; r < items; r += group.workers() * at_once) {
+    const int64 item = r + group.row_slot();
+    if (item >= items) continue;
+    const int64 number = item / slices, slice = item - number * slices;
+    int64 offset[kRowStreams];
+    program.space.offsets(number, offset);
+    const RowVectors<Input, kVecSize> view(program.input, offset[kLogits], program.space.classes);
+    const int64 length = (view.vectors + slices - 1) / slices, begin = slice * length;
+    const int64 end = begin + length < view.vectors ? begin + length : view.vectors;
+    const RowUpstream<Compute> up = row_upstream(program, view, offset, begin, end, thread, static_cast<int>(threads));
+    LogProbCoeffs<Compute> row{};
+    if (!up.all_zero) row = program.coeffs[offset[kResults]];
+    const Input* const input = program.input + offset[kLogits];
+    typename Program::Gradient* const gradients = program.gradients + offset[kGradients];
+    const int64 edge = slice == 0 ? view.edge_class(static_cast<int>(thread)) : -1;
+    if (edge >= 0) {
+      const Pack<Input, 1> x = up.all_zero ? Pack<Input, 1>{} : load_stream<1>(input + edge);
+      store_log_prob_gradient(program, gradients + edge, offset, edge, true, up, row, x);
+    }
+    unsigned number_of_own = 0;
+#pragma unroll 1
+    for (int64 vector = begin + thread; vector < end; vector += threads * kVectors) {
+      Pack<Input, kVecSize> x[kVectors];
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        x[k] = {};
+        if (!up.all_zero && vector + k * threads < end) {
+          x[k] = load_stream<kVecSize>(input + view.first(vector + k * threads));
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k, ++number_of_own) {
+        if (vector + k * threads >= end) continue;
+        const int64 of_pack = view.first(vector + k * threads);
+        const bool has_label = (up.hits >> (number_of_own & 63) & 1) != 0;
+        store_log_prob_gradient(program, gradients + of_pack, offset, of_pack, has_label, up, row, x[k]);
+      }
+    }
+  }
+}

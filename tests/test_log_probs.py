@@ -1,0 +1,378 @@
+"""Log-probabilities of labels and entropies, of given logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import HOST, KERNELS
+from tools import cupy_stand_in as stand_in
+
+import cupylosses
+import cupylosses.functional
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch import formulas
+
+F: Any = cupylosses.functional
+
+kernels = pytest.mark.kernels
+
+#: Error of a gradient relative to its norm, where it is rounded to these dtypes; results are never in 16 bits.
+TOLERANCE = {"float32": 1e-6, "bfloat16": 4e-3, "float16": 6e-4, "float64": 1e-14}
+
+
+def fresh() -> torch.Generator:
+    """Numbers that no run has seen before; the seed is in the report of a failure."""
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    print(f"seed {seed}")
+    return torch.Generator().manual_seed(seed)
+
+
+def operands(
+    rows: tuple[int, ...], classes: int, several: int = 0, dtype: str = "float32", size: float = 3.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that require a gradient, and labels, of which two of a row may be equal."""
+    generator = fresh()
+    x = size * torch.randn(*rows, classes, generator=generator, dtype=torch.float64)
+    shape = (*rows, several) if several else rows
+    index = torch.randint(classes, shape, generator=generator)
+    if several > 1:
+        index[..., 0] = index[..., 1]
+    return x.to(getattr(torch, dtype)).to(KERNELS).requires_grad_(), index.to(KERNELS)
+
+
+def truth(
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    ignore_index: int = -100,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies in float64, by torch."""
+    z, index = logits.double() * logit_scale, index.long()
+    z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
+    log_p = z.log_softmax(-1)
+    labels = index if index.dim() == z.dim() else index[..., None]
+    used = labels != ignore_index
+    if mask is not None:
+        used = used & mask[..., None]
+    found = log_p.gather(-1, labels.where(used, 0)).where(used, 0.0)
+    entropy = -(log_p.exp() * log_p.where(log_p > -torch.inf, 0.0)).sum(-1)
+    entropy = entropy.where(used.any(-1), 0.0)
+    return (found if index.dim() == z.dim() else found[..., 0]), entropy
+
+
+def agrees(
+    logits: torch.Tensor, index: torch.Tensor, entropy: bool = True, dtype: str = "float32", **options: Any
+) -> None:
+    """Checks values and gradients against the truth."""
+    found = F.token_log_probs(logits, index, return_entropy=entropy, **options)
+    exact = truth(logits, index, **options)
+    found = tuple(found) if entropy else (found,)
+    scale = max(1.0, float(exact[0].detach().abs().max()))
+    upstream = [torch.randn(x.shape, dtype=torch.float64, device=KERNELS) for x in exact[: len(found)]]
+    for x, y in zip(found, exact, strict=False):
+        assert x.shape == y.shape and x.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+        assert float((x - y).detach().abs().max()) <= (1e-13 if dtype == "float64" else 3e-7) * scale
+    (slope,) = torch.autograd.grad(found, logits, [g.to(x.dtype) for g, x in zip(upstream, found, strict=True)])
+    (right,) = torch.autograd.grad(exact[: len(found)], logits, upstream)
+    wrong, size = float((slope.double() - right.double()).norm()), float(right.double().norm())
+    assert slope.dtype == logits.dtype and wrong <= TOLERANCE[dtype] * size, (wrong, size)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Values and gradients
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("classes", [300, 5000])
+def test_values_and_gradients(dtype: str, classes: int) -> None:
+    """Rows of a warp and of a block."""
+    logits, index = operands((4, 5), classes, dtype=dtype)
+    agrees(logits, index, dtype=dtype)
+    agrees(logits, index, False, dtype)
+
+
+@kernels
+@pytest.mark.parametrize(("rows", "classes"), [(70, 1), (70, 7), (33, 37), (3, 20011), (1, 70000)])
+def test_rows_of_any_length(rows: int, classes: int) -> None:
+    """Rows of a thread, ones that begin anywhere, and few long ones, which a cluster shares and backward slices."""
+    agrees(*operands((rows,), classes), entropy=classes > 1)
+    agrees(*operands((rows,), classes, dtype="bfloat16"), entropy=classes > 1, dtype="bfloat16")
+
+
+@kernels
+@pytest.mark.parametrize("options", [{"temperature": 0.7, "logit_scale": 0.5}, {"softcap": 4.0, "temperature": 1.5}])
+def test_options(options: dict[str, float]) -> None:
+    agrees(*operands((9,), 301), **options)
+
+
+@kernels
+@pytest.mark.parametrize("classes", [40, 3001])
+@pytest.mark.parametrize("several", [1, 5, 130])
+def test_several_labels_of_a_row(several: int, classes: int) -> None:
+    """More than a thread has vectors too, and some twice."""
+    logits, index = operands((6,), classes, several, "bfloat16")
+    agrees(logits, index, dtype="bfloat16")
+    agrees(logits.detach().float().requires_grad_(), index.int(), False)
+
+
+@kernels
+def test_masked_and_ignored_labels() -> None:
+    """Their logits are not read."""
+    for several in (0, 3):
+        logits, index = operands((4, 6), 300, several)
+        mask = torch.tensor([[True, False, True, True, True, True]]).to(KERNELS)
+        index[1], index[2, 3] = 7, 7
+        with torch.no_grad():
+            logits[1, 0], logits[0, 1] = torch.nan, torch.inf
+        index[1, 0] = 7
+        if several:
+            index[3, 4, 1] = 7
+        given = logits.detach().nan_to_num(0.0, 0.0).requires_grad_()
+        agrees(given, index, mask=mask, ignore_index=7)
+        found = F.token_log_probs(logits, index, mask=mask, ignore_index=7, return_entropy=True)
+        exact = truth(given, index, mask=mask, ignore_index=7)
+        for x, y in zip(found, exact, strict=True):
+            torch.testing.assert_close(x.double(), y, rtol=1e-6, atol=1e-6)
+        (slope,) = torch.autograd.grad(found.log_probs.sum() + found.entropy.sum(), logits)
+        assert slope.isfinite().all() and not slope[1].any() and not slope[:, 1].any()
+
+
+@kernels
+def test_layouts_that_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shifted tokens, as next-token prediction has them, and rows that begin at odd addresses."""
+    monkeypatch.setattr(torch_device, "laid_out", None)
+    logits, index = operands((3, 8), 301, dtype="bfloat16")
+    whole = torch.cat((logits.detach(), logits.detach()), 1)
+    agrees(whole[:, 1:9].requires_grad_(), index, dtype="bfloat16")
+    agrees(logits.detach()[..., 1:].requires_grad_(), index.clamp(max=299).T.contiguous().T, dtype="bfloat16")
+
+
+@kernels
+@pytest.mark.parametrize("classes", [40, 300])
+def test_strided_classes_are_copied(classes: int) -> None:
+    logits, index = operands((5,), classes)
+    agrees(logits.detach().T.contiguous().T.requires_grad_(), index)
+    agrees(logits.detach()[:1].expand(5, classes).requires_grad_(), index)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sure_rows_keep_their_digits(dtype: str) -> None:
+    """1 - p, log p and the entropy of a row that is nearly one class are small, and accurate relative to that."""
+    logits = torch.zeros(3, 500, dtype=getattr(torch, dtype), device=KERNELS)
+    logits[:, 17] = torch.tensor([30.0, 60.0, 200.0]).to(logits)
+    logits[:, 400] = 4.0
+    logits.requires_grad_()
+    index = torch.full((3,), 17, device=KERNELS)
+    found = F.token_log_probs(logits, index, return_entropy=True)
+    rest = logits.detach().double() - logits.detach().double()[:, 17:18]
+    others = torch.cat((rest[:, :17], rest[:, 18:]), 1).exp().sum(-1)
+    torch.testing.assert_close(found.log_probs.double(), -others.log1p(), rtol=1e-5, atol=1e-37)
+    entropy = others.log1p() - (rest * rest.exp()).sum(-1) / (1 + others)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=1e-5, atol=1e-37)
+    assert (found.log_probs <= 0).all()
+    slopes = torch.autograd.grad(found.log_probs.sum(), logits, retain_graph=True)[0][:, 17].double()
+    torch.testing.assert_close(slopes, others / (1 + others), rtol=5e-3 if dtype == "bfloat16" else 1e-5, atol=1e-37)
+    slopes = torch.autograd.grad(found.entropy.sum(), logits)[0][:2, 17].double()
+    gap = -(rest * rest.exp()).sum(-1) / (1 + others)
+    torch.testing.assert_close(slopes, (-gap / (1 + others))[:2], rtol=5e-3 if dtype == "bfloat16" else 1e-5, atol=0)
+
+
+@kernels
+def test_never_above_zero() -> None:
+    logits, _ = operands((64,), 333, size=40.0)
+    for options in ({}, {"temperature": 0.3}, {"softcap": 30.0, "temperature": 0.1}):
+        found = F.token_log_probs(logits, logits.argmax(-1), **options)
+        assert (found <= 0).all() and found.isfinite().all()
+
+
+@kernels
+@pytest.mark.parametrize("softcap", [None, 8.0])
+def test_infinite_logits(softcap: float | None) -> None:
+    """Classes that cannot be have no gradient, but as a label; a row of nothing else is NaN."""
+    logits, index = operands((6,), 400)
+    with torch.no_grad():
+        logits[:, ::3] = -torch.inf
+        if softcap is None:
+            logits[4], logits[5, 7] = -torch.inf, torch.inf
+    index = index // 3 * 3 + 1
+    index[0] = 3
+    found = F.token_log_probs(logits, index, return_entropy=True, softcap=softcap)
+    (slope,) = torch.autograd.grad(found.log_probs.sum() + 0.5 * found.entropy.sum(), logits)
+    if softcap is not None:
+        agrees(logits, index, softcap=softcap)
+        return
+    assert found.log_probs[0] == -torch.inf and found.entropy[:4].isfinite().all()
+    assert found.log_probs[4:].isnan().all() and found.entropy[4:].isnan().all() and slope[4:].isnan().all()
+    assert slope[0, 3] == 1.0 and slope[:4].isfinite().all() and not slope[1:4, ::3].any()
+    kept = [c for c in range(400) if c % 3]
+    plain = logits.detach()[1:4, kept].requires_grad_()
+    exact = truth(plain, (index[1:4] - 1) // 3 * 2)
+    torch.testing.assert_close(found.entropy[1:4].double(), exact[1], rtol=1e-6, atol=0)
+    (right,) = torch.autograd.grad(exact[0].sum() + 0.5 * exact[1].sum(), plain)
+    torch.testing.assert_close(slope[1:4, kept], right, rtol=1e-4, atol=1e-8)
+
+
+@kernels
+def test_labels_out_of_range() -> None:
+    logits, index = operands((2, 4), 300, 3)
+    index[1, 2, 1] = 300
+    with pytest.raises(IndexError, match=r"^token_log_probs: `index\[1, 2, 1\]` must be .* got 300 for 300 classes"):
+        F.token_log_probs(logits, index, check_targets="sync")
+    found = F.token_log_probs(logits, index, check_targets="off")
+    assert found.isnan().nonzero().tolist() == [[1, 2, 1]]
+    (slope,) = torch.autograd.grad(found.sum(), logits)
+    index[1, 2, 1] = -100
+    (right,) = torch.autograd.grad(F.token_log_probs(logits, index).sum(), logits)
+    torch.testing.assert_close(slope, right, rtol=0, atol=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Transforms and libraries
+
+
+def packed(x: torch.Tensor, index: torch.Tensor, function: Callable[..., Any] | None = None) -> torch.Tensor:
+    """A number that depends on log-probabilities and entropies."""
+    if function is None:
+        log_probs, entropy = F.token_log_probs(x, index, temperature=0.8, return_entropy=True)
+    else:
+        log_probs, entropy = function(x, index, temperature=0.8)
+    return log_probs.sin().sum() + (entropy * entropy).sum()
+
+
+def exact(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return packed(x, index, truth)
+
+
+@kernels
+@pytest.mark.parametrize("several", [0, 2])
+def test_transforms(several: int) -> None:
+    x, index = operands((3, 4), 20, several, "float64")
+    x, v = x.detach(), torch.randn_like(x.detach())
+    for f in (torch.func.grad, torch.func.vmap):
+        torch.testing.assert_close(f(packed)(x, index), f(exact)(x, index))
+    each = torch.func.vmap(torch.func.grad(packed), (0, None))
+    torch.testing.assert_close(each(x, index[0]), torch.func.vmap(torch.func.grad(exact), (0, None))(x, index[0]))
+    found = torch.func.jvp(lambda x: packed(x, index), (x,), (v,))
+    torch.testing.assert_close(found, torch.func.jvp(lambda x: exact(x, index), (x,), (v,)))
+    found = torch.func.jvp(torch.func.grad(lambda x: packed(x, index)), (x,), (v,))[1]
+    torch.testing.assert_close(found, torch.func.jvp(torch.func.grad(lambda x: exact(x, index)), (x,), (v,))[1])
+
+
+@kernels
+def test_gradients_of_transforms_are_those_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, index = operands((3, 4), 20)
+    x = x.detach()
+    right = torch.func.vmap(torch.func.grad(exact))(x, index)
+    monkeypatch.setattr(formulas, "evaluate", None)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(packed))(x, index), right, rtol=1e-5, atol=1e-6)
+
+
+@kernels
+def test_higher_derivatives() -> None:
+    x, index = operands((3,), 11, dtype="float64")
+    v = torch.randn_like(x)
+
+    def third(f: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        (first,) = torch.autograd.grad(f(x, index), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * v).sum(), x, create_graph=True)
+        return [first, second, *torch.autograd.grad((second * v).sum(), x)]
+
+    for a, b in zip(third(packed), third(exact), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@kernels
+def test_a_compiled_graph() -> None:
+    torch.compiler.reset()
+    x, index = operands((5,), 300)
+
+    def step(x: torch.Tensor) -> Any:
+        found = F.token_log_probs(x, index, return_entropy=True)
+        return found.log_probs.sum() + found.entropy.sum()
+
+    value = torch.compile(step, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(value, step(x), rtol=0, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(step(x), x), rtol=0, atol=0)
+
+
+@kernels
+def test_results_are_the_same_on_any_grid() -> None:
+    from cupylosses.testing import host
+
+    x, index = (y.detach().cpu() for y in operands((7,), 700, 2))
+    found = []
+    for processors in (2, 5):
+        with host.execution(processors, seed=processors):
+            given = x.clone().requires_grad_()
+            result = F.token_log_probs(given, index, return_entropy=True)
+            found.append([*result, *torch.autograd.grad([*result], given, [torch.ones_like(y) for y in result])])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_cupy() -> None:
+    x, index = (y.cpu() for y in operands((6,), 300, 2))
+    log_probs, entropy = truth(x, index)
+    (right,) = torch.autograd.grad(log_probs.sum() + entropy.sum(), x)
+    with stand_in.cupy() as cupy:
+        logits, labels = cupy.asarray(x.detach().numpy()), cupy.asarray(index.numpy())
+        value, slope = cupylosses.value_and_grad(F.token_log_probs, logits, labels, return_entropy=True)
+        plain = F.token_log_probs(logits, labels)
+        for a, b in ((value.log_probs, log_probs), (plain, log_probs), (value.entropy, entropy), (slope, right)):
+            numpy.testing.assert_allclose(numpy.asarray(a), b.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [0, 1, 30])
+def test_numpy_and_formulas(classes: int) -> None:
+    x = 3 * torch.randn(6, classes, generator=fresh())
+    index = torch.zeros(6, dtype=torch.int64) if classes else torch.full((6,), -100)
+    found = F.token_log_probs(x.numpy(), index.numpy(), return_entropy=True)
+    tensors = F.token_log_probs(x, index, return_entropy=True)
+    exact = truth(x, index) if classes else (torch.zeros(6), torch.zeros(6))
+    for a, b, c in zip(found, tensors, exact, strict=True):
+        assert a.dtype == numpy.float32 and b.dtype == torch.float32
+        numpy.testing.assert_allclose(a, c.numpy(), rtol=1e-6, atol=1e-7)
+        numpy.testing.assert_allclose(b.numpy(), c.numpy(), rtol=1e-5, atol=1e-6)
+    if classes:
+        value, slope = cupylosses.value_and_grad(F.token_log_probs, x.numpy(), index.numpy(), return_entropy=True)
+        assert value.entropy.shape == (6,) and slope.shape == x.shape
+
+
+@kernels
+def test_a_warm_up_compiles_what_calls_need() -> None:
+    done = cupylosses.warmup(
+        F.token_log_probs, "bfloat16", (6, 300), return_entropy=True, device="cpu" if KERNELS == "cpu" else None
+    )
+    assert done.by_loss == {"token_log_probs": 2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"index": torch.zeros(4, dtype=torch.int64)}, ValueError, "`index` must have the shape of the rows"),
+        ({"index": torch.zeros(5)}, TypeError, "`index` must have one of the dtypes .* got float32"),
+        ({"logits": torch.zeros(5, 6, dtype=torch.int32)}, TypeError, "`logits` must have one of the dtypes"),
+        ({"logits": torch.zeros(())}, ValueError, "`logits` needs a class dimension"),
+        ({"mask": torch.ones(4, dtype=torch.bool)}, ValueError, r"`mask` must broadcast .* \(5,\), got \(4,\)"),
+        ({"mask": torch.ones(5)}, TypeError, "`mask` must be bool"),
+        ({"temperature": 0.0}, ValueError, "`temperature` must be a number > 0, got 0.0"),
+        ({"softcap": float("inf")}, ValueError, "`softcap` must be finite"),
+        ({"return_entropy": 1}, TypeError, "`return_entropy` must be True or False, got 1"),
+        ({"check_targets": "never"}, ValueError, "`check_targets` must be one of"),
+        ({"index": torch.tensor([0, 1, 2, 3, 6])}, IndexError, r"`index\[4\]` must be a class index, 0 to 5"),
+    ],
+)
+def test_errors(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"logits": torch.zeros(5, 6), "index": torch.zeros(5, dtype=torch.int64)}
+    with pytest.raises(error, match=f"^token_log_probs: .*{message}"):
+        F.token_log_probs(**(given | changed))
