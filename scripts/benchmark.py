@@ -4,15 +4,17 @@
     python scripts/benchmark.py                   everything, in less than nine minutes
     python scripts/benchmark.py --quick           only the project's figures, in less than four
     python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
+    python scripts/benchmark.py --sections linear linear layers with a loss, in a minute and a half
     python scripts/benchmark.py --plot            draw the picture from the stored rows; needs no GPU
 
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
-CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options) and
-throughput (TB/s and speed-ups of all other losses). Each section appends to a CSV file, with the GPU, the versions and
-the commit.
+CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options),
+linear (time and peak memory of losses of a linear layer, beside the bare products of matrices) and throughput (TB/s and
+speed-ups of all other losses). Each section appends to a CSV file, with the GPU, the versions and the commit.
 
-The rivals are torch in several ways and, if they are installed, Liger and QuACK. A workload that a rival does not
-support is reported, and recorded as its status. Compiling takes most of the time: --providers eager skips all of it.
+The rivals are torch in several ways and, if they are installed, Liger, QuACK and Cut Cross Entropy. A workload that a
+rival does not support is reported, and recorded as its status. Compiling takes most of the time: --providers eager
+skips all of it.
 
 Exit code: 0; 1 if one of our losses failed; 2 if nothing could be measured.
 """

@@ -30,6 +30,8 @@ import benchmark
 from benchmarking import (
     figures,
     host_parts,
+    linear,
+    linear_softmax,
     plot,
     pointwise,
     providers,
@@ -538,7 +540,8 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
     for column in ("loss", "shape", "case"):
         known.setdefault(column, set()).update(x[column] for x in of_rows)
     known["elements"].add(softmax.SoftmaxWorkload.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
-    assert {bar.section for bar in BARS} == set(report.TABLES)
+    # What a layer costs beside its products has no bar yet.
+    assert {bar.section for bar in BARS} == set(report.TABLES) - {"linear"}
     for bar in BARS:
         columns = benchmark.section(bar.section).COLUMNS
         assert {bar.column, *bar.where} <= set(columns), bar.what
@@ -698,6 +701,8 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for name in ("PLAIN_LOGITS", "LARGE_LOGITS"):
         shape, dtype = getattr(figures, name)
         monkeypatch.setattr(softmax, name, (little(shape), dtype))
+    monkeypatch.setattr(linear, "LAYERS", [(little(sizes), names) for sizes, names in figures.LAYERS])
+    monkeypatch.setattr(linear_softmax, "LARGE_LAYER", (little(figures.LARGE_LAYER[0]), "bfloat16"))
 
 
 def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -> None:
@@ -730,7 +735,7 @@ def test_a_run_writes_every_section_and_ends_with_the_figures(
     names = ["mse_loss", "hinge_loss"]
     arguments = ["--dtype", "float32", "--sizes", "4,6", "--compile-sizes", "6", "--target", "0.001"]
     assert benchmark.main(["--loss", *names, "cross_entropy", *arguments, "--out", str(tmp_path)]) == 0
-    rows = {name: records.read(tmp_path / f"{name}.csv") for name in report.TABLES}
+    rows = {name: records.read(tmp_path / f"{name}.csv") for name in report.TABLES if name != "linear"}
     assert all(rows.values())
     for found in rows.values():
         assert {r["gpu"] for r in found} == {"GPU A"}
@@ -784,6 +789,55 @@ def test_a_run_of_rows_has_their_peers_options_memory_and_host_time(
 
     printed = capsys.readouterr().out
     assert f"quack {reason}" in printed and "Rows of logits" in printed
+
+
+def test_a_run_of_layers_has_each_variant_beside_its_products(
+    stand_ins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--loss", "linear_cross_entropy", "--sections", "linear,memory,host", "--target", "0.001"]
+    assert benchmark.main([*arguments, "--out", str(tmp_path)]) == 0
+    rows = records.read(tmp_path / "linear.csv")
+    ours = [r for r in rows if r["provider"] == figures.OURS]
+    assert [r["variant"] for r in ours] == [x for _, names in figures.LAYERS for x in names]
+    assert {r["status"] for r in ours} == {"ok"} and len({r["shape"] for r in ours}) == len(figures.LAYERS)
+    assert {r["variant"]: r["products"] for r in ours} == {x.name: x.products for x in linear.VARIANTS.values()}
+    timed = [r for r in rows if r["status"] == "ok"]
+    assert all(r["ratio"] == pytest.approx(r["ms"] / r["products_ms"], rel=1e-4) for r in timed)
+    assert all(0 < r["peak_gb"] < gpu_stand_ins.PEAK / linear.GB and r["rounds"] == timing.ROUNDS for r in timed)
+    rivals = {r["provider"]: r["status"] for r in rows if r["variant"] == "default"}
+    assert rivals[figures.EAGER] == "ok"
+    assert {*rivals} == {figures.OURS, figures.EAGER, linear.CHUNKED, figures.LIGER, linear.CUT}
+    assert all(x == "ok" or x.startswith("absent: ") for x in rivals.values()), rivals
+    assert {r["loss"] for name in ("memory", "host") for r in records.read(tmp_path / f"{name}.csv")} == {
+        "linear_cross_entropy"
+    }
+    assert "products of matrices" in capsys.readouterr().out
+
+
+def test_a_quick_run_of_layers_has_the_first_call_alone(stand_ins: None, tmp_path: Path) -> None:
+    arguments = ["--quick", "--loss", "linear_cross_entropy", "--sections", "linear", "--target", "0.001"]
+    assert benchmark.main([*arguments, "--providers", "eager", "--out", str(tmp_path)]) == 0
+    rows = records.read(tmp_path / "linear.csv")
+    assert {(r["variant"], r["provider"]) for r in rows} == {
+        ("default", x) for x in (figures.OURS, figures.EAGER, linear.CHUNKED)
+    }
+
+
+def test_pairs_take_turns_with_several_calls_each(stand_ins: None) -> None:
+    order: list[str] = []
+    found = timing.paired(lambda: order.append("a"), lambda: order.append("b"), 1e-9)
+    assert [x.repetitions for x in found] == [timing.ROUNDS] * 2
+    assert "".join(order).endswith("aabb" * timing.ROUNDS)
+
+
+def test_labels_of_a_layer_are_ignored_if_asked(on_cpu: None) -> None:
+    loss = registry()["linear_cross_entropy"]
+    workload = linear_softmax.layer(loss, (6, 4, 5), "float32", ignored=True)
+    assert str(workload) == "linear_cross_entropy float32 6x4x5" and workload.shape == (6, 5)
+    for count in (1, 3):
+        x, w, y = Inputs(workload, count)[count - 1]
+        assert (x.shape, w.shape) == ((6, 4), (5, 4))
+        assert (y[::2] == -100).all() and (y[1::2] >= 0).all()
 
 
 @pytest.mark.parametrize("wanted", [(figures.EAGER,), (figures.EAGER, figures.LIGER)])

@@ -28,6 +28,9 @@ MASKED, WEIGHTED, BY_ROW = "mse_loss, masked", "huber_loss, a weight per column"
 #: Titles of workloads of losses of rows of logits.
 ROWS, IMAGES, EXTREMES, OPTIONS = "rows", "images", "very short, few or long rows", "options of rows"
 
+#: Title of workloads of losses of a linear layer.
+LINEAR = "linear layer"
+
 #: Providers of a loss: ours, and the rivals.
 OURS, COMPILE, EAGER, NAIVE, LIGER = "ours", "compile", "eager", "naive", "liger"
 QUACK, QUACK_OP, PLAIN, COPY = "quack", "quack one pass", "plain", "copy"
@@ -67,6 +70,25 @@ PLAIN_LOGITS = ((8192, 32000), "bfloat16")
 ODD = (8192, 50257)
 #: The logits for peak memory, and those for host time.
 LARGE_LOGITS, TINY_LOGITS = ((8192, 128256), "bfloat16"), ((64, 10), "float32")
+
+#: Rows, features and classes of linear layers, with the variants (`linear.VARIANTS`) that are measured.
+LAYERS: Sequence[tuple[tuple[int, int, int], Sequence[str]]] = (
+    (
+        (8192, 4096, 128256),
+        (
+            "default",
+            "max_memory=550000000",
+            "logits_dtype=float32",
+            "half ignored, skip_ignored=True",
+            "frozen weight",
+            "forward",
+        ),
+    ),
+    ((16384, 2048, 32000), ("default",)),
+    ((32768, 4096, 128256), ("accumulate_dtype=bfloat16",)),
+)
+#: The layers for peak memory, and for host time.
+LARGE_LAYER, TINY_LAYER = ((8192, 4096, 128256), "bfloat16"), ((64, 16, 10), "float32")
 
 #: Options of cross entropy; a `weight` of True stands for class weights. The last case has all of them.
 ROW_OPTIONS: tuple[Mapping[str, Any], ...] = (

@@ -167,6 +167,24 @@ def accuracy(rows: Sequence[Row]) -> Table:
     return table("Error of the float32 mean against float64, ulp", ["call", "value", "ulp"], lines)
 
 
+def linear(rows: Sequence[Row]) -> Table:
+    """One line per shape, variant and provider: time beside that of the products of matrices, and peak memory."""
+    lines = [
+        [
+            f"{r['loss']}, {r['shape']} {r['dtype']}, {r['variant']}, {r['provider']}",
+            _status(r, "ms", ".2f"),
+            f"{fixed(r.get('ms_low'), '.2f')}…{fixed(r.get('ms_high'), '.2f')}",
+            f"{r['products']}",
+            fixed(r.get("products_ms"), ".2f"),
+            fixed(r.get("ratio"), ".3f"),
+            fixed(r.get("peak_gb"), ".2f"),
+        ]
+        for r in rows
+    ]
+    title = "Losses of a linear layer beside the products of matrices that they take at least"
+    return table(title, ["call", "ms", "20…80 %", "products", "ms", "ratio", "peak GB"], lines)
+
+
 def _mib(row: Row) -> Row:
     return {k: v / MIB if k in ("outputs", "beyond_outputs") and v is not None else v for k, v in row.items()}
 
@@ -182,6 +200,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
     "graph": graph,
     "accuracy": accuracy,
     "rows": of_rows,
+    "linear": linear,
     "throughput": throughput,
 }
 

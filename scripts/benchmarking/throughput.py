@@ -49,7 +49,7 @@ class Section:
 
 def sections() -> dict[str, Section]:
     """The sections by name."""
-    return {name: Section(name) for name in dict.fromkeys(x.section for x in Workload.classes())}
+    return {name: Section(name) for name in dict.fromkeys(x.section for x in Workload.classes()) if name}
 
 
 def timed(workload: Workload, run: Run, modes: Sequence[str], compiled: Collection[str]) -> Iterator[Row]:

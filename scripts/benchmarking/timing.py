@@ -152,6 +152,40 @@ def interleaved(calls: Mapping[str, Callable[[int], object]], target: float, col
     return {name: summarize(values) for name, values in samples.items()}
 
 
+#: Rounds of a paired measurement.
+ROUNDS = 9
+
+
+def paired(baseline: Callable[[], object], candidate: Callable[[], object], target: float) -> tuple[Timing, Timing]:
+    """GPU milliseconds per call of two calls that take turns, which must have run before.
+
+    A sample covers several calls, as many as fill ``target`` seconds and two at least, so that the host, which enqueues
+    the first of them, is ahead of the others. For calls of a millisecond and more.
+    """
+    samples: tuple[list[float], list[float]] = ([], [])
+
+    def sample(call: Callable[[], object], count: int) -> float:
+        start, end = event(), event()
+        start.record()
+        for _ in range(count):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / count
+
+    with no_collection():
+        baseline()
+        # The first call of each may still choose algorithms; the second one says how long it takes.
+        counts = []
+        for call in (baseline, candidate):
+            sample(call, 1)
+            counts.append(int(min(MOST, max(2, 1e3 * target / max(sample(call, 1), 1e-6)))))
+        for _ in range(ROUNDS):
+            for call, count, kept in zip((baseline, candidate), counts, samples, strict=True):
+                kept.append(sample(call, count))
+    return summarize(samples[0]), summarize(samples[1])
+
+
 def host(
     calls: Mapping[str, Callable[[], object]],
     synchronize: Callable[[], object],

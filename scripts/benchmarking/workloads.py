@@ -37,12 +37,15 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     is the workload to compare with, if any.
 
     Attributes:
-        section: The section of the report that measures throughput of such losses.
+        section: The section of the report that measures throughput of such losses; None if a section has workloads of
+            its own.
+        moves_memory: True if the time of a loss is that of moving its operands, so that a copy is its bound.
         more_columns: Columns of that section that only such losses have.
         sweeps: True if the operands may have one shape of any size.
     """
 
-    section: ClassVar[str]
+    section: ClassVar[str | None]
+    moves_memory: ClassVar[bool] = True
     more_columns: ClassVar[tuple[str, ...]] = ()
     sweeps: ClassVar[bool] = False
 

@@ -54,7 +54,7 @@ def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
     fields = {
         "ms": rows[OURS].get("ms"),
         "torch_ms": rows.get(EAGER, {}).get("ms"),
-        "copy_fraction": rows[OURS].get("copy_fraction") if COPY in rows else None,
+        "copy_fraction": rows[OURS].get("copy_fraction") if COPY in rows and found.moves_memory else None,
         "extra_bytes": peaks.get(OURS),
         "torch_extra_bytes": peaks.get(EAGER),
     }

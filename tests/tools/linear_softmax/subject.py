@@ -1,5 +1,5 @@
-"""Softmax losses of a linear layer as subjects of `tools.transforms`: functions of the features, with a fixed weight and
-fixed labels.
+"""Softmax losses of a linear layer as subjects of `tools.transforms`: functions of the features, with a fixed
+weight and fixed labels.
 """
 
 from __future__ import annotations

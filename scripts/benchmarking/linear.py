@@ -1,0 +1,214 @@
+"""Softmax losses of a linear layer beside the bare products of matrices: time as a ratio to them, and peak memory.
+
+Every provider takes turns with the products that it cannot do without, `torch.mm` into buffers that exist already: one
+of logits alone, two with the gradient of one factor, three with both. A measurement covers several calls, so that the
+host runs ahead of the GPU. The clock of a GPU depends on the moments before: compare ratios, and milliseconds only
+within a pair.
+
+Where eager torch is among the wanted rivals, so is its own function in chunks (torch 2.13); with Liger comes Cut Cross
+Entropy. What is not installed is absent.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarking import memory, timing, workloads
+from benchmarking.figures import EAGER, LAYERS, LIGER, OURS, spell_case, spell_shape
+from benchmarking.linear_softmax import LinearSoftmaxWorkload, layer
+from benchmarking.providers import OK, Absent, attempt
+from benchmarking.records import Row
+from benchmarking.selection import Run
+from benchmarking.workloads import Inputs, step
+from cupylosses.testing.eager import Call
+
+#: Peers beside those of the other sections.
+CHUNKED, CUT = "torch chunked", "cut cross entropy"
+
+DTYPE = "bfloat16"
+
+GB = 1e9
+
+COLUMNS = (
+    "loss", "shape", "dtype", "variant", "provider", "status", "ms", "ms_low", "ms_high", "rounds", "products",
+    "products_ms", "ratio", "peak_gb",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A call: options of ours, the first operands that require grad, whether every second label is ignored, and whether
+    rivals are measured too.
+    """
+
+    name: str
+    case: Mapping[str, Any] = field(default_factory=dict)
+    differentiated: int = 2
+    ignored: bool = False
+    rivals: bool = False
+
+    @property
+    def products(self) -> int:
+        """The products of matrices that it takes at least."""
+        return 1 + self.differentiated
+
+
+def option(**case: Any) -> Variant:
+    """A call with options, named by them."""
+    return Variant(spell_case(case), case)
+
+
+#: The calls by the names that `figures.LAYERS` has.
+VARIANTS: Mapping[str, Variant] = {
+    x.name: x
+    for x in (
+        Variant("default", rivals=True),
+        option(max_memory=550_000_000),
+        option(logits_dtype="float32"),
+        option(accumulate_dtype="bfloat16"),
+        Variant("half ignored, skip_ignored=True", {"skip_ignored": True}, ignored=True),
+        Variant("frozen weight", differentiated=1),
+        Variant("forward", differentiated=0),
+    )
+}
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """Rows of all shapes, variants and providers; in a quick run those of the first shape without options."""
+    for loss in run.losses_of(LinearSoftmaxWorkload):
+        for sizes, names in LAYERS[: 1 if run.quick else None]:
+            products = None
+            for variant in [VARIANTS[x] for x in names[: 1 if run.quick else None]]:
+                workload = layer(loss, sizes, DTYPE, case=variant.case, ignored=variant.ignored)
+                if run.begin(f"{workload}: {variant.name}"):
+                    products = products or Products(sizes)
+                    yield from _measure(workload, variant, products, run)
+            del products
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+class Products:
+    """Up to three products of matrices of a layer, into buffers of their own."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        rows, features, classes = sizes
+        self._buffers: list[torch.Tensor] = []
+        self._shapes = (rows, features), (classes, features), (rows, classes)
+
+    def __call__(self, count: int) -> None:
+        if not self._buffers:
+            # Here, not in the constructor, so that only this measurement fails if memory runs out.
+            kind = getattr(torch, DTYPE)
+            self._buffers = [torch.randn(x, dtype=kind, device=workloads.DEVICE) for x in self._shapes]
+            self._buffers += [torch.empty_like(x) for x in self._buffers[:2]]
+        x, w, logits, of_x, of_w = self._buffers
+        torch.mm(x, w.T, out=logits)
+        if count > 1:
+            torch.mm(logits, w, out=of_x)
+        if count > 2:
+            torch.mm(logits.T, x, out=of_w)
+
+
+def _measure(workload: LinearSoftmaxWorkload, variant: Variant, products: Products, run: Run) -> Iterator[Row]:
+    made, inputs = attempt(lambda: Inputs(workload))
+    describe = {
+        "loss": workload.loss.name,
+        "shape": spell_shape((*workload.shapes[0], workload.shapes[1][0])),
+        "dtype": workload.dtype,
+        "variant": variant.name,
+        "products": variant.products,
+    }
+    if inputs is None:
+        yield {**describe, "provider": OURS, "status": f"inputs: {made}"}
+        return
+    inputs.differentiate(variant.differentiated)
+    operands = inputs[0]
+    calls = {OURS: workload.ours(), **(rivals(workload, run.providers) if variant.rivals else {})}
+    baseline = partial(products, variant.products)
+    for name, call in calls.items():
+        row: dict[str, Any] = {**describe, "provider": name}
+        status, sizes = attempt(partial(_peak, call, operands))
+        if status == OK and sizes is not None:
+            row["peak_gb"] = sizes / GB
+            candidate = partial(step, call, operands)
+            status, found = attempt(partial(timing.paired, baseline, candidate, run.target))
+            row |= _times(*found) if found else {}
+        if status != OK:
+            run.say(f"{workload}, {variant.name}: {name} {status}")
+        for x in operands:
+            x.grad = None
+        yield {**row, "status": status}
+
+
+def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
+    """Peak bytes beyond operands, value and gradients, of a second call: what is kept for all calls counts as memory
+    that was there.
+    """
+    step(call, operands)
+    outputs, most = memory.peak(call, operands)
+    return most - outputs
+
+
+def _times(products: timing.Timing, found: timing.Timing) -> Row:
+    return {
+        "ms": found.median,
+        "ms_low": found.low,
+        "ms_high": found.high,
+        "rounds": found.repetitions,
+        "products_ms": products.median,
+        "ratio": found.median / products.median,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rivals
+
+
+def rivals(workload: LinearSoftmaxWorkload, wanted: Sequence[str]) -> dict[str, Call]:
+    """The calls of rivals; one that is not installed says so when it is called."""
+    found: dict[str, Call] = {}
+    eager = workload.torchs()
+    if EAGER in wanted and eager is not None:
+        found |= {EAGER: eager, CHUNKED: _found_when_called(_chunked)}
+    if LIGER in wanted:
+        found |= {LIGER: _found_when_called(_liger), CUT: _found_when_called(_cut)}
+    return found
+
+
+def _found_when_called(find: Callable[[], Call]) -> Call:
+    kept: list[Call] = []
+
+    def call(*operands: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            try:
+                kept.append(find())
+            except (ImportError, AttributeError) as error:
+                raise Absent(str(error)) from error
+        return kept[0](*operands)
+
+    return call
+
+
+def _chunked() -> Call:
+    function, options = torch.nn.functional.linear_cross_entropy, torch.nn.LinearCrossEntropyOptions()
+    return lambda input, weight, target: function(input, weight, target, options=options)
+
+
+def _liger() -> Call:
+    from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss()
+    return lambda input, weight, target: loss(weight, input, target)
+
+
+def _cut() -> Call:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return lambda input, weight, target: linear_cross_entropy(input, weight, target)
