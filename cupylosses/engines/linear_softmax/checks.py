@@ -8,9 +8,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from cupylosses.call import Call
 from cupylosses.checks import FLOATING, dtype_name
-from cupylosses.engines.linear_softmax.call import positions
 
 
 def operands(loss: Any, input: Any, weight: Any, bias: Any, target: Any) -> None:
@@ -39,20 +37,19 @@ def operands(loss: Any, input: Any, weight: Any, bias: Any, target: Any) -> None
         )
 
 
-def dtypes(call: Call) -> None:
-    """The factors of a product, and what is added to it, have one floating dtype."""
-    names = [x for x in ("input", "linear_weight", "linear_bias") if x in positions(call.static)]
-    found = {x: dtype_name(call.arrays[positions(call.static)[x]]) for x in names}
+def dtypes(loss: Any, layer: Mapping[str, Any]) -> None:
+    """The factors of a product, and what is added to it, have one floating dtype; ``layer`` has them by name."""
+    found = {name: dtype_name(x) for name, x in layer.items()}
     for name, dtype in found.items():
         if dtype not in FLOATING:
             raise TypeError(
-                f"{call.loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. Convert "
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. Convert "
                 "it with `.to(torch.float32)` or `.astype('float32')`."
             )
     if len(set(found.values())) > 1:
         given = ", ".join(f"`{name}` of {dtype}" for name, dtype in found.items())
         raise TypeError(
-            f"{call.loss.name}: the operands of the layer must have one dtype, got {given}. Convert them, or use "
+            f"{loss.name}: the operands of the layer must have one dtype, got {given}. Convert them, or use "
             "`torch.autocast`."
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.definition.base import Definition
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
@@ -20,7 +20,7 @@ class ChunkKernel(Kernel):
     gradients, and of what "narrow" reads; ``result`` that of the loss, and of what "narrow" writes.
     """
 
-    loss: LinearSoftmaxLoss
+    loss: Definition
     kind: str
     dtype: str
     result: str

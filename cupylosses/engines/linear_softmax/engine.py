@@ -87,7 +87,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         return list(positions(call.static))
 
     def check(self, call: Call) -> None:
-        linear_checks.dtypes(call)
+        linear_checks.dtypes(call.loss, layer_of(positions(call.static), call.arrays))
         super().check(call)
 
     def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
@@ -104,13 +104,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
         """Everything is contiguous, but a weight may be transposed."""
-        found = {}
-        for i, x in enumerate(tensors):
-            wanted = dense_strides(x.shape, (0,) * len(x.shape))
-            transposed = i == 1 and len(x.shape) == 2 and x.strides == (1, x.shape[0])
-            if x.strides != wanted and not transposed and 0 not in x.shape:
-                found[i] = wanted
-        return found
+        return contiguous_copies(tensors)
 
     # Formulas
 
@@ -201,6 +195,24 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         more = tuple([(x, (2,), "float32") for x in names[3:]])
         question = Question((*given, *more), (*changed, ("reduction", static.reduction)))
         return None if takes(question) == "float32" else ARGUMENTS
+
+
+def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
+    """The operands of the layer by name."""
+    return {name: arrays[at[name]] for name in ("input", "linear_weight", "linear_bias") if name in at}
+
+
+def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
+    """The arrays of a linear layer and its rows that are copied: everything is contiguous, but a weight, the second,
+    may be transposed.
+    """
+    found = {}
+    for i, x in enumerate(tensors):
+        wanted = dense_strides(x.shape, (0,) * len(x.shape))
+        transposed = i == 1 and len(x.shape) == 2 and x.strides == (1, x.shape[0])
+        if x.strides != wanted and not transposed and 0 not in x.shape:
+            found[i] = wanted
+    return found
 
 
 LINEAR_SOFTMAX = LinearSoftmaxEngine()

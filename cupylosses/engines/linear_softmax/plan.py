@@ -21,12 +21,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, Plan, TensorSpec, Wanted, contiguous
-from cupylosses.engines.composite import CompositePlan
 from cupylosses.engines.device import EXPECTATIONS, Device, Divisor
 from cupylosses.engines.execute import gradient_buffers
-from cupylosses.engines.linear_softmax import codegen
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
-from cupylosses.engines.linear_softmax.codegen import ChunkKernel
+from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.softmax import SOFTMAX
 from cupylosses.engines.softmax.call import constant_divisor
@@ -34,17 +32,6 @@ from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
-#: Bytes of a chunk of logits, at least, where nothing else is asked for; a chunk of the weight's size is taken if that
-#: is more, since backward needs as much for the weight's gradient anyway.
-LEAST_MEMORY = 256 << 20
-#: Chunks whose products are added up in the dtype of the weight: with more of them the rounding of each is a tenth of
-#: the error that the rounding of logits makes.
-MAX_ROUNDED = 4
-#: Rows of a chunk are a multiple of this: it fills the tiles of matrix products on 132 multiprocessors.
-ROWS = 1024
-#: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
-#: vectors of the row kernels are aligned.
-PITCH_BYTES = 64
 #: Positions in the memory of a call: the grad_output that gradients were written for, then the shares of the chunks.
 _USED, _SHARES = 0, 1
 
@@ -55,17 +42,6 @@ class Chunk(NamedTuple):
     first: int
     rows: int
     plan: SoftmaxPlan
-
-
-class LogitsSpec(TensorSpec):
-    """A chunk of logits, over which their gradient is written in the same dtype."""
-
-    in_place = True
-
-    @property
-    def gradient(self) -> TensorSpec:
-        """The gradient's place."""
-        return TensorSpec(self.dtype, self.shape, self.strides)
 
 
 class WideLogitsSpec(LogitsSpec):
@@ -133,11 +109,11 @@ class ScaledGradients:
             expected = 0
         return True
 
-    def release(self, stream: int) -> None:
+    def release(self) -> None:
         """Nothing is kept for a later call."""
 
 
-class LinearPlan(CompositePlan):
+class LinearPlan(ChunkedPlan):
     """The plan of a linear softmax loss."""
 
     loss: LinearSoftmaxLoss
@@ -147,17 +123,12 @@ class LinearPlan(CompositePlan):
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
     ) -> None:
         static: Static = call.static
-        self.at = positions(static)
-        self.input, self.weight, self.target = tensors[:3]
-        *rows, self.depth = self.input.shape
-        self.rows_shape, self.rows, self.classes = tuple(rows), prod(rows), self.weight.shape[0]
-        self.logits = static.logits_dtype or self.input.dtype
-        self.indices = static.kind == "indices"
-        compute = "float64" if promoted == "float64" else "float32"
-        lse = contiguous(compute, self.rows_shape) if static.lse else None
-        correct = contiguous("uint8", self.rows_shape) if static.accuracy else None
+        self.target, self.indices = tensors[2], static.kind == "indices"
+        compute, rows = "float64" if promoted == "float64" else "float32", tensors[0].shape[:-1]
+        lse = contiguous(compute, rows) if static.lse else None
+        correct = contiguous("uint8", rows) if static.accuracy else None
         self.auxiliary = (lse, correct) if self.indices else (lse,)
-        super().__init__(engine, call, tensors, promoted, machine)
+        super().__init__(engine, call, tensors, promoted, machine, positions(static))
         self.result = static.out_dtype or promoted
         # Derivatives along tangents, and weights of K dimensions, are the formula's.
         self.empty = not (self.rows and self.classes and self.depth) or bool(static.has_tangent) or self.weight.ndim > 2
@@ -175,42 +146,18 @@ class LinearPlan(CompositePlan):
         self.waits = self.indices and static.check == "sync"
         key = (self.loss.name, static.kind, self.rows_shape, self.classes, self.input.dtype, self.result)
         self.slot = hash(key) % EXPECTATIONS
-        #: Elements from a row of logits to the next one.
-        step = PITCH_BYTES // ITEMSIZE[self.logits]
-        self.pitch = -(-self.classes // step) * step
-        self._small: dict[tuple[Any, ...], compiler.Launcher] = {}
         self._chunks: dict[tuple[str, str], list[Chunk]] = {}
         self._sums: Any = None
         # A gradient of 16 bits that was written for a grad_output of 1 may have vanished for one of 65536: float16 is
         # written ahead only once a backward has shown what to expect.
         self._expects = self.input.dtype != "float16"
         if not self.empty:
-            self.chunk_rows = self._rows_of_chunk()
-            count = -(-self.rows // self.chunk_rows)
-            rounded = static.accumulate_dtype or (self.weight.dtype if count <= MAX_ROUNDED else "float32")
+            self.divide()
             #: True if 16-bit gradients are written over float32 logits; otherwise they are copied.
             self.overlays = self.logits != self.input.dtype
             if self.overlays:
                 layout = self._inner(0, self.chunk_rows, "sum", "float64").layout
                 self.overlays = layout.kind in WideLogitsSpec.kinds
-            #: The dtype in which chunks add up the gradient of the weight.
-            self.accumulated = self.weight.dtype if count == 1 or self.compute == "float64" else rounded
-
-    def _rows_of_chunk(self) -> int:
-        """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
-        asked, row = self.static.max_memory, self.pitch * ITEMSIZE[self.logits]
-        memory = asked or max(LEAST_MEMORY, self.classes * self.depth * ITEMSIZE[self.weight.dtype])
-        most = max(1, memory // row)
-        if self.rows <= most:
-            return self.rows
-        # Equal chunks, none of which is a small rest.
-        count = -(-self.rows // most)
-        even = -(-self.rows // count)
-        for step in (ROWS, 128, 8):
-            rounded = -(-even // step) * step
-            if rounded <= most:
-                return rounded
-        return most
 
     # Plans of the chunks
 
@@ -218,9 +165,7 @@ class LinearPlan(CompositePlan):
         """The chunks, with plans for this reduction and dtype of the value."""
         found = self._chunks.get((reduction, result))
         if found is None:
-            firsts = range(0, self.rows, self.chunk_rows)
-            found = [Chunk(i, n, self._inner(i, n, reduction, result))
-                     for i in firsts for n in [min(self.chunk_rows, self.rows - i)]]  # fmt: skip
+            found = [Chunk(first, rows, self._inner(first, rows, reduction, result)) for first, rows in self.spans]
             self._chunks[reduction, result] = found
         return found
 
@@ -250,28 +195,11 @@ class LinearPlan(CompositePlan):
     def upstream_strides(self) -> tuple[int, ...] | None:
         return self.strides
 
-    # Small kernels
-
-    def _kernel(
-        self, kind: str, dtype: str, result: str, grid: int = 1, fixed: tuple[int, ...] = ()
-    ) -> compiler.Launcher:
-        key = kind, dtype, result, grid, fixed
-        found = self._small.get(key)
-        if found is None:
-            kernel = ChunkKernel(self.loss, kind, dtype, result)
-            threads = codegen.THREADS.get(kind, 32)
-            found = self._small[key] = self.machine.launcher(kernel, grid, threads, fixed)
-        return found
-
-    def _grid(self, count: int) -> int:
-        """Blocks for so many elements: no more than run at once."""
-        return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
-
     def rescaler(self, slot: int) -> compiler.Launcher:
         """The launch that rescales the gradient of an array."""
         x = self.tensors[slot]
         count = prod(x.shape)
-        return self._kernel("rescale", x.dtype, self.result, self._grid(count), (count,))
+        return self.kernel("rescale", x.dtype, self.result, self.grid(count), (count,))
 
     # Runs
 
@@ -334,7 +262,7 @@ class LinearPlan(CompositePlan):
         used = device.address(memory)
         shares, records = used + 8 * _SHARES, self._records(device)
         expected = device.expectation(self.slot)
-        self._kernel("snapshot", self.input.dtype, self.result)(device.stream(), expected, used)
+        self.kernel("snapshot", self.input.dtype, self.result)(device.stream(), expected, used)
 
         def own(i: int, chunk: Chunk) -> tuple[int, ...]:
             return workspaces(chunk), shares + 8 * i, used, device.address(records)
@@ -382,7 +310,7 @@ class LinearPlan(CompositePlan):
         memory, _ = self._memory(device)
         used = device.address(memory)
         expected = device.expectation(self.slot)
-        self._kernel("widen", self.input.dtype, self.result)(device.stream(), grad_output, expected, used)
+        self.kernel("widen", self.input.dtype, self.result)(device.stream(), grad_output, expected, used)
         self._expects = True
         self._sweep(
             device, arrays, scalars, divisor, "verify_gradient", "sum", "float64",
@@ -410,7 +338,7 @@ class LinearPlan(CompositePlan):
         return device.empty((count,), (1,), "float64")
 
     def _finish(self, device: Device, shares: int, value: Any) -> None:
-        launcher = self._kernel("finish", self.input.dtype, self.result, fixed=(len(self.chunks("sum", "float64")),))
+        launcher = self.kernel("finish", self.input.dtype, self.result, fixed=(len(self.chunks("sum", "float64")),))
         launcher(device.stream(), shares, device.address(value))
 
     def _sweep(
@@ -427,38 +355,15 @@ class LinearPlan(CompositePlan):
         gradients: Sequence[Any] = (),
     ) -> None:
         """Runs all chunks: logits, the row kernel of ``stage`` with its ``own`` arguments, products for gradients."""
-        chunks, static, at = self.chunks(reduction, result), self.static, self.at
-        inputs = device.matrix(arrays[0], self.rows, self.depth)
-        weight, addresses = arrays[1], [device.address(x) for x in arrays]
-        bias = arrays[at["linear_bias"]] if static.biased else None
-        if bias is not None and self.logits != self.input.dtype:
-            bias = device.converted(bias, self.logits)
-        of_input, of_weight, of_target = [*gradients[:3], None, None, None][:3] if gradients else (None, None, None)
-        of_bias = gradients[at["linear_bias"]] if gradients and static.biased else None
-        if of_input is not None:
-            of_input = device.matrix(of_input, self.rows, self.depth)
-        total = of_weight
-        if of_weight is not None and self.accumulated != self.weight.dtype:
-            total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
-        sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
-        workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
-        narrowed, pitch = workspace, self.pitch
-        if self.overlays:
-            narrowed, pitch = device.viewed(workspace, self.input.dtype), 2 * self.pitch
-        elif gradients and self.logits != self.input.dtype:
-            narrowed = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.input.dtype)
-        transposed, stream = device.transposed(weight), device.stream()
-        wanted = (bool(gradients), of_target is not None)
+        chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
+        of_target = gradients[2] if gradients else None
+        wanted, stream = (bool(gradients), of_target is not None), device.stream()
         widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
         read = [(addresses[at[x]], widths[x] * ITEMSIZE[self.tensors[at[x]].dtype])
                 for x in ("target", "weight", "mask") if x in at]  # fmt: skip
-        scale = divisor.arguments
-        for i, chunk in enumerate(chunks):
-            first, rows = chunk.first, chunk.rows
-            part = device.rows(inputs, first, rows)
-            logits = device.corner(workspace, rows, self.classes)
-            device.matmul(part, transposed, logits, bias)
-            place = device.address(logits)
+        scale = divisor.arguments if reduction != "none" else (1.0, 1.0)
+
+        def launch(i: int, first: int, rows: int, place: int, of_logits: int) -> None:
             written = [place] if gradients else []
             if of_target is not None:
                 step = ITEMSIZE[self.target.dtype] * self.classes
@@ -469,29 +374,13 @@ class LinearPlan(CompositePlan):
                 if auxiliary:
                     for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
                         stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
-            launcher = chunk.plan.launcher(stage, wanted, divisor.counted)
+            launcher = chunks[i].plan.launcher(stage, wanted, divisor.counted)
             launcher(
-                stream, place, *[x + step * first for x, step in read], *written, *stored, *own(i, chunk), *scalars,
-                *(scale if reduction != "none" else (1.0, 1.0)),
+                stream, place, *[x + step * first for x, step in read], *written, *stored, *own(i, chunks[i]),
+                *scalars, *scale,
             )  # fmt: skip
-            of_logits = device.corner(narrowed, rows, self.classes)
-            if gradients and self.logits != self.input.dtype and not self.overlays:
-                count = rows * self.pitch
-                narrow = self._kernel("narrow", self.logits, self.input.dtype, self._grid(count))
-                narrow(stream, place, device.address(narrowed), count)
-            if of_input is not None:
-                device.matmul(of_logits, weight, device.rows(of_input, first, rows))
-            if total is not None:
-                device.matmul(device.transposed(of_logits), part, total, total if i else None)
-            if sums is not None:
-                blocks = -(-self.classes // codegen.BIAS_COLUMNS)
-                add = self._kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
-                add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
-                    int(i == len(chunks) - 1))  # fmt: skip
-        if total is not of_weight:
-            count = self.classes * self.depth
-            narrow = self._kernel("narrow", self.accumulated, self.weight.dtype, self._grid(count))
-            narrow(stream, device.address(total), device.address(of_weight), count)
+
+        self.sweep(device, arrays, gradients, launch)
 
 
 class PackedPlan(LinearPlan):

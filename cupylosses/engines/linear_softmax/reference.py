@@ -18,16 +18,21 @@ from cupylosses.engines.softmax.call import Rows
 def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
     """The loss of a call whose logits and target promote to dtype ``promoted``."""
     static, at = call.static, positions(call.static)
-    xp = interop.namespace(call.arrays[0])
     narrow = promoted != "float64" and interop.kind(call.arrays[0]) != "numpy"
-    wide = xp.float32 if narrow else xp.float64
-    input, weight = (xp.astype(x, wide, copy=False) for x in call.arrays[:2])
-    shape = logits_shape(tuple(input.shape), tuple(weight.shape))
-    flat = xp.reshape(weight, (-1, weight.shape[-1]))
-    logits = xp.matmul(input, xp.matrix_transpose(flat))
-    if "linear_bias" in at:
-        logits = logits + xp.reshape(xp.astype(call.arrays[at["linear_bias"]], wide, copy=False), (-1,))
-    logits = xp.reshape(logits, shape)
+    bias = call.arrays[at["linear_bias"]] if "linear_bias" in at else None
+    logits = logits_of_layer(call.arrays[0], call.arrays[1], bias, narrow)
     arrays = inner_arrays(static, logits, call.arrays[: len(at)])
     rows = Rows(Call(inner_loss(call), arrays, static.softmax._replace(has_tangent=()), call.scalars, call.normalizer))
     return softmax_reference.evaluate(rows, promoted, readable)
+
+
+def logits_of_layer(input: Any, weight: Any, bias: Any, narrow: bool) -> Any:
+    """The logits as a whole, in float32 if ``narrow``, in float64 otherwise."""
+    xp = interop.namespace(input)
+    wide = xp.float32 if narrow else xp.float64
+    input, weight = (xp.astype(x, wide, copy=False) for x in (input, weight))
+    flat = xp.reshape(weight, (-1, weight.shape[-1]))
+    logits = xp.matmul(input, xp.matrix_transpose(flat))
+    if bias is not None:
+        logits = logits + xp.reshape(xp.astype(bias, wide, copy=False), (-1,))
+    return xp.reshape(logits, logits_shape(tuple(input.shape), tuple(weight.shape)))

@@ -1,0 +1,174 @@
+"""The chunk loop of a linear layer whose logits never exist as a whole: plans of several launches with matrix products
+between them.
+
+    Z = X W^T + b      a row kernel reads Z, or writes its gradient G      dX = G W      dW += G^T X      db += sum_n G
+
+A :class:`ChunkedPlan` chooses the chunks, owns their workspace and multiplies; what the row kernel is, its subclasses
+say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, TensorSpec
+from cupylosses.engines.composite import CompositePlan
+from cupylosses.engines.device import Device
+from cupylosses.engines.linear_softmax import codegen
+from cupylosses.engines.linear_softmax.codegen import ChunkKernel
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler
+
+#: Bytes of a chunk of logits, at least, where nothing else is asked for; a chunk of the weight's size is taken if that
+#: is more, since backward needs as much for the weight's gradient anyway.
+LEAST_MEMORY = 256 << 20
+#: Chunks whose products are added up in the dtype of the weight: with more of them the rounding of each is a tenth of
+#: the error that the rounding of logits makes.
+MAX_ROUNDED = 4
+#: Rows of a chunk are a multiple of this: it fills the tiles of matrix products on 132 multiprocessors.
+ROWS = 1024
+#: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
+#: vectors of the row kernels are aligned.
+PITCH_BYTES = 64
+
+#: Launches the row kernel of a chunk: its number, first row, number of rows, and the addresses of its logits and of
+#: their gradient.
+Launch = Callable[[int, int, int, int, int], None]
+
+
+class LogitsSpec(TensorSpec):
+    """A chunk of logits, over which their gradient is written in the same dtype."""
+
+    in_place = True
+
+    @property
+    def gradient(self) -> TensorSpec:
+        """The gradient's place."""
+        return TensorSpec(self.dtype, self.shape, self.strides)
+
+
+class ChunkedPlan(CompositePlan):
+    """A plan whose logits exist in chunks of rows. ``at`` is where each array of a call is, by name."""
+
+    #: True if gradients of 16 bits are written over float32 logits, and if they are written to memory of their own;
+    #: otherwise a kernel copies them.
+    overlays = False
+    separate = False
+
+    def __init__(
+        self,
+        engine: Engine,
+        call: Call,
+        tensors: tuple[TensorSpec, ...],
+        promoted: str,
+        machine: Machine,
+        at: Mapping[str, int],
+    ) -> None:
+        self.at = at
+        self.input, self.weight = tensors[:2]
+        *rows, self.depth = self.input.shape
+        self.rows_shape, self.rows, self.classes = tuple(rows), prod(rows), self.weight.shape[0]
+        self.logits = call.static.logits_dtype or self.input.dtype
+        #: Elements from a row of logits to the next one.
+        step = PITCH_BYTES // ITEMSIZE[self.logits]
+        self.pitch = -(-self.classes // step) * step
+        self._small: dict[tuple[Any, ...], compiler.Launcher] = {}
+        super().__init__(engine, call, tensors, promoted, machine)
+
+    def divide(self) -> None:
+        """Chooses the chunks. Precondition: there are rows, classes and features."""
+        self.chunk_rows = self._rows_of_chunk()
+        count = -(-self.rows // self.chunk_rows)
+        rounded = self.static.accumulate_dtype or (self.weight.dtype if count <= MAX_ROUNDED else "float32")
+        #: The dtype in which chunks add up the gradient of the weight.
+        self.accumulated = self.weight.dtype if count == 1 or self.compute == "float64" else rounded
+
+    def _rows_of_chunk(self) -> int:
+        """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
+        asked, row = self.static.max_memory, self.pitch * ITEMSIZE[self.logits]
+        memory = asked or max(LEAST_MEMORY, self.classes * self.depth * ITEMSIZE[self.weight.dtype])
+        most = max(1, memory // row)
+        if self.rows <= most:
+            return self.rows
+        # Equal chunks, none of which is a small rest.
+        count = -(-self.rows // most)
+        even = -(-self.rows // count)
+        for step in (ROWS, 128, 8):
+            rounded = -(-even // step) * step
+            if rounded <= most:
+                return rounded
+        return most
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """First row and number of rows of each chunk."""
+        return [(i, min(self.chunk_rows, self.rows - i)) for i in range(0, self.rows, self.chunk_rows)]
+
+    def kernel(
+        self, kind: str, dtype: str, result: str, blocks: int = 1, fixed: tuple[int, ...] = ()
+    ) -> compiler.Launcher:
+        """A kernel that lies between matrix products (`.codegen.ChunkKernel`)."""
+        key = kind, dtype, result, blocks, fixed
+        found = self._small.get(key)
+        if found is None:
+            kernel = ChunkKernel(self.loss, kind, dtype, result)
+            threads = codegen.THREADS.get(kind, 32)
+            found = self._small[key] = self.machine.launcher(kernel, blocks, threads, fixed)
+        return found
+
+    def grid(self, count: int) -> int:
+        """Blocks for so many elements: no more than run at once."""
+        return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
+
+    def sweep(self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], launch: Launch) -> None:
+        """All chunks: their logits, ``launch``, and the products for ``gradients``, of which there is one per array or
+        None; empty if the row kernel writes no gradient.
+        """
+        at, biased = self.at, "linear_bias" in self.at
+        inputs = device.matrix(arrays[0], self.rows, self.depth)
+        weight = arrays[1]
+        bias = arrays[at["linear_bias"]] if biased else None
+        if bias is not None and self.logits != self.input.dtype:
+            bias = device.converted(bias, self.logits)
+        of_input, of_weight = gradients[:2] if gradients else (None, None)
+        of_bias = gradients[at["linear_bias"]] if gradients and biased else None
+        if of_input is not None:
+            of_input = device.matrix(of_input, self.rows, self.depth)
+        total = of_weight
+        if of_weight is not None and self.accumulated != self.weight.dtype:
+            total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
+        sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
+        workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
+        narrowed, pitch, differs = workspace, self.pitch, bool(gradients) and self.logits != self.input.dtype
+        if differs and self.overlays:
+            narrowed, pitch = device.viewed(workspace, self.input.dtype), 2 * self.pitch
+        elif differs:
+            narrowed = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.input.dtype)
+        transposed, stream = device.transposed(weight), device.stream()
+        for i, (first, rows) in enumerate(self.spans):
+            part = device.rows(inputs, first, rows)
+            logits = device.corner(workspace, rows, self.classes)
+            device.matmul(part, transposed, logits, bias)
+            place, apart = device.address(logits), device.address(narrowed)
+            launch(i, first, rows, place, apart if differs and self.separate else place)
+            of_logits = device.corner(narrowed, rows, self.classes)
+            if differs and not self.overlays and not self.separate:
+                count = rows * self.pitch
+                self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
+            if of_input is not None:
+                device.matmul(of_logits, weight, device.rows(of_input, first, rows))
+            if total is not None:
+                device.matmul(device.transposed(of_logits), part, total, total if i else None)
+            if sums is not None:
+                blocks = -(-self.classes // codegen.BIAS_COLUMNS)
+                add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
+                add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
+                    int(i == len(self.spans) - 1))  # fmt: skip
+        if total is not of_weight:
+            count = self.classes * self.depth
+            narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
+            narrow(stream, device.address(total), device.address(of_weight), count)
