@@ -3387,8 +3387,8 @@ def token_log_probs(
 
     Args:
         logits: The logits, floating, of shape (..., C).
-        index: Labels of any integer dtype, one per row, in the shape of the logits without their last dimension; or
-            several per row, of shape (..., K), as the K labels that a teacher keeps.
+        index: Labels of any integer dtype, one per row, in the shape of the first operand without its last dimension;
+            or several per row, of shape (..., K), as the K labels that a teacher keeps.
         temperature: Divisor of the logits, after scale and softcap. A finite number > 0. Default 1.0.
         softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
             no bound.
@@ -3462,4 +3462,129 @@ def token_log_probs(
     mask: _Exchangeable | None = None,
     ignore_index: int = -100,
     check_targets: _Check = "lazy",
+) -> _Array | TokenLogProbs: ...
+@overload
+def linear_token_log_probs(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    index: _Exchangeable,
+    *,
+    linear_bias: _Exchangeable | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: Literal[False] = False,
+    mask: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
+) -> _Array:
+    """Log-probabilities of labels under the output of a linear layer, without its logits as a whole.
+
+        token_log_probs(input @ linear_weight.T + linear_bias, index)
+
+    with the logits input @ linear_weight.T + linear_bias; z = logit_scale logits / temperature, or softcap
+    tanh(logit_scale logits / softcap) / temperature with a softcap; p = softmax(z); y an index; H the entropy.
+
+    The logits exist in chunks of rows, which `max_memory` bounds. Forward keeps four numbers per row; backward computes
+    the logits of each chunk again and writes their gradient over them, so that both take four products of matrices.
+
+    Args:
+        input: The features, floating, of shape (..., D).
+        linear_weight: The weight of the layer, of shape (C, D), in the dtype of `input`.
+        index: Labels of any integer dtype, one per row, in the shape of the first operand without its last dimension;
+            or several per row, of shape (..., K), as the K labels that a teacher keeps.
+        linear_bias: Bias of the layer, of shape (C,), in the dtype of `input`. Default None, no bias.
+        temperature: Divisor of the logits, after scale and softcap. A finite number > 0. Default 1.0.
+        softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
+            no bound.
+        logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
+        return_entropy: If True, the entropy of each row is returned too, from the same pass. Default False.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
+            not read. Default None, no mask.
+        ignore_index: Label that does not count. Default -100.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. Its log-probability is NaN
+            meanwhile, with a gradient of 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        logits_dtype: Dtype of the logits: None for that of `input`, or 'float32' for logits of half or bfloat16
+            operands that are not rounded, which takes twice the memory and a few percent of time. Default None.
+        accumulate_dtype: Dtype in which chunks add up the gradient of `linear_weight`: 'float32', which takes a buffer
+            of that dtype, or that of the weight, which is rounded once per chunk. Default None: that of the weight for
+            up to four chunks, float32 for more.
+        max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
+            and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
+            MiB.
+
+    Returns:
+        The log-probabilities, in the shape of `index`, in float32 (float64 for float64 logits), on the device and of
+        the library of the first operand. None is above 0. With `return_entropy` a named tuple (log_probs, entropy); the
+        entropy of each row has the shape of the logits without their last dimension. Masked rows, rows whose labels are
+        all ignored, and ignored labels have values of 0.
+
+    Gradient:
+        Log-probabilities and entropy are both differentiable, with respect to every floating operand. A label of
+        log-probability -inf has a finite gradient. What does not count has gradient 0. Where a value is NaN because of
+        the logits, so is its gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> hidden = torch.tensor([[1.0, 0.5], [0.0, -1.0]], requires_grad=True)
+        >>> weight = torch.tensor([[2.0, 0.0], [0.5, 1.0], [-1.0, 0.5]], requires_grad=True)
+        >>> index = torch.tensor([0, 2])
+        >>> [round(x, 3) for x in F.linear_token_log_probs(hidden, weight, index).tolist()]
+        [-0.359, -1.18]
+        >>> log_probs, entropy = F.linear_token_log_probs(hidden, weight, index, return_entropy=True)
+        >>> (log_probs.sum() + 0.01 * entropy.sum()).backward()  # weight.grad holds the gradient
+
+    References:
+        E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.
+    """
+
+@overload
+def linear_token_log_probs(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    index: _Exchangeable,
+    *,
+    linear_bias: _Exchangeable | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: Literal[True],
+    mask: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
+) -> TokenLogProbs: ...
+@overload
+def linear_token_log_probs(
+    input: _Array,
+    linear_weight: _Exchangeable,
+    index: _Exchangeable,
+    *,
+    linear_bias: _Exchangeable | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: bool = False,
+    mask: _Exchangeable | None = None,
+    ignore_index: int = -100,
+    check_targets: _Check = "lazy",
+    logits_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    max_memory: int | None = None,
 ) -> _Array | TokenLogProbs: ...

@@ -30,7 +30,7 @@ from cupylosses.definition.docstring import docstring, module_docstring
 from cupylosses.definition.example_results import RESULTS
 from cupylosses.definition.registry import functions, registry
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
-from cupylosses.engines.log_probs.definition import LogProbs
+from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax import definition as softmax_definition
@@ -227,8 +227,8 @@ def annotation(loss: Definition, name: str) -> str:
         if flag.name == name:
             texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
             return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
-    if isinstance(loss, LinearSoftmaxLoss) and name in OF_LAYERS:
-        return OF_LAYERS[name]
+    if isinstance(loss, LinearSoftmaxLoss | LinearLogProbs) and name in OF_LAYERS:
+        return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
     if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
         return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
     return ANNOTATIONS.get(name, "bool | None")

@@ -1,8 +1,9 @@
-"""Log-probabilities of labels and entropies, of given logits."""
+"""Log-probabilities of labels and entropies, of given logits and of a linear layer's output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
@@ -376,3 +377,217 @@ def test_errors(changed: dict[str, Any], error: type[Exception], message: str) -
     given = {"logits": torch.zeros(5, 6), "index": torch.zeros(5, dtype=torch.int64)}
     with pytest.raises(error, match=f"^token_log_probs: .*{message}"):
         F.token_log_probs(**(given | changed))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Linear form
+
+#: Bytes of a chunk of 8 rows of 320 classes in 16 bits, or of 4 in float32.
+SMALL = 8 * 320 * 2
+
+
+def layer(
+    rows: tuple[int, ...] = (41,), classes: int = 300, several: int = 0, dtype: str = "float32"
+) -> dict[str, torch.Tensor]:
+    """Features, weight and bias that require a gradient, and labels."""
+    generator, features = fresh(), 24
+
+    def draw(*shape: int, size: float = 1.0) -> torch.Tensor:
+        x = size * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return x.to(getattr(torch, dtype)).to(KERNELS).requires_grad_()
+
+    shape = (*rows, several) if several else rows
+    return {
+        "input": draw(*rows, features),
+        "linear_weight": draw(classes, features, size=0.3),
+        "index": torch.randint(classes, shape, generator=generator).to(KERNELS),
+        "linear_bias": draw(classes),
+    }
+
+
+def linear_agrees(given: dict[str, torch.Tensor], value: float, slope: float, **options: Any) -> None:
+    """Checks values, to this error beside numbers of size 1, and gradients, relative to their norm."""
+    own = {x: options.pop(x) for x in ("logits_dtype", "accumulate_dtype", "max_memory") if x in options}
+    leaves = {k: x for k, x in given.items() if x.requires_grad}
+    wide = {k: x.detach().double().requires_grad_() for k, x in leaves.items()}
+    whole = {k: x.double() for k, x in given.items() if k != "index"} | wide
+    logits = torch.nn.functional.linear(whole["input"], whole["linear_weight"], whole.get("linear_bias"))
+    exact = truth(logits, given["index"], **options)
+    found = F.linear_token_log_probs(**given, **options, **own, return_entropy=True)
+    upstream = [torch.randn_like(x) for x in exact]
+    for x, y in zip(found, exact, strict=True):
+        assert x.shape == y.shape and float((x - y).detach().abs().max()) <= value * max(
+            1.0, float(y.detach().abs().max())
+        )
+    slopes = torch.autograd.grad(
+        found, [*leaves.values()], [g.to(x.dtype) for g, x in zip(upstream, found, strict=True)]
+    )
+    right = torch.autograd.grad(exact, [*wide.values()], upstream)
+    for x, y, z in zip(slopes, right, leaves.values(), strict=True):
+        assert x.dtype == z.dtype and x.shape == z.shape
+        assert float((x.double() - y).norm()) <= slope * float(y.norm())
+
+
+@kernels
+@pytest.mark.parametrize(
+    ("dtype", "logits", "value", "slope"),
+    [
+        ("float32", None, 1e-6, 1e-6),
+        ("bfloat16", None, 2e-2, 1e-2),
+        ("float16", None, 2e-3, 2e-3),
+        ("bfloat16", "float32", 1e-6, 4e-3),
+        ("float64", None, 1e-13, 1e-13),
+    ],
+)
+def test_chunks(dtype: str, logits: str | None, value: float, slope: float) -> None:
+    for several in (0, 3):
+        options = {"temperature": 0.8, "logits_dtype": logits, "accumulate_dtype": logits}
+        linear_agrees(layer(several=several, dtype=dtype), value, slope, max_memory=SMALL, **options)
+
+
+@kernels
+@pytest.mark.parametrize("classes", [5, 2050, 9001])
+def test_long_and_short_rows_of_a_layer(classes: int) -> None:
+    linear_agrees(layer((13,), classes), 1e-6, 2e-6, max_memory=5 * classes * 4, softcap=6.0)
+
+
+@kernels
+def test_masks_and_ignored_labels_of_a_layer() -> None:
+    given = layer((4, 12))
+    given["index"][1:3, ::3] = -100
+    mask = (torch.arange(12) % 5 > 0).reshape(1, 12).to(KERNELS)
+    linear_agrees(given, 1e-6, 2e-6, max_memory=SMALL, mask=mask)
+
+
+@kernels
+@pytest.mark.parametrize("frozen", [(), ("linear_weight",), ("input", "linear_bias")])
+def test_products_and_memory(frozen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product per chunk forward, one more and one per factor that requires a gradient backward; and beside results
+    nothing larger than a chunk.
+    """
+    given = {k: x.detach().requires_grad_(x.requires_grad and k not in frozen) for k, x in layer(several=2).items()}
+    device, products, shapes = torch_device.device_of(given["input"]), [], []
+    matmul, empty = device.matmul, device.empty
+    monkeypatch.setattr(device, "matmul", lambda *x, **y: products.append(1) or matmul(*x, **y))
+    monkeypatch.setattr(device, "empty", lambda *x: shapes.append(tuple(x[0])) or empty(*x))
+    found = F.linear_token_log_probs(**given, max_memory=SMALL, return_entropy=True)
+    chunks = -(-41 // 4)
+    assert len(products) == chunks
+    (found.log_probs.sum() + found.entropy.sum()).backward()
+    assert len(products) == chunks * (2 + sum(given[x].requires_grad for x in ("input", "linear_weight")))
+    assert set(shapes) <= {(41, 3), (41, 4), (4, 304), (41, 24), (300, 24), (300,)}
+
+
+@kernels
+def test_label_out_of_range_is_named_by_its_place_among_all() -> None:
+    given = layer((41,), several=2)
+    given["index"][33, 1] = 300
+    with pytest.raises(IndexError, match=r"^linear_token_log_probs: `index\[33, 1\]` must be .* got 300 for 300"):
+        F.linear_token_log_probs(**given, max_memory=SMALL, check_targets="sync")
+    found = F.linear_token_log_probs(**given, max_memory=SMALL, check_targets="off")
+    assert found.isnan().nonzero().tolist() == [[33, 1]]
+
+
+def of_layer(function: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
+    """A number as a function of features and weight; ``function`` gives log-probabilities and entropies of a layer."""
+
+    def value(x: torch.Tensor, w: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+        log_probs, entropy = function(x, w, given["index"] if index is None else index)
+        return log_probs.sin().sum() + (entropy * entropy).sum()
+
+    return value
+
+
+@kernels
+def test_transforms_of_a_layer() -> None:
+    given = {k: x.detach() for k, x in layer((3, 6), 40, 2, "float64").items()}
+    x, w, index = (given[k] for k in ("input", "linear_weight", "index"))
+
+    def ours(x: torch.Tensor, w: torch.Tensor, index: torch.Tensor) -> Any:
+        return F.linear_token_log_probs(x, w, index, return_entropy=True, max_memory=4 * 40 * 8)
+
+    found, exact = (of_layer(f, given) for f in (ours, lambda x, w, i: truth(x @ w.T, i)))
+    for transform in (
+        lambda f: torch.func.grad(f, (0, 1)),
+        lambda f: torch.func.vmap(torch.func.grad(f), (0, None, 0)),
+    ):
+        torch.testing.assert_close(transform(found)(x, w, index), transform(exact)(x, w, index))
+    v = torch.randn_like(x)
+    for transform in (lambda f: f, torch.func.grad):
+        pair = [torch.func.jvp(partial(transform(f), w=w, index=index), (x,), (v,)) for f in (found, exact)]
+        torch.testing.assert_close(*pair)
+    leaves = [y.clone().requires_grad_() for y in (x, w)]
+    both = []
+    for f in (found, exact):
+        (first,) = torch.autograd.grad(f(*leaves), leaves[0], create_graph=True)
+        both.append(torch.autograd.grad((first * v).sum(), leaves))
+    torch.testing.assert_close(*both)
+
+
+@kernels
+def test_a_compiled_graph_of_a_layer() -> None:
+    torch.compiler.reset()
+    given = layer()
+    leaves = [x for x in given.values() if x.requires_grad]
+
+    def step(**given: Any) -> torch.Tensor:
+        found = F.linear_token_log_probs(**given, max_memory=SMALL, return_entropy=True)
+        return found.log_probs.sum() + found.entropy.sum()
+
+    value = torch.compile(step, fullgraph=True, backend="aot_eager")(**given)
+    torch.testing.assert_close(value, step(**given))
+    for a, b in zip(torch.autograd.grad(value, leaves), torch.autograd.grad(step(**given), leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_numpy_arrays_of_a_layer() -> None:
+    given = {k: x.detach().cpu().numpy() for k, x in layer(several=2).items()}
+    found = F.linear_token_log_probs(**given, return_entropy=True)
+    logits = torch.from_numpy(given["input"]) @ torch.from_numpy(given["linear_weight"]).T
+    exact = truth(logits + torch.from_numpy(given["linear_bias"]), torch.from_numpy(given["index"]))
+    for a, b in zip(found, exact, strict=True):
+        assert a.dtype == numpy.float32
+        numpy.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+def test_cupy_arrays_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {k: x.cpu() for k, x in layer().items()}
+    log_probs, entropy = truth(
+        torch.nn.functional.linear(given["input"], given["linear_weight"], given["linear_bias"]), given["index"]
+    )
+    (right,) = torch.autograd.grad(log_probs.sum() + entropy.sum(), given["linear_weight"])
+    with stand_in.cupy() as cupy:
+        from cupylosses.backends.cupy_device import CupyDevice
+
+        def matmul(self: Any, a: Any, b: Any, out: Any, add: Any = None) -> None:
+            out[...] = a @ b + (0 if add is None else add)
+
+        monkeypatch.setattr(CupyDevice, "matmul", matmul)
+        arrays = {k: cupy.asarray(x.detach().numpy()) for k, x in given.items()}
+        value, slope = cupylosses.value_and_grad(
+            F.linear_token_log_probs, argnums="linear_weight", **arrays, return_entropy=True, max_memory=SMALL
+        )
+        for a, b in ((value.log_probs, log_probs), (value.entropy, entropy), (slope, right)):
+            numpy.testing.assert_allclose(numpy.asarray(a), b.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"linear_weight": torch.ones(300, 23)}, ValueError, "the same last dimension"),
+        ({"linear_weight": torch.ones(300, 2, 24)}, ValueError, r"`linear_weight` must have shape \(C, D\)"),
+        ({"linear_weight": torch.ones(300, 24).bfloat16()}, TypeError, "one dtype, got .*autocast"),
+        (
+            {"index": torch.zeros(40, dtype=torch.int64)},
+            ValueError,
+            "`index` must have the shape of the rows",
+        ),
+        ({"max_memory": 0}, ValueError, "`max_memory` must be a number of bytes > 0, got 0"),
+        ({"logits_dtype": "float16"}, ValueError, "`logits_dtype` must be 'float32' for operands of float32"),
+    ],
+)
+def test_errors_of_a_layer(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {k: x.detach().cpu() for k, x in layer().items() if k != "linear_bias"}
+    with pytest.raises(error, match=f"^linear_token_log_probs: .*{message}"):
+        F.linear_token_log_probs(**(given | changed))

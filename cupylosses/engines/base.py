@@ -160,6 +160,7 @@ class Plan(ABC):
     run_value: Callable[..., Any]
     run_value_and_gradients: Callable[..., Any]
     run_gradients: Callable[..., Any]
+    run_from_residual: Callable[..., Any]
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine

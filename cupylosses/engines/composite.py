@@ -56,6 +56,20 @@ class CompositePlan(Plan):
     ) -> list[Any]:
         """The wanted gradients for a ``grad_output``, which is one number or has the shape of the value."""
 
+    def run_from_residual(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        residual: int,
+        grad_output: int,
+        per_row: bool,
+    ) -> list[Any]:
+        """The same from the residual of forward, of plans that have one."""
+        raise NotImplementedError("this plan has no residual")
+
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         raise NotImplementedError("a composite plan runs itself")
 

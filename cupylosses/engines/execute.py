@@ -354,6 +354,8 @@ def from_residual(
     """The gradients from the residual of forward, for a ``grad_output`` per row or one number. The first gradient is
     written into ``over`` if that is given.
     """
+    if plan.composite:
+        return plan.run_from_residual(device, pointers, scalars, divisor, wanted, residual, grad_output, per_row)
     if over is None:
         gradients, addresses = gradient_buffers(plan, device, wanted)
     else:

@@ -95,7 +95,7 @@ class LinearSoftmaxLoss(Definition):
 
     @property
     def common_texts(self) -> Mapping[str, str]:
-        return {**self.of_logits.common_texts, **_TEXTS}
+        return {**self.of_logits.common_texts, **TEXTS}
 
     @property
     def symbols(self) -> str:
@@ -128,7 +128,8 @@ class LinearSoftmaxLoss(Definition):
         }
 
 
-_TEXTS = {
+#: Texts on the arguments of losses with a linear layer.
+TEXTS = {
     "in_features": "Features of the input, D.",
     "num_classes": "Number of classes, C.",
     "out_features": "Sizes d_1, ..., d_K of a K-dimensional loss.",

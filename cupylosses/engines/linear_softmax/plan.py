@@ -354,7 +354,7 @@ class LinearPlan(ChunkedPlan):
         auxiliary: Sequence[int],
         gradients: Sequence[Any] = (),
     ) -> None:
-        """Runs all chunks: logits, the row kernel of ``stage`` with its ``own`` arguments, products for gradients."""
+        """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``."""
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
         of_target = gradients[2] if gradients else None
         wanted, stream = (bool(gradients), of_target is not None), device.stream()

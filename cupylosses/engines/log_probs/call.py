@@ -37,19 +37,54 @@ class Static(NamedTuple):
     has_tangent: tuple[bool, ...] = ()
 
 
+class LinearStatic(NamedTuple):
+    """The settings of :class:`Static`, then those of the layer:
+
+    Attributes:
+        biased: True if a bias is among the arrays.
+        logits_dtype: The dtype of the logits; None for that of the operands.
+        accumulate_dtype: The dtype in which chunks add up the gradient of the weight; None to choose by their number.
+        max_memory: Bytes that a chunk of logits may take; None to choose.
+    """
+
+    several: bool
+    masked: bool
+    capped: bool
+    entropy: bool
+    ignore_index: int
+    check: str
+    out_dtype: str | None
+    has_tangent: tuple[bool, ...]
+    biased: bool
+    logits_dtype: str | None
+    accumulate_dtype: str | None
+    max_memory: int | None
+
+    @property
+    def of_rows(self) -> Static:
+        """The settings of the rows."""
+        return Static._make(self[: len(Static._fields)])
+
+
+def linear_positions(static: LinearStatic) -> Mapping[str, int]:
+    """Where each array of a call with a linear layer is."""
+    names = ["input", "linear_weight", "index", *["linear_bias"] * static.biased, *["mask"] * static.masked]
+    return {name: i for i, name in enumerate(names)}
+
+
 def positions(static: Static) -> Mapping[str, int]:
     """Where each array of a call is."""
     return {name: i for i, name in enumerate(["logits", "index", *["mask"] * static.masked])}
 
 
-def value_shape(static: Static, rows: tuple[Any, ...], index: tuple[Any, ...]) -> tuple[Any, ...]:
+def value_shape(static: Static | LinearStatic, rows: tuple[Any, ...], index: tuple[Any, ...]) -> tuple[Any, ...]:
     """The shape of the packed result: of the index, or with the entropy one more value per row, which is the last."""
     if not static.entropy:
         return index
     return (*rows, (index[-1] if static.several else 1) + 1)
 
 
-def unpacked(static: Static, packed: Any) -> Any:
+def unpacked(static: Static | LinearStatic, packed: Any) -> Any:
     """The public result, of views of the packed one."""
     if not static.entropy:
         return packed

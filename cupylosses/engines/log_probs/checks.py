@@ -54,6 +54,15 @@ def several_labels(loss: Any, logits: Sequence[int], index: Any) -> bool:
     )
 
 
+def weight(loss: Any, weight: Any) -> None:
+    """The weight is that of a layer with one dimension of classes."""
+    if len(weight.shape) != 2:
+        raise ValueError(
+            f"{loss.name}: `linear_weight` must have shape (C, D), as `torch.nn.Linear.weight`, got "
+            f"{tuple(weight.shape)}."
+        )
+
+
 def arrays(loss: Any, names: Sequence[str], given: Sequence[Any], rows: tuple[int, ...]) -> None:
     """Dtypes of all arrays, and the shape of the mask. Tangents, which have no names, follow the others."""
     for name, x in zip(names, given, strict=False):

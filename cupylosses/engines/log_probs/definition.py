@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define_function
+from cupylosses.engines.linear_softmax.definition import TEXTS as LAYER_TEXTS
 from cupylosses.engines.softmax.definition import IGNORED
 
 #: Keyword arguments, with their defaults.
@@ -103,6 +104,28 @@ class LogProbs(Definition):
         }
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearLogProbs(LogProbs):
+    """Log-probabilities of the output of a linear layer, whose logits exist in chunks of rows."""
+
+    @cached_property
+    def common(self) -> Mapping[str, Any]:
+        return {"linear_bias": None, **_COMMON, "logits_dtype": None, "accumulate_dtype": None, "max_memory": None}
+
+    @cached_property
+    def array_names(self) -> tuple[str, ...]:
+        return ("input", "linear_weight", "index", "linear_bias", "mask")
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        return {**LAYER_TEXTS, **_TEXTS}
+
+    @property
+    def symbols(self) -> str:
+        logits = "input @ linear_weight.T + linear_bias"
+        return f"with the logits {logits}; {super().symbols.removeprefix('with ').replace('input', 'logits')}"
+
+
 _TEXTS = {
     "temperature": "Divisor of the logits, after scale and softcap. A finite number > 0.",
     "softcap": "Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. "
@@ -118,6 +141,6 @@ _TEXTS = {
 }
 
 
-def define_log_probs(**fields: Any) -> LogProbs:
-    """Makes a :class:`LogProbs` and enters it in the registry, from which the public function is built."""
-    return define_function(LogProbs(**fields))
+def define_log_probs(kind: type[LogProbs] = LogProbs, **fields: Any) -> LogProbs:
+    """Makes a definition and enters it in the registry, from which the public function is built."""
+    return define_function(kind(**fields))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from cupylosses import checks
 from cupylosses.adoption import adopted
@@ -26,8 +26,8 @@ class LogProbEngine(Engine):
 
     name = "log-probabilities"
     needs_chip = True
-    Definition = LogProbs
-    Static = Static
+    Definition: ClassVar[Any] = LogProbs
+    Static: ClassVar[Any] = Static
 
     # Arguments
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cupylosses import checks
 from cupylosses.checks import FLOATING, INTEGER, dtype_name
-from cupylosses.definition.base import Parameter
+from cupylosses.definition.base import Definition, Parameter
 from cupylosses.engines.softmax.call import Rows
 from cupylosses.engines.softmax.definition import CHECKS, IGNORED, SoftmaxLoss
 
@@ -188,14 +188,16 @@ def arrays(call: Rows) -> None:
     without_gradients(call)
 
 
-def bad_label(loss: SoftmaxLoss, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
-    """The error for a label that is no class, nor the ignored one; ``alike`` where all of these are the same."""
+def bad_label(loss: Definition, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
+    """The error for a label that is no class, nor the ignored one; ``alike`` where all of these are the same. Labels
+    are the last operand.
+    """
     where = f"[{', '.join(map(str, position))}]" if position else ""
     hint = f"; did you mean ignore_index={value}?" if alike else "."
     allowed = f"a class index, 0 to {classes - 1}, or `ignore_index`"
     if classes == 0:
         allowed = "`ignore_index`, as there are no classes"
     return IndexError(
-        f"{loss.name}: `{loss.operands[1].name}{where}` must be {allowed}, "
+        f"{loss.name}: `{loss.operands[-1].name}{where}` must be {allowed}, "
         f"got {value} for {classes} class{'es' * (classes != 1)}{hint}"
     )

@@ -1,0 +1,181 @@
+"""Plans of log-probabilities of a linear layer's output: chunks of rows, of which each is a matrix product and a row
+kernel. Backward computes the logits of a chunk again and, from what forward has left of each row, writes their gradient
+over them.
+
+    stage      products per chunk      row kernel
+    value      1                       log-probabilities, entropies, and four numbers per row for backward
+    gradients  2 or 3                  the gradient of the logits
+
+Nothing but the workspace of one chunk, and what accumulates the gradient of the weight, is allocated besides the
+results and these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted, contiguous
+from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.execute import gradient_buffers
+from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
+from cupylosses.engines.log_probs.call import LinearStatic, linear_positions, value_shape
+from cupylosses.engines.log_probs.plan import LogProbPlan
+from cupylosses.interop import ITEMSIZE
+
+
+class SeparateSpec(TensorSpec):
+    """A chunk of float32 logits whose gradient, of 16 bits, lies in rows of as many elements elsewhere: written over
+    logits it would overwrite some that another thread has still to read.
+    """
+
+    #: The dtype of the gradient.
+    narrow = ""
+
+    @property
+    def gradient(self) -> TensorSpec:
+        return TensorSpec(self.narrow, self.shape, self.strides)
+
+
+class HalfGradients(SeparateSpec):
+    """Of float16."""
+
+    narrow = "float16"
+
+
+class Bfloat16Gradients(SeparateSpec):
+    """Of bfloat16."""
+
+    narrow = "bfloat16"
+
+
+_SEPARATE = {"float16": HalfGradients, "bfloat16": Bfloat16Gradients}
+
+
+class LinearLogProbPlan(ChunkedPlan):
+    """The plan of log-probabilities of a linear layer's output."""
+
+    static: LinearStatic
+    separate = True
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        static: LinearStatic = call.static
+        self.index, rows = tensors[2], tensors[0].shape[:-1]
+        compute = "float64" if promoted == "float64" else "float32"
+        self.residual = contiguous(compute, (*rows, 4))
+        self.auxiliary = () if any(static.has_tangent) else (self.residual,)
+        super().__init__(engine, call, tensors, promoted, machine, linear_positions(static))
+        self.result = static.out_dtype or compute
+        #: Labels of a row, and values.
+        self.labels = self.index.shape[-1] if static.several else 1
+        self.columns = self.labels + static.entropy
+        # Derivatives along tangents are the formula's.
+        self.empty = not (self.rows and self.classes and self.depth and self.labels) or any(static.has_tangent)
+        self.scalar = False
+        spec = contiguous(self.result, value_shape(static, self.rows_shape, self.index.shape))
+        self.shape, self.strides = spec.shape, spec.strides
+        self.differentiable = tuple([i in (0, 1, self.at.get("linear_bias")) for i in range(len(tensors))])
+        self.speculative = self.nothing
+        self.partials = self.records = self.slot = 0
+        self.takes_status = True
+        self.reports = static.check != "off"
+        self.waits = static.check == "sync"
+        if not self.empty:
+            self.divide()
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return self.strides
+
+    @cached_property
+    def row_plans(self) -> list[LogProbPlan]:
+        """The plan of the rows of each chunk."""
+        return [self._rows(first, rows) for first, rows in self.spans]
+
+    def _rows(self, first: int, rows: int) -> LogProbPlan:
+        static = self.static
+        kind = LogitsSpec if self.logits == self.input.dtype else _SEPARATE[self.input.dtype]
+        logits = kind(self.logits, (rows, self.classes), (self.pitch, 1))
+        shape = (rows, self.labels) if static.several else (rows,)
+        arrays = [contiguous(self.index.dtype, shape), *[contiguous("bool", (rows,))] * static.masked]
+        call = Call(self.loss, (), static.of_rows._replace(has_tangent=()))
+        # A label is reported by its place among all.
+        site = (self.index.shape, first * self.labels)
+        return LogProbPlan(self.engine, call, (logits, *arrays), self.promoted, self.machine, site)
+
+    # Runs
+
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        value = device.empty(self.shape, self.strides, self.result)
+        place, residual = device.address(value), next(iter(auxiliary), 0)
+        self._run(device, arrays, scalars, "unreduced", (), lambda first: (residual and residual + self._left * first,
+                                                                           place + self._stored * first))  # fmt: skip
+        return value
+
+    def run_from_residual(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        wanted: Wanted,
+        residual: int,
+        grad_output: int,
+        per_row: bool,
+    ) -> list[Any]:
+        gradients, _ = gradient_buffers(self, device, wanted)
+        step = self._stored if per_row else 0
+        self._run(
+            device, arrays, scalars, "from_residual", gradients,
+            lambda first: (residual + self._left * first, grad_output + step * first, int(per_row)),
+        )  # fmt: skip
+        return gradients
+
+    @property
+    def _left(self) -> int:
+        """Bytes that forward leaves of a row."""
+        return 4 * ITEMSIZE[self.compute]
+
+    @property
+    def _stored(self) -> int:
+        """Bytes of the values of a row."""
+        return self.columns * ITEMSIZE[self.result]
+
+    def _run(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        stage: str,
+        gradients: Sequence[Any],
+        own: Any,
+    ) -> None:
+        """All chunks with the row kernel of ``stage``, whose arguments for a first row are ``own(first)``."""
+        labels, step = device.address(arrays[2]), self.labels * ITEMSIZE[self.index.dtype]
+        masks = [device.address(arrays[self.at["mask"]])] if self.static.masked else []
+        stream = device.stream()
+
+        def launch(i: int, first: int, rows: int, logits: int, of_logits: int) -> None:
+            written = [of_logits] if gradients else []
+            read = logits, labels + step * first, *[x + first for x in masks]
+            self.row_plans[i].launcher(stage, self.nothing, False)(
+                stream, *read, *written, *own(first), *scalars, 1.0, 1.0
+            )
+
+        self.sweep(device, arrays, gradients, launch)
+
+    def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:
+        raise NotImplementedError("a value per label is not reduced")
+
+    def run_gradients(self, *_: Any) -> list[Any]:
+        raise NotImplementedError("gradients are written from the residual of forward")
