@@ -159,13 +159,15 @@ ROUNDS = 9
 def paired(baseline: Callable[[], object], candidate: Callable[[], object], target: float) -> tuple[Timing, Timing]:
     """GPU milliseconds per call of two calls that take turns, which must have run before.
 
-    A sample covers several calls, as many as fill ``target`` seconds and two at least, so that the host, which enqueues
-    the first of them, is ahead of the others. For calls of a millisecond and more.
+    A sample covers several calls, as many as fill ``target`` seconds and two at least. A call of the baseline stands in
+    front of it, uncounted: while the GPU is busy with that, the host enqueues what is counted, as in training. For calls
+    of a millisecond and more.
     """
     samples: tuple[list[float], list[float]] = ([], [])
 
     def sample(call: Callable[[], object], count: int) -> float:
         start, end = event(), event()
+        baseline()
         start.record()
         for _ in range(count):
             call()
