@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the losses on this GPU, beside torch in several ways and a plain copy, and store the rows.
 
-    python scripts/benchmark.py                   everything, in less than nine minutes
+    python scripts/benchmark.py                   everything, in ten minutes
     python scripts/benchmark.py --quick           only the project's figures, in less than four
     python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
     python scripts/benchmark.py --sections linear linear layers with a loss, in a minute and a half
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--sections", type=section_names, default=tuple(report.TABLES), help="comma-separated")
     result.add_argument("--quick", action="store_true", help="only the project's figures")
     result.add_argument(
-        "--budget", type=positive, help="seconds after which no measurement begins (default: 510; with --quick 220)"
+        "--budget", type=positive, help="seconds after which no measurement begins (default: 600; with --quick 220)"
     )
     result.add_argument("--target", type=positive, default=0.04, help="seconds per measurement and provider (0.04)")
     result.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="directory of the CSV files")
@@ -181,7 +181,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     # torch warns at every call that the `mean` of kl_div is not the divergence; here it is just another workload.
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")
     where = records.environment()
-    budget = Budget(options.budget or (220 if options.quick else 510))
+    budget = Budget(options.budget or (220 if options.quick else 600))
     sizes = options.sizes or (figures.SIZES if options.quick else SIZES)
     run = Run(
         chosen_losses(options.loss),

@@ -313,6 +313,16 @@ def row_losses() -> str:
     return table(["function", "value of a row", "options of its own", "in torch"], rows)
 
 
+def layer_losses() -> str:
+    """The README's table of losses of a linear layer."""
+    rows = []
+    for loss in registry(LinearSoftmaxLoss).values():
+        base = loss.of_logits.common
+        own = [f"`{name}={x!r}`" for name, x in loss.common.items() if name not in base and name != "options"]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a row", "options beside those of the logits' loss", "in torch"], rows)
+
+
 def primitives() -> str:
     """The functions that a value expression may use, with their comments from the source."""
     rows = [
@@ -384,7 +394,7 @@ def tried() -> Iterator[tuple[str, str]]:
 
 #: Documents with generated parts: the generator of each pair of markers.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"losses": losses, "losses of rows": row_losses},
+    "README.md": {"losses": losses, "losses of rows": row_losses, "losses of layers": layer_losses},
     "docs/adding-a-loss.md": {"primitives": primitives},
     "docs/mutations.md": {"mutants": mutants},
     "docs/transforms.md": {"transforms": transforms},
