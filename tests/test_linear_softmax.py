@@ -9,10 +9,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from cupy_memory import array, tensor
 from devices import KERNELS
 
 import cupylosses.functional
-from cupylosses import nn
+from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.engines.linear_softmax.plan import LinearPlan
 
@@ -462,3 +463,169 @@ def test_module_of_torch() -> None:
     x, y = torch.randn(2, 5), torch.randint(10, (2, 4, 3))
     assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
     torch.testing.assert_close(module(x, y), theirs(x, y))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In place of torch's function
+
+needs_torchs = pytest.mark.skipif(not hasattr(T, "linear_cross_entropy"), reason="torch 2.13 or newer has it")
+
+
+def calls_of_torch() -> dict[str, dict[str, Any]]:
+    """Arguments that torch takes, too."""
+    probabilities = torch.randn(41, 300).softmax(-1).to(KERNELS)
+    return {
+        "plain": {},
+        "no bias": {"linear_bias": None},
+        "class weights": {"weight": torch.rand(300).to(KERNELS)},
+        "options": {"label_smoothing": 0.1, "reduction": "sum", "ignore_index": 3},
+        "a value per row": {"reduction": "none"},
+        "probabilities": {"target": probabilities},
+        "one row": {"input": operands()["input"][1].detach(), "target": torch.tensor(7).to(KERNELS)},
+    }
+
+
+@kernels
+@needs_torchs
+@pytest.mark.parametrize("name", calls_of_torch())
+def test_served_in_place_of_torchs_function(name: str) -> None:
+    given = {k: x.detach() for k, x in operands().items()}
+    if name == "options":
+        given["target"].masked_fill_(given["target"] == -100, 3)
+    given |= calls_of_torch()[name]
+    leaves = [x for x in given.values() if isinstance(x, torch.Tensor) and x.shape[-1:] == (24,)]
+    for x in leaves:
+        x.requires_grad_()
+    expected = T.linear_cross_entropy(**given)
+    with cupylosses.patch_torch() as report:
+        found = T.linear_cross_entropy(**given)
+    assert (report.served.total(), report.passed_on.total()) == (1, 0), report
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    upstream = torch.full_like(expected, 0.5)
+    of_ours, of_torch = (torch.autograd.grad(x, leaves, upstream) for x in (found, expected))
+    for a, b in zip(of_ours, of_torch, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@kernels
+@needs_torchs
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"input": torch.ones(2, 4, 24), "target": torch.zeros(2, 300, dtype=torch.int64)}, id="three"),
+        pytest.param({"target": torch.zeros(41, dtype=torch.int32)}, id="narrow labels"),
+        pytest.param({"linear_weight": torch.ones(300, 23)}, id="shapes"),
+        pytest.param({"reduction": "batchmean"}, id="reduction"),
+        pytest.param({"mask": torch.ones(41) > 0}, id="mask"),
+    ],
+)
+def test_other_calls_are_torchs(changed: dict[str, Any]) -> None:
+    """With torch's result, or its error."""
+    given = {k: x.detach() for k, x in operands().items()} | changed
+    given = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in given.items()}
+
+    def outcome() -> Any:
+        try:
+            return T.linear_cross_entropy(**given)
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = outcome()
+    with cupylosses.patch_torch() as report:
+        found = outcome()
+    assert not report.served
+    assert {name for name, *_ in report.passed_on} == {"linear_cross_entropy"}, report
+    assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected
+
+
+@needs_torchs
+def test_autocast_in_place() -> None:
+    given = {k: x.detach() for k, x in operands().items()}
+    if KERNELS == "cpu":
+        pytest.skip("torch autocasts its function on a GPU")
+    with torch.autocast("cuda", torch.bfloat16), cupylosses.patch_torch() as report:
+        assert T.linear_cross_entropy(**given).dtype == torch.float32
+    assert report.served.total() == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# value_and_grad
+
+
+@pytest.mark.parametrize("argnums", [(0, 1), ("input", "linear_weight", "linear_bias"), "linear_weight"])
+def test_value_and_grad(argnums: Any) -> None:
+    given = operands()
+    value, gradients = cupylosses.value_and_grad(F.linear_cross_entropy, **given, argnums=argnums)
+    expected, exact = truth(given, 1.0)
+    torch.testing.assert_close(value.double().cpu(), expected, rtol=1e-5, atol=0)
+    names = [
+        ["input", "linear_weight"][x] if isinstance(x, int) else x
+        for x in ([argnums] if isinstance(argnums, str) else argnums)
+    ]
+    for name, x in zip(names, [gradients] if isinstance(argnums, str) else gradients, strict=True):
+        torch.testing.assert_close(x.double().cpu(), exact[name], rtol=1e-4, atol=1e-6)
+
+
+def test_value_and_grad_of_numpy_arrays() -> None:
+    given = {k: x.detach().cpu().numpy() for k, x in operands().items()}
+    value, gradients = cupylosses.value_and_grad("linear_cross_entropy", **given, argnums=(0, 1))
+    tensors = {k: torch.from_numpy(x).requires_grad_(x.dtype.kind == "f") for k, x in given.items()}
+    expected, exact = truth(tensors, 1.0)
+    assert abs(float(value) - float(expected)) < 1e-5
+    for name, x in zip(("input", "linear_weight"), gradients, strict=True):
+        assert isinstance(x, numpy.ndarray)
+        numpy.testing.assert_allclose(x, exact[name].numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_labels_have_no_gradient() -> None:
+    with pytest.raises(TypeError, match="linear_cross_entropy: `target` of int64 has no gradient"):
+        cupylosses.value_and_grad(F.linear_cross_entropy, **operands(), argnums=2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# CuPy arrays, for which NumPy stands in without a GPU (`tools.cupy_stand_in`)
+
+
+def as_arrays(cupy: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {k: array(cupy, x.detach()) for k, x in given.items()}
+
+
+@kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_memory": 8 * 320 * 2},
+        {"reduction": "sum", "label_smoothing": 0.1, "max_memory": 8 * 320 * 2},
+        {"accumulate_dtype": "float32", "softcap": 5.0},
+        {"normalizer": 7.0},
+        {"skip_ignored": True},
+    ],
+    ids=lambda x: "-".join(x) or "defaults",
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_cupy_arrays(cupy: Any, dtype: str, options: dict[str, Any]) -> None:
+    if dtype == "float64":
+        options = {k: x for k, x in options.items() if k != "accumulate_dtype"}
+    given = operands(dtype=dtype)
+    names = ("input", "linear_weight", "linear_bias")
+    found = cupylosses.value_and_grad(F.linear_cross_entropy, **as_arrays(cupy, given), argnums=names, **options)
+    exact = {k: x for k, x in options.items() if k not in LAYER_OPTIONS}
+    expected, slopes = truth(given, 1.0, **exact)
+    assert interop.kind(found[0]) == "cupy"
+    assert float((tensor(found[0]).cpu().double() - expected).abs() / expected.abs()) <= TOLERANCE[dtype]
+    for name, x in zip(names, found[1], strict=True):
+        assert x.dtype.name == dtype
+        wrong = tensor(x).cpu().double() - slopes[name]
+        assert float(wrong.norm() / slopes[name].norm()) <= 2 * TOLERANCE[dtype], name
+
+
+@kernels
+def test_cupy_arrays_without_gradients_or_reduction(cupy: Any) -> None:
+    given = operands()
+    arrays = as_arrays(cupy, given)
+    found = F.linear_cross_entropy(**arrays, reduction="none", max_memory=SMALL)
+    expected = truth(given, 1.0, reduction="none")[0]
+    torch.testing.assert_close(tensor(found).cpu().double(), expected, rtol=1e-5, atol=1e-6)
+    value = F.linear_cross_entropy(**arrays, max_memory=SMALL)
+    torch.testing.assert_close(tensor(value).cpu().double(), truth(given, 1.0)[0], rtol=1e-6, atol=0)

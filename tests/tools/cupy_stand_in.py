@@ -118,9 +118,16 @@ def _own(function: Callable[..., Any]) -> Callable[..., Array]:
     return lambda *arguments, **named: numpy.asarray(function(*arguments, **named)).view(Array)
 
 
+def _gemm(a: Any, b: Any, out: Any, accumulate: bool) -> None:
+    """``cublas.gemm``, whose arithmetic is at least float32."""
+    wide = numpy.float64 if out.dtype == numpy.float64 else numpy.float32
+    product = numpy.matmul(numpy.asarray(a, wide), numpy.asarray(b, wide))
+    out[...] = product + out if accumulate else product
+
+
 def _module(stream: Stream) -> Any:
     """The module that replaces ``cupy``."""
-    same = ("asarray", "ascontiguousarray", "broadcast_to", "from_dlpack", "full_like", "ones_like", "sum", "where",
+    same = ("asarray", "ascontiguousarray", "broadcast_to", "flatnonzero", "from_dlpack", "full_like", "ones_like", "sum", "where",
             "zeros_like")  # fmt: skip
     cuda = SimpleNamespace(
         Device=Device,
@@ -156,7 +163,7 @@ def cupy(**chosen: Any) -> Iterator[Any]:
         with mock.patch.object(interop, "cupy", lambda: module):
             dispatch.backend("cupy")
     from cupylosses.backends import cupy as cupy_backend
-    from cupylosses.backends import cupy_device
+    from cupylosses.backends import cublas, cupy_device
 
     def of_numpy(x: Any) -> Any:
         return array_api_compat.numpy if isinstance(x, Array) else namespace(x)
@@ -171,6 +178,7 @@ def cupy(**chosen: Any) -> Iterator[Any]:
             mock.patch.object(cupy_backend, "cupy", module),
             mock.patch.object(cupy_device, "cupy", module),
             mock.patch.object(cupy_device.CupyDevice, "launcher", Launcher),
+            mock.patch.object(cublas, "gemm", _gemm),
             mock.patch.dict(cupy_device.devices, clear=True),
             numpy.errstate(divide="ignore", invalid="ignore", over="ignore"),
         ):

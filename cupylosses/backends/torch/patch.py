@@ -5,6 +5,7 @@ and the kernels run, torch's own function otherwise.
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
@@ -36,6 +37,15 @@ AUTOCAST = "torch refuses it under autocast"
 _REFUSED_UNDER_AUTOCAST = (torch.nn.functional.binary_cross_entropy,)
 
 
+class _Torchs(threading.local):
+    """True of ``here`` while this thread runs a function of torch, which may call others: all of it is torch's."""
+
+    here = False
+
+
+_torchs = _Torchs()
+
+
 def replacements(
     functions: Any, reports: Callable[[], Sequence[Any]]
 ) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
@@ -45,8 +55,9 @@ def replacements(
     found: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
     loss: Definition
     for loss in registry().values():
-        if loss.torch:
-            theirs = getattr(torch.nn.functional, loss.torch)
+        # Torch may be older than the function.
+        theirs: Any = getattr(torch.nn.functional, loss.torch, None) if loss.torch else None
+        if theirs is not None:
             found[loss.torch] = theirs, _replacement(loss, theirs, functions, reports)
     return found
 
@@ -65,7 +76,7 @@ def _replacement(
             # Inductor fuses torch's functions with what is around them; ours is one operator by itself.
             return theirs(*arguments, **named)
         opened = reports()
-        if not opened:
+        if not opened or _torchs.here:
             return theirs(*arguments, **named)
         given = (*arguments, *named.values()) if named else arguments
         overridden = has_torch_function(given)
@@ -92,7 +103,11 @@ def _replacement(
         if overridden:
             # As torch's function does, but with itself for what is called: handlers know it by its identity.
             return handle_torch_function(theirs, given, *arguments, **named)
-        return theirs(*arguments, **named)
+        _torchs.here = True
+        try:
+            return theirs(*arguments, **named)
+        finally:
+            _torchs.here = False
 
     function.__prepare_scriptable__ = lambda: theirs  # type: ignore[attr-defined]  # what torch.jit.script compiles
     return function
@@ -174,7 +189,10 @@ def _asked(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> torch.T
     without_modes = torch_compat.without_torch_function()
     with without_modes, torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        _torchs.here = True
         try:
             return theirs(*arguments, **named)
         except Exception:
             return None
+        finally:
+            _torchs.here = False

@@ -10,6 +10,7 @@ from cupylosses.adoption import adopted
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import (
     ARGUMENTS,
+    DTYPE,
     SHAPES,
     Apart,
     Machine,
@@ -179,22 +180,29 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     # Standing in for torch's functions
 
     def differs(self, loss: Any, call: Call, takes: Callable[[Question], str | None], autocast: bool) -> str | None:
-        """torch's function is asked for float32 operands of two rows, and for the options of the call."""
-        static, arrays = call.static, call.arrays
-        rows = self.rows(call)
-        if 0 in arrays[0].shape or 0 in arrays[1].shape or len(arrays[0].shape) > 2:
+        static, arrays, at = call.static, call.arrays, positions(call.static)
+        input, linear_weight, target = arrays[:3]
+        # Torch has the classes in the second dimension of logits; weights of K dimensions are the formula's.
+        if input.ndim > 2 or linear_weight.ndim > 2 or 0 in (*input.shape, *linear_weight.shape):
             return SHAPES
-        if tuple(arrays[2].shape) != (rows.shape if static.kind == "indices" else tuple(rows.operands[0].shape)):
+        rows, indices = self.rows(call), static.kind == "indices"
+        if tuple(target.shape) != (rows.shape if indices else tuple(rows.operands[0].shape)):
             return SHAPES
-        if static.masked or static.normalized:
+        weight = arrays[at["weight"]] if static.weighted else None
+        if static.masked or static.normalized or getattr(weight, "requires_grad", False):
             return ARGUMENTS
+        dtypes = [checks.dtype_name(x) for x in arrays]
+        if autocast:
+            dtypes = ["float32" if x in checks.FLOATING and x != "float64" else x for x in dtypes]
+        ones = (1,) * (input.ndim - 1)
+        shapes = {"input": (*ones, 2), "linear_weight": (2, 2), "target": ones if indices else (*ones, 2)}
+        given = tuple([(x, shapes.get(x, (2,)), dtype) for x, dtype in zip(at, dtypes, strict=True)])
         changed = [(s.name, 1.0) for s, x in zip(loss.parameters, rows.parameters, strict=True) if x != s.default]
-        labels = ((1,), "int64") if static.kind == "indices" else ((1, 2), "float32")
-        names = self.names(call)
-        given = (("input", (1, 2), "float32"), ("linear_weight", (2, 2), "float32"), ("target", *labels))
-        more = tuple([(x, (2,), "float32") for x in names[3:]])
-        question = Question((*given, *more), (*changed, ("reduction", static.reduction)))
-        return None if takes(question) == "float32" else ARGUMENTS
+        reduction = ("reduction", static.reduction)
+        if takes(Question(given, (*changed, reduction))) == checks.promote([dtypes[0], dtypes[2]]):
+            return None
+        plain = (("input", (1, 2), "float32"), ("linear_weight", (2, 2), "float32"), ("target", (1,), "int64"))
+        return DTYPE if takes(Question(plain, (reduction,))) is not None else ARGUMENTS
 
 
 def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
