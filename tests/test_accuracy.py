@@ -27,6 +27,7 @@ from cupylosses import define_loss, reference_math
 from cupylosses.build import function_of
 from cupylosses.definition.base import Kink, Operand
 from cupylosses.definition.registry import registry
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
@@ -454,6 +455,19 @@ def test_a_loss_of_rows_that_is_a_little_off_is_noticed(
     monkeypatch.setattr(F, "cross_entropy", lambda **k: right(**k) * factor)
     sweep = Sweep(registry(SoftmaxLoss)["cross_entropy"], {"label_smoothing": 0.1}, count=24)
     assert names({x.result: x for x in sweep.measure()}) == wrong
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("i", [0, 1])
+def test_losses_of_a_layer_are_as_accurate_as_those_of_the_logits(i: int) -> None:
+    """Class indices in bfloat16, and class probabilities in float32."""
+    loss, dtype = registry(LinearSoftmaxLoss)["linear_cross_entropy"], ("bfloat16", "float32")[i]
+    found = list(Sweep.of(loss).sweeps(loss, [(dtype,)], device=KERNELS, count=24))
+    assert {x.words[0] for x in found} == {"linear_cross_entropy"}
+    sweep = next(x for x in found if x.kind == loss.of_logits.targets[i] and not x.case)
+    measured = {x.result: x for x in sweep.measure()}
+    assert list(measured) == ["value", "input", "target"][: 2 + i] and not names(measured), measured
+    assert 0 < max(x.worst.ulps for x in measured.values()) < 2
 
 
 # ----------------------------------------------------------------------------------------------------------------------

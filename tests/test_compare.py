@@ -30,12 +30,14 @@ from tools.representatives import representatives
 import cupylosses.functional as F
 from cupylosses import checks
 from cupylosses.definition.registry import registry
+from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing import host
 from cupylosses.testing.check import EDGES, Check
+from cupylosses.testing.linear_softmax import check as linear_check
 from cupylosses.testing.softmax import check as softmax_check
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -310,6 +312,32 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
     assert len(kernels) - elementwise <= 24 * len(registry(SoftmaxLoss))
 
 
+def test_the_lines_of_losses_of_a_layer(script: ModuleType) -> None:
+    """Every argument, dtype, reduction and layout that the line promises, with few kernels."""
+    overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
+    for loss in registry(LinearSoftmaxLoss).values():
+        tasks = overview.tasks(loss, "cpu")
+        checks = [x.check for x in tasks]
+        assert {x.kind for x in checks} == set(loss.of_logits.targets)
+        assert {"none", "mean", "sum", "batchmean"} == {x.reduction for x in checks}
+        assert {("float32",), ("bfloat16",)} == {x.dtypes for x in checks}
+        named = {name for x in checks for name in x.case}
+        assert {name for case in loss.cases for name in case} | {"linear_bias", "weight", "logits_dtype"} <= named
+        assert {x.layout for x in checks} == set(linear_check.LAYOUTS)
+        assert {"losses of a linear layer", bits.REPEATED, "numpy arrays"} == {x.section for x in tasks}
+        assert len(kernels_of(tasks)) <= 60
+
+
+@needs_compiler
+def test_losses_of_a_layer_are_compared(compare: Compare) -> None:
+    for arguments in (ON_CPU, ("--dtype", "bfloat16", "--reduction", "mean", "--layout", "packed", "chunks")):
+        done = compare("--loss", "linear_cross_entropy", *arguments)
+        assert done.status == 0, done.output
+    assert "rows of logits of a linear layer" in done.output and "packed" in done.output
+    done = compare("--loss", "linear_cross_entropy", "--shape", "6x9", "--dtype", "float32", *ON_CPU)
+    assert done.status == 0 and "given" in done.output, done.output
+
+
 def kernels_of(tasks: list[Any]) -> dict[Any, None]:
     """Kernels that a run of tasks compiles."""
     with host.recording() as found:
@@ -394,6 +422,20 @@ def test_a_gpu_adds_times_and_memory(script: ModuleType, monkeypatch: pytest.Mon
         console.print(overview.table([line], "x", speed.described(workload)))
         text = console.export_text()
         assert all(x in text for x in ("speed-up", "of a copy", "MiB", overview.number(line.speed_up)))
+
+
+def test_a_gpu_adds_times_of_layers_but_no_share_of_a_copy(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins(monkeypatch)
+    speed = importlib.import_module("comparing.speed")
+    workload = speed.workload(registry(LinearSoftmaxLoss)["linear_cross_entropy"], 1 << 12)
+    assert workload.shape[0] * workload.shape[1] * 2 <= 1 << 12
+    with host.recording() as kernels:
+        speed.calls(workload)
+    assert {"value_and_gradient", "finish"} <= {x.kind for x in kernels}
+    fields, problems = speed.measure(workload)
+    assert not problems and min(fields["ms"], fields["torch_ms"]) > 0 and fields["copy_fraction"] is None
+    # The stand-in's peak, without the value and both gradients.
+    assert fields["extra_bytes"] == PEAK - sum(workload.operand_bytes[:2]) - 2
 
 
 WHERE = {"gpu": "GPU A", "driver": "1", "torch": "2", "cuda": "13.0", "cupy": "14"}

@@ -127,8 +127,8 @@ def _gemm(a: Any, b: Any, out: Any, accumulate: bool) -> None:
 
 def _module(stream: Stream) -> Any:
     """The module that replaces ``cupy``."""
-    same = ("asarray", "ascontiguousarray", "broadcast_to", "flatnonzero", "from_dlpack", "full_like", "ones_like", "sum", "where",
-            "zeros_like")  # fmt: skip
+    same = ("asarray", "ascontiguousarray", "broadcast_to", "flatnonzero", "from_dlpack", "full_like", "ones_like",
+            "sum", "where", "zeros_like")  # fmt: skip
     cuda = SimpleNamespace(
         Device=Device,
         get_current_stream=lambda: stream,
@@ -162,8 +162,8 @@ def cupy(**chosen: Any) -> Iterator[Any]:
     except ImportError:
         with mock.patch.object(interop, "cupy", lambda: module):
             dispatch.backend("cupy")
-    from cupylosses.backends import cupy as cupy_backend
     from cupylosses.backends import cublas, cupy_device
+    from cupylosses.backends import cupy as cupy_backend
 
     def of_numpy(x: Any) -> Any:
         return array_api_compat.numpy if isinstance(x, Array) else namespace(x)
