@@ -3393,7 +3393,8 @@ def token_log_probs(
         softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
             no bound.
         logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        return_entropy: If True, the entropy of each row is returned too, from the same pass. Default False.
+        return_entropy: If True, the entropy of each row is returned too, from the same pass. An `index` of shape (...,
+            0) gives entropies alone. Default False.
         mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
             not read. Default None, no mask.
         ignore_index: Label that does not count. Default -100.
@@ -3501,7 +3502,8 @@ def linear_token_log_probs(
         softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
             no bound.
         logit_scale: Factor of the logits. A finite number > 0. Default 1.0.
-        return_entropy: If True, the entropy of each row is returned too, from the same pass. Default False.
+        return_entropy: If True, the entropy of each row is returned too, from the same pass. An `index` of shape (...,
+            0) gives entropies alone. Default False.
         mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others are
             not read. Default None, no mask.
         ignore_index: Label that does not count. Default -100.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,18 +12,20 @@ import pytest
 import torch
 from devices import HOST, KERNELS
 from tools import cupy_stand_in as stand_in
+from tools.gate_subsets import fast_compilers
 
 import cupylosses
 import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch import formulas
+from cupylosses.engines.log_probs.codegen import LogProbKernel
 
 F: Any = cupylosses.functional
 
 kernels = pytest.mark.kernels
 
 #: Error of a gradient relative to its norm, where it is rounded to these dtypes; results are never in 16 bits.
-TOLERANCE = {"float32": 1e-6, "bfloat16": 4e-3, "float16": 6e-4, "float64": 1e-14}
+TOLERANCE = {"float32": 3e-6, "bfloat16": 4e-3, "float16": 6e-4, "float64": 1e-14}
 
 
 def fresh() -> torch.Generator:
@@ -64,7 +67,8 @@ def truth(
         used = used & mask[..., None]
     found = log_p.gather(-1, labels.where(used, 0)).where(used, 0.0)
     entropy = -(log_p.exp() * log_p.where(log_p > -torch.inf, 0.0)).sum(-1)
-    entropy = entropy.where(used.any(-1), 0.0)
+    counts = used.any(-1) if labels.shape[-1] else mask
+    entropy = entropy if counts is None else entropy.where(counts, 0.0)
     return (found if index.dim() == z.dim() else found[..., 0]), entropy
 
 
@@ -75,11 +79,12 @@ def agrees(
     found = F.token_log_probs(logits, index, return_entropy=entropy, **options)
     exact = truth(logits, index, **options)
     found = tuple(found) if entropy else (found,)
-    scale = max(1.0, float(exact[0].detach().abs().max()))
+    scale = max([1.0, *torch.cat([x.detach().abs().flatten() for x in exact]).tolist()])
     upstream = [torch.randn(x.shape, dtype=torch.float64, device=KERNELS) for x in exact[: len(found)]]
     for x, y in zip(found, exact, strict=False):
         assert x.shape == y.shape and x.dtype == (torch.float64 if dtype == "float64" else torch.float32)
-        assert float((x - y).detach().abs().max()) <= (1e-13 if dtype == "float64" else 3e-7) * scale
+        wrong = (x - y).detach().abs().flatten().tolist()
+        assert max(wrong, default=0.0) <= (1e-13 if dtype == "float64" else 4e-7) * scale
     (slope,) = torch.autograd.grad(found, logits, [g.to(x.dtype) for g, x in zip(upstream, found, strict=True)])
     (right,) = torch.autograd.grad(exact[: len(found)], logits, upstream)
     wrong, size = float((slope.double() - right.double()).norm()), float(right.double().norm())
@@ -147,6 +152,16 @@ def test_masked_and_ignored_labels() -> None:
 
 
 @kernels
+def test_entropies_alone() -> None:
+    """Of rows with 0 labels each, which count if the mask says so."""
+    logits, _ = operands((3, 4), 300)
+    index = torch.empty(3, 4, 0, dtype=torch.int64, device=KERNELS)
+    agrees(logits, index)
+    given = layer((3, 4))
+    linear_agrees(given | {"index": index}, 1e-6, 1e-5, mask=torch.tensor([True, False, True, True], device=KERNELS))
+
+
+@kernels
 def test_layouts_that_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shifted tokens, as next-token prediction has them, and rows that begin at odd addresses."""
     monkeypatch.setattr(torch_device, "laid_out", None)
@@ -204,7 +219,7 @@ def test_infinite_logits(softcap: float | None) -> None:
         logits[:, ::3] = -torch.inf
         if softcap is None:
             logits[4], logits[5, 7] = -torch.inf, torch.inf
-    index = index // 3 * 3 + 1
+    index = index.clamp(max=398) // 3 * 3 + 1
     index[0] = 3
     found = F.token_log_probs(logits, index, return_entropy=True, softcap=softcap)
     (slope,) = torch.autograd.grad(found.log_probs.sum() + 0.5 * found.entropy.sum(), logits)
@@ -351,10 +366,31 @@ def test_numpy_and_formulas(classes: int) -> None:
 
 @kernels
 def test_a_warm_up_compiles_what_calls_need() -> None:
-    done = cupylosses.warmup(
-        F.token_log_probs, "bfloat16", (6, 300), return_entropy=True, device="cpu" if KERNELS == "cpu" else None
-    )
+    place = "cpu" if KERNELS == "cpu" else None
+    done = cupylosses.warmup(F.token_log_probs, "bfloat16", (6, 300), return_entropy=True, device=place)
     assert done.by_loss == {"token_log_probs": 2}
+    shapes = (41, 24), (300, 24)
+    done = cupylosses.warmup("linear_token_log_probs", "bfloat16", shapes, max_memory=SMALL, device=place)
+    assert done.by_loss == {"linear_token_log_probs": 3}  # one rounds the sum of the weight's gradients
+
+
+@pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
+def test_kernels_compile() -> None:
+    """For the oldest and newest GPUs and compilers, with accesses of 16 bytes."""
+    compilers = {x.version[0]: x for x in fast_compilers()}
+    forward = {"kind": "unreduced", "layout": "block", "cluster": 4, "entropy": True, "many": True, "mask": "bool"}
+    backward = {"kind": "from_residual", "layout": "subwarp", "capped": True}
+    for version, architecture, chosen in (
+        (13, "sm_90", {**forward, "input": "bfloat16", "vec_size": 8, "capped": True}),
+        (13, "sm_75", {**forward, "input": "float64", "vec_size": 2, "cluster": 1}),
+        (13, "sm_120", {**backward, "input": "float32", "vec_size": 4, "gradient": "bfloat16", "entropy": True}),
+        (11, "sm_70", {**backward, "input": "float16", "vec_size": 8, "gradient": "float16"}),
+    ):
+        compute = "float64" if chosen["input"] == "float64" else "float32"
+        kernel = LogProbKernel(F.token_log_probs.loss, **{"index": "int64", "mask": "", "compute": compute, **chosen})
+        found = compilers[version].compile(kernel.source(), architecture).resources
+        assert found.entries == (kernel.entry,) and not found.warnings and found.wide_loads >= 4
+        assert found.spills <= 400 and (found.wide_stores > 0 or kernel.gradient == "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -416,12 +452,10 @@ def linear_agrees(given: dict[str, torch.Tensor], value: float, slope: float, **
     found = F.linear_token_log_probs(**given, **options, **own, return_entropy=True)
     upstream = [torch.randn_like(x) for x in exact]
     for x, y in zip(found, exact, strict=True):
-        assert x.shape == y.shape and float((x - y).detach().abs().max()) <= value * max(
-            1.0, float(y.detach().abs().max())
-        )
-    slopes = torch.autograd.grad(
-        found, [*leaves.values()], [g.to(x.dtype) for g, x in zip(upstream, found, strict=True)]
-    )
+        wrong, size = (max(d.detach().abs().flatten().tolist(), default=0.0) for d in (x - y, y))
+        assert x.shape == y.shape and wrong <= value * max(1.0, size)
+    grad_outputs = [g.to(x.dtype) for g, x in zip(upstream, found, strict=True)]
+    slopes = torch.autograd.grad(found, [*leaves.values()], grad_outputs)
     right = torch.autograd.grad(exact, [*wide.values()], upstream)
     for x, y, z in zip(slopes, right, leaves.values(), strict=True):
         assert x.dtype == z.dtype and x.shape == z.shape
@@ -433,8 +467,8 @@ def linear_agrees(given: dict[str, torch.Tensor], value: float, slope: float, **
     ("dtype", "logits", "value", "slope"),
     [
         ("float32", None, 1e-6, 1e-6),
-        ("bfloat16", None, 2e-2, 1e-2),
-        ("float16", None, 2e-3, 2e-3),
+        ("bfloat16", None, 4e-2, 2e-2),
+        ("float16", None, 5e-3, 4e-3),
         ("bfloat16", "float32", 1e-6, 4e-3),
         ("float64", None, 1e-13, 1e-13),
     ],

@@ -148,7 +148,7 @@ struct LogProbProgram {
     for (int64 k = 0; k < count; ++k) {
       if (label(offset, k) != ignored) return true;
     }
-    return false;
+    return count == 0;
   }
 };
 

@@ -138,8 +138,8 @@ class ChunkedPlan(CompositePlan):
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total = of_weight
-        if of_weight is not None and self.accumulated != self.weight.dtype:
+        total, widened = of_weight, of_weight is not None and self.accumulated != self.weight.dtype
+        if widened:
             total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
@@ -168,7 +168,7 @@ class ChunkedPlan(CompositePlan):
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
                 add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
                     int(i == len(self.spans) - 1))  # fmt: skip
-        if total is not of_weight:
+        if widened:
             count = self.classes * self.depth
             narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
             narrow(stream, device.address(total), device.address(of_weight), count)

@@ -131,7 +131,8 @@ _TEXTS = {
     "softcap": "Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. "
     "Default None, no bound.",
     "logit_scale": "Factor of the logits. A finite number > 0.",
-    "return_entropy": "If True, the entropy of each row is returned too, from the same pass.",
+    "return_entropy": "If True, the entropy of each row is returned too, from the same pass. An `index` of shape "
+    "(..., 0) gives entropies alone.",
     "mask": "Bool array that broadcasts to the shape of the rows, True where a row counts. The logits of the others "
     "are not read. Default None, no mask.",
     "ignore_index": "Label that does not count.",

@@ -74,7 +74,7 @@ class LinearLogProbPlan(ChunkedPlan):
         self.labels = self.index.shape[-1] if static.several else 1
         self.columns = self.labels + static.entropy
         # Derivatives along tangents are the formula's.
-        self.empty = not (self.rows and self.classes and self.depth and self.labels) or any(static.has_tangent)
+        self.empty = not (self.rows and self.classes and self.depth and self.columns) or any(static.has_tangent)
         self.scalar = False
         spec = contiguous(self.result, value_shape(static, self.rows_shape, self.index.shape))
         self.shape, self.strides = spec.shape, spec.strides

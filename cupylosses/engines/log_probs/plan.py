@@ -44,7 +44,7 @@ class LogProbPlan(Plan):
         self.result = static.out_dtype or compute
         self.labels = self.index.shape[-1] if static.several else 1
         # Derivatives along tangents are the formula's.
-        self.empty = not (self.rows and self.classes and self.labels) or any(static.has_tangent)
+        self.empty = not (self.rows and self.classes and self.labels + static.entropy) or any(static.has_tangent)
         self.scalar = False
         spec = contiguous(self.result, value_shape(static, self.rows_shape, self.index.shape))
         self.shape, self.strides = spec.shape, spec.strides

@@ -33,7 +33,10 @@ def evaluate(
     bad = used & ~valid
     if static.check != "off" and readable:
         _check(xp, loss, index, bad if static.several else bad[..., 0], classes)
-    counts = xp.any(used, axis=-1)
+    # Without labels all rows count that the mask leaves: for their entropies.
+    counts = xp.any(used, axis=-1) if labels.shape[-1] else xp.ones(labels.shape[:-1], dtype=xp.bool, **_device(x))
+    if mask is not None:
+        counts = counts & mask
     log_p, entropy = (
         _of_nothing(xp, x, labels) if classes == 0 else _of_rows(xp, static, x, labels, counts, scalars, wide)
     )
@@ -90,3 +93,7 @@ def _check(xp: Any, loss: Any, index: Any, bad: Any, classes: int) -> None:
     position = tuple(int(x[0]) for x in xp.nonzero(bad)) if bad.ndim else ()
     label, every = index[position], index[bad]
     raise softmax_checks.bad_label(loss, position, int(label), classes, bool(xp.all(every == label)))
+
+
+def _device(x: Any) -> dict[str, Any]:
+    return {"device": x.device} if interop.kind(x) == "torch" else {}
