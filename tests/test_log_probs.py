@@ -500,10 +500,10 @@ def test_products_and_memory(frozen: tuple[str, ...], monkeypatch: pytest.Monkey
     nothing larger than a chunk.
     """
     given = {k: x.detach().requires_grad_(x.requires_grad and k not in frozen) for k, x in layer(several=2).items()}
-    device, products, shapes = torch_device.device_of(given["input"]), [], []
-    matmul, empty = device.matmul, device.empty
-    monkeypatch.setattr(device, "matmul", lambda *x, **y: products.append(1) or matmul(*x, **y))
-    monkeypatch.setattr(device, "empty", lambda *x: shapes.append(tuple(x[0])) or empty(*x))
+    kind, products, shapes = type(torch_device.device_of(given["input"])), [], []
+    matmul, empty = kind.matmul, kind.empty
+    monkeypatch.setattr(kind, "matmul", lambda *x, **y: products.append(1) or matmul(*x, **y))
+    monkeypatch.setattr(kind, "empty", lambda *x: shapes.append(tuple(x[1])) or empty(*x))
     found = F.linear_token_log_probs(**given, max_memory=SMALL, return_entropy=True)
     chunks = -(-41 // 4)
     assert len(products) == chunks
