@@ -160,8 +160,8 @@ def paired(baseline: Callable[[], object], candidate: Callable[[], object], targ
     """GPU milliseconds per call of two calls that take turns, which must have run before.
 
     A sample covers several calls, as many as fill ``target`` seconds and two at least. A call of the baseline stands in
-    front of it, uncounted: while the GPU is busy with that, the host enqueues what is counted, as in training. For calls
-    of a millisecond and more.
+    front of it, uncounted: while the GPU is busy with that, the host enqueues what is counted, as in training. For
+    calls of a millisecond and more.
     """
     samples: tuple[list[float], list[float]] = ([], [])
 
