@@ -63,11 +63,11 @@ class LinearSoftmaxVariants(Variants):
     def newest(
         cls, losses: Sequence[LinearSoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout; those between products also for the others in turn."""
+        """Each kernel and layout; those that convert whole gradients also for the others in turn."""
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
         for variant in cover(kernels, structure):
             yield variant, broadest
-        for variant in cover([x for x in kernels if isinstance(x, ChunkKernel)], structure):
+        for variant in cover([x for x in kernels if x.kind in ("narrow", "rescale")], structure):
             yield variant, next(others)
 
     @classmethod
@@ -95,7 +95,7 @@ def structure(variant: ChunkKernel | SoftmaxKernel) -> Iterator[Hashable]:
         yield variant.kind
     else:
         yield variant.indices, variant.kind, variant.layout
-        yield variant.indices, variant.kind, variant.in_place, variant.in_place != variant.input
+        yield variant.indices, variant.in_place, variant.in_place != variant.input
 
 
 def dtypes(variant: ChunkKernel | SoftmaxKernel) -> Iterator[Hashable]:
