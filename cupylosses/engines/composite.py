@@ -67,7 +67,7 @@ class CompositePlan(Plan):
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
-        """The same from the residual of forward, of plans that have one."""
+        """The gradients from the residual of forward, for plans that have one."""
         raise NotImplementedError("this plan has no residual")
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:

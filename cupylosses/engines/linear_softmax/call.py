@@ -60,7 +60,7 @@ class Logits(NamedTuple):
 
 
 def positions(static: Static) -> Mapping[str, int]:
-    """Where each array of a call is."""
+    """Positions of the arrays of a call, by name."""
     names = ["input", "linear_weight", "target", *["linear_bias"] * static.biased]
     names += [*["weight"] * static.weighted, *["mask"] * static.masked]
     return {name: i for i, name in enumerate(names)}

@@ -67,13 +67,13 @@ class LinearStatic(NamedTuple):
 
 
 def linear_positions(static: LinearStatic) -> Mapping[str, int]:
-    """Where each array of a call with a linear layer is."""
+    """Positions of the arrays of a call with a linear layer, by name."""
     names = ["input", "linear_weight", "index", *["linear_bias"] * static.biased, *["mask"] * static.masked]
     return {name: i for i, name in enumerate(names)}
 
 
 def positions(static: Static) -> Mapping[str, int]:
-    """Where each array of a call is."""
+    """Positions of the arrays of a call, by name."""
     return {name: i for i, name in enumerate(["logits", "index", *["mask"] * static.masked])}
 
 

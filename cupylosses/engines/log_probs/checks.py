@@ -27,7 +27,7 @@ def scalars(loss: Any, given: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def settings(loss: Any, given: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Whether the entropy is asked for, the label that does not count, and when a bad label raises."""
+    """Settings of results: True if the entropy is asked for, the label that does not count, when a bad label raises."""
     return (
         softmax_checks.switch(loss, "return_entropy", given["return_entropy"]),
         softmax_checks.ignore_index(loss, given["ignore_index"], "indices"),

@@ -37,7 +37,7 @@ RESIDENT_THREADS = 1024
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are taken: ``words`` is the kernel's ``RowSpace``; ``many`` if rows have several dimensions."""
+    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``many`` if rows have several dimensions."""
 
     kind: str
     vec_size: int

@@ -82,7 +82,7 @@ def _of_rows(
 
 
 def _of_nothing(xp: Any, x: Any, labels: Any) -> tuple[Any, Any]:
-    """The same of rows without classes: sums of nothing."""
+    """Results of rows without classes: sums of nothing."""
     nothing = xp.sum(x, axis=-1, dtype=xp.float64)
     return nothing[..., None] + xp.zeros_like(xp.astype(labels, xp.float64)), nothing
 

@@ -28,7 +28,7 @@ class Status(ctypes.Structure):
 #: The loss, the shape of all labels, and the number of the label that a plan begins with.
 Site = tuple[Any, tuple[int, ...], int]
 
-#: Where a bad label may be met, each once, and their numbers.
+#: Places of a possible bad label, each once, and their numbers.
 sites: list[Site] = []
 _numbers: dict[Site, int] = {}
 _numbering = threading.Lock()
