@@ -37,7 +37,7 @@ def eager(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def fused(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The same in chunks."""
+    """Loss of the hidden states, in chunks of logits."""
     return F.linear_cross_entropy(hidden, weight, labels)
 
 

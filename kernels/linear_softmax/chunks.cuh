@@ -1,4 +1,4 @@
-// What lies between the matrix products of a linear layer with a softmax loss on top, beside the row kernels of
+// Small kernels between the matrix products of a linear layer with a softmax loss on top, beside the row kernels of
 // softmax/. Logits of N rows and V classes are computed in chunks of rows,
 //
 //   Z = X W^T + b,     G = d loss / d Z (written over Z by a row kernel),     dX = G W,     dW += G^T X,     db +=

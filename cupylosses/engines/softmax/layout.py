@@ -89,7 +89,7 @@ class RowStrides:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows are taken. ``words`` is the kernel's ``RowSpace``; ``chunks`` are partial sums, which teams of threads
+    """Geometry of a launch. ``words`` is the kernel's ``RowSpace``; ``chunks`` are partial sums, which teams of threads
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
     that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
