@@ -5,12 +5,15 @@
     python scripts/benchmark.py --quick           only the project's figures, in less than four
     python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
     python scripts/benchmark.py --sections linear linear layers with a loss, in a minute and a half
-    python scripts/benchmark.py --plot            draw the picture from the stored rows; needs no GPU
+    python scripts/benchmark.py --sections cliffs cases off the headline, the worst first, in less than four
+    python scripts/benchmark.py --sections cliffs --cases "few classes"   some of them, in seconds
+    python scripts/benchmark.py --plot            draw the pictures from the stored rows; needs no GPU
 
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
 CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options),
-linear (time and peak memory of losses of a linear layer, beside the bare products of matrices) and throughput (TB/s and
-speed-ups of all other losses). Each section appends to a CSV file, with the GPU, the versions and the commit.
+linear (time and peak memory of losses of a linear layer, beside the bare products of matrices), throughput (TB/s and
+speed-ups of all other losses) and, only if asked for, cliffs (shapes, layouts and options off the headline, beside
+eager and a copy, with their bars). Each section appends to a CSV file, with the GPU, the versions and the commit.
 
 The rivals are torch in several ways and, if they are installed, Liger, QuACK and Cut Cross Entropy. A workload that a
 rival does not support is reported, and recorded as its status. Compiling takes most of the time: --providers eager
@@ -79,7 +82,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"rivals to time, of {', '.join(figures.RIVALS)} (default: all; with --quick those of the figures)",
     )
-    result.add_argument("--sections", type=section_names, default=tuple(report.TABLES), help="comma-separated")
+    result.add_argument("--sections", type=section_names, default=report.DEFAULT, help="comma-separated")
+    result.add_argument(
+        "--cases",
+        nargs="+",
+        default=(),
+        metavar="TEXT",
+        help="of the section cliffs, the cases with one of these in their titles (default: all, in all their dtypes)",
+    )
     result.add_argument("--quick", action="store_true", help="only the project's figures")
     result.add_argument(
         "--budget", type=positive, help="seconds after which no measurement begins (default: 600; with --quick 220)"
@@ -87,7 +97,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--target", type=positive, default=0.04, help="seconds per measurement and provider (0.04)")
     result.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="directory of the CSV files")
     result.add_argument("--plot", action="store_true", help="measure nothing; draw the newest rows")
-    result.add_argument("--picture", type=Path, default=ROOT / "docs" / "benchmark.png", help="file that --plot writes")
+    result.add_argument(
+        "--picture",
+        type=Path,
+        default=ROOT / "docs" / "benchmark.png",
+        help="file that --plot writes; the distribution of the cliffs is drawn as cliffs.png beside it",
+    )
     return result
 
 
@@ -160,11 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 220)
     if options.plot:
         try:
-            plot.draw(options.out, options.picture)
+            pictures = plot.draw_all(options.out, options.picture)
         except plot.NothingToDraw as error:
             console.print(f"benchmark.py: {error}", markup=False, soft_wrap=True)
             return CANNOT
-        console.print(f"{options.picture}", markup=False, soft_wrap=True)
+        for picture in pictures:
+            console.print(f"{picture}", markup=False, soft_wrap=True)
         return 0
     reason = why_not()
     if reason:
@@ -180,6 +196,8 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 
     # torch warns at every call that the `mean` of kl_div is not the divergence; here it is just another workload.
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")
+    # Broadcast operands are wanted here.
+    warnings.filterwarnings("ignore", message=".*which may not be what you want")
     where = records.environment()
     budget = Budget(options.budget or (220 if options.quick else 600))
     sizes = options.sizes or (figures.SIZES if options.quick else SIZES)
@@ -194,6 +212,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
         options.target,
         budget,
         lambda what: console.print(f"[{budget.spent:5.1f} s] {what}", markup=False, highlight=False),
+        options.cases,
     )
     console.print(", ".join(f"{k} {v}" for k, v in where.items()), markup=False, highlight=False)
     sections = {name: section(name) for name in options.sections}
@@ -220,7 +239,8 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     if budget.left_out:
         first, more = budget.left_out[0], len(budget.left_out) - 1
         console.print(f"The budget of {budget.seconds:g} s left out {first} and {more} more.", markup=False)
-    console.print(report.bars(rows))
+    if rows.keys() & {x.section for x in figures.BARS}:
+        console.print(report.bars(rows))
     failed = failures(rows)
     for row in failed:
         console.print(" ".join(str(v) for v in row.values()), markup=False, highlight=False)

@@ -21,6 +21,9 @@ SIZES = (28, 30)
 #: Modes of computation, with the number of operands that get a gradient (None: all).
 MODES: Mapping[str, int | None] = {"forward": 0, "forward+backward": 1, "all gradients": None}
 
+#: Mode of the section `cliffs` alone: a product of the Hessian and a vector, after a forward and backward not counted.
+HVP = "hvp"
+
 #: Titles of workloads: the generic one, and those with a shape or options of their own.
 SWEEP, KL_PROBABILITIES, HINGE_COLUMNS = "sweep", "kl_div on probabilities", "hinge_loss, targets by column"
 MASKED, WEIGHTED, BY_ROW = "mse_loss, masked", "huber_loss, a weight per column", "mse_loss, a mean per row"

@@ -1,4 +1,4 @@
-"""The picture in the README, drawn from committed rows. Needs neither torch nor a GPU."""
+"""The pictures of the README and of off-headline cases, drawn from committed rows. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ LOSSES = (
     "sigmoid_focal_loss",
 )  # fmt: skip
 DTYPE = "float32"
+
+#: Off-headline cases in their picture have so many elements: launches dominate smaller ones.
+CLIFFS_FROM = 1 << 22
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 
@@ -126,6 +129,56 @@ def draw(directory: Path, picture: Path) -> None:
         labels = [label for label, _ in STYLES.values()]
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=12)
         figure.supxlabel(_caption(elementwise, cross_entropy), fontsize=9, color="#555555")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(picture, dpi=130, metadata={"Software": None})
+        pyplot.close(figure)
+
+
+def draw_all(directory: Path, picture: Path) -> list[Path]:
+    """Draws the picture and, if rows of off-headline cases were committed, their distribution beside it.
+
+    Raises:
+        NothingToDraw: no rows fit.
+    """
+    draw(directory, picture)
+    rows = latest(read(directory / "cliffs.csv"), ("case",))
+    if not rows:
+        return [picture]
+    draw_cliffs(rows, picture.with_name("cliffs.png"))
+    return [picture, picture.with_name("cliffs.png")]
+
+
+def distribution(rows: Sequence[Row], column: str) -> list[float]:
+    """The parts of a copy's speed of cases that are large enough to be limited by memory, the worst first."""
+    return sorted(r[column] for r in rows if r["elements"] >= CLIFFS_FROM and isinstance(r[column], (int, float)))
+
+
+def draw_cliffs(rows: Sequence[Row], picture: Path) -> None:
+    """Draws the distribution of the parts of a copy's speed over off-headline cases."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import PercentFormatter
+
+    with pyplot.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+        axes.axhline(1, color="black", linestyle="--", linewidth=1)
+        for provider, column in ((OURS, "copy_fraction"), (EAGER, "eager_copy_fraction")):
+            label, colour = STYLES[provider]
+            heights = distribution(rows, column)
+            shares = [(i + 0.5) / len(heights) for i in range(len(heights))]
+            axes.plot(shares, heights, color=colour, linewidth=2, marker=".", markersize=4, label=label)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1.15)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlabel(f"cases of $2^{{{CLIFFS_FROM.bit_length() - 1}}}$ elements and more, the slowest first")
+        axes.set_ylabel("of a copy's speed")
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+        row = rows[-1]
+        figure.supxlabel(f"{row['gpu']}, torch {row['torch']}, CuPy {row['cupy']}", fontsize=9, color="#555555")
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=130, metadata={"Software": None})
         pyplot.close(figure)

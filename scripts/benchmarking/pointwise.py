@@ -55,6 +55,7 @@ class PointwiseWorkload(Workload):
     Definition: ClassVar = Loss
     section = "throughput"
     sweeps = True
+    cliffs = "pointwise_cliffs"
 
     loss: Loss
     dim: tuple[int, ...] | None = None
@@ -70,6 +71,15 @@ class PointwiseWorkload(Workload):
     @property
     def reads_again(self) -> bool:
         return self.dim is not None
+
+    @property
+    def variant(self) -> str:
+        added = [
+            x.name
+            for x in self.loss.operands
+            if x.name not in {y.name for y in registry(Loss)[self.loss.name].operands}
+        ]
+        return " ".join([*added, *(f"dim={d}" for d in self.dim or ())])
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         values = self.loss.values(self.case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -185,6 +186,36 @@ def linear(rows: Sequence[Row]) -> Table:
     return table(title, ["call", "ms", "20…80 %", "products", "ms", "ratio", "peak GB"], lines)
 
 
+def cliffs(rows: Sequence[Row]) -> Table:
+    """One line per off-headline case, the worst first: failures, then by the factor by which a bar is missed."""
+    ordered = sorted(rows, key=lambda r: -(inf if r.get("shortfall") is None else r["shortfall"]))
+    lines = [
+        [
+            f"{r['case']}" if r["case"] else f"{r['loss']}",
+            _status(r, "ms", ".4f"),
+            fixed(r.get("eager_ms"), ".4f"),
+            fixed(r.get("copy_fraction"), ".3f"),
+            fixed(r.get("copy_bar"), ".2f"),
+            fixed(r.get("eager_ratio"), ".2f"),
+            fixed(r.get("contiguous_ratio"), ".2f"),
+            fixed(r.get("beside_ratio"), ".2f"),
+            fixed(r.get("beside_bar"), ".2f"),
+            fixed(r.get("shortfall"), ".2f"),
+            str(r.get("met") or "no"),
+        ]
+        for r in ordered
+    ]
+    below = sum(r.get("met") != "yes" for r in rows)
+    title = (
+        f"Off-headline cases, the worst first; {below} of {len(rows)} miss a bar. Ratios are our time over that of "
+        "eager (at most 1), of contiguous copies and then ours (at most 1), and of the case beside it"
+    )
+    columns = [
+        "case", "ms", "eager", "of copy", "bar", "/ eager", "/ contiguous", "/ beside", "bar", "short by", "met",
+    ]  # fmt: skip
+    return table(title, columns, lines)
+
+
 def _mib(row: Row) -> Row:
     return {k: v / MIB if k in ("outputs", "beyond_outputs") and v is not None else v for k, v in row.items()}
 
@@ -202,7 +233,11 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
     "rows": of_rows,
     "linear": linear,
     "throughput": throughput,
+    "cliffs": cliffs,
 }
+
+#: The sections of a run that does not choose any.
+DEFAULT = tuple(x for x in TABLES if x != "cliffs")
 
 
 def bars(sections: Mapping[str, Sequence[Row]]) -> Table:

@@ -16,7 +16,7 @@ from cupylosses.testing.by_engine import ByEngine
 @dataclass(frozen=True)
 class Run:
     """The choices of a run. ``providers`` are the rivals; ``target`` is the time for one measurement of one provider,
-    in seconds.
+    in seconds; ``cases`` has substrings of the titles of the cases to measure, or nothing for all cases.
     """
 
     losses: Sequence[Definition]
@@ -29,6 +29,7 @@ class Run:
     target: float
     budget: Budget
     say: Callable[[str], None]
+    cases: Sequence[str] = ()
 
     @property
     def section_losses(self) -> list[Definition]:

@@ -49,6 +49,7 @@ class SoftmaxWorkload(Workload):
     Definition: ClassVar = SoftmaxLoss
     section = "rows"
     more_columns = ("plain_ratio",)
+    cliffs = "softmax_cliffs"
 
     loss: SoftmaxLoss
     kind: str = "indices"
@@ -73,6 +74,22 @@ class SoftmaxWorkload(Workload):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.shapes[0]
+
+    @property
+    def least_read(self) -> int:
+        if self.loss.softmax or self.kind != "indices":
+            return self.bytes
+        # Of each row, the label's log-probability alone.
+        row = getattr(torch, self.dtype).itemsize * self.shape[1]
+        return self.bytes - self.operand_bytes[0] + self.operand_bytes[0] // row * getattr(torch, self.dtype).itemsize
+
+    @property
+    def values(self) -> int:
+        return self.elements // self.shape[1]
+
+    @property
+    def variant(self) -> str:
+        return "" if self.kind == self.loss.targets[0] else f"target={self.kind}"
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -141,8 +158,8 @@ class SoftmaxWorkload(Workload):
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         found = super().describe(mode, columns)
-        if "case" in found and self.kind != self.loss.targets[0]:
-            found["case"] = " ".join(filter(None, [f"target={self.kind}", found["case"]]))
+        if "case" in found:
+            found["case"] = " ".join(filter(None, [self.variant, found["case"]]))
         return found
 
     def __str__(self) -> str:

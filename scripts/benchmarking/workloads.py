@@ -42,12 +42,14 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
         moves_memory: True if the time of a loss is that of moving its operands, so that a copy is its bound.
         more_columns: Columns of that section that only such losses have.
         sweeps: True if the operands may have one shape of any size.
+        cliffs: The module with the cases of the section ``cliffs``; None if there are none.
     """
 
     section: ClassVar[str | None]
     moves_memory: ClassVar[bool] = True
     more_columns: ClassVar[tuple[str, ...]] = ()
     sweeps: ClassVar[bool] = False
+    cliffs: ClassVar[str | None] = None
 
     loss: Definition
     shapes: tuple[tuple[int, ...], ...]
@@ -119,6 +121,21 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
         """True if backward reads every operand once more, as for a value that is not reduced to a number."""
         return False
 
+    @property
+    def least_read(self) -> int:
+        """Bytes that a pass over the operands must read."""
+        return self.bytes
+
+    @property
+    def values(self) -> int:
+        """The number of elements of the loss without a reduction."""
+        return self.elements
+
+    @property
+    def variant(self) -> str:
+        """Words for what is neither in the case nor in the shapes."""
+        return ""
+
     def naive(self) -> Call | None:
         """The formula, one torch operation at a time, with its mean (or the requested reduction); None if the workload
         has its own expression.
@@ -152,8 +169,8 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     def traffic(self, mode: str) -> int:
         """The minimal traffic of ``mode`` in bytes: each operand read once, each gradient written once."""
         gradients = sum(self.operand_bytes[: self.differentiated(mode)])
-        again = self.bytes if self.reads_again and gradients else 0
-        return self.bytes + gradients + again
+        again = self.least_read if self.reads_again and gradients else 0
+        return self.least_read + gradients + again
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
         """The columns that identify a measurement, as far as they are in ``columns``."""

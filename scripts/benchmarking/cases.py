@@ -1,0 +1,173 @@
+"""Cases of the section ``cliffs``: a workload with its operands' layouts, a mode, and the bars that apply to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+
+from benchmarking.figures import HVP, spell_case, spell_shape
+from benchmarking.workloads import Inputs, Workload, step
+from cupylosses.testing.eager import Call
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Placement of an operand in memory.
+
+    Attributes:
+        order: Dimensions from the outermost to the innermost; by default as in the shape.
+        step: Distance between neighbours in the innermost dimension, in elements.
+        padding: Elements between the rows of the innermost dimension.
+        offset: Elements between an address that is a multiple of 256 bytes and the first element.
+    """
+
+    order: tuple[int, ...] = ()
+    step: int = 1
+    padding: int = 0
+    offset: int = 0
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The strides of an operand of some shape, in elements."""
+        found, distance = [0] * len(shape), self.step
+        order = self.order or tuple(range(len(shape)))
+        for d in reversed(order):
+            found[d] = distance
+            distance = distance * shape[d] + (self.padding if d == order[-1] else 0)
+        return tuple(found)
+
+    def place(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of ``x`` in this layout."""
+        strides = self.strides(x.shape)
+        span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
+        storage = torch.empty(self.offset + span, dtype=x.dtype, device=x.device)
+        return storage.as_strided(x.shape, strides, self.offset).copy_(x)
+
+    def __str__(self) -> str:
+        words = [f"order {spell_shape(self.order)}"] if self.order else []
+        words += [f"step {self.step}"] if self.step > 1 else []
+        words += [f"padding {self.padding}"] if self.padding else []
+        words += [f"offset {self.offset}"] if self.offset else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement of ours, beside eager and a copy of the least traffic.
+
+    Attributes:
+        group: The kind of case.
+        workload: The loss, its options and the shapes of its operands.
+        mode: A mode of `figures.MODES`, or `figures.HVP`.
+        layouts: The layouts of operands by position; the others are contiguous.
+        copy_bar: The least part of a copy's speed, if there is a bar.
+        beside: A case to compare with, if there is one.
+        beside_bar: The most times of that case's time.
+        quick: True if a quick run has the case.
+        reason: Why the case may miss its bars, with the measurement that shows it.
+    """
+
+    group: str
+    workload: Workload
+    mode: str = "forward+backward"
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+    copy_bar: float | None = None
+    beside: Case | None = None
+    beside_bar: float | None = None
+    quick: bool = False
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        """A name that tells the case from all others."""
+        w = self.workload
+        shapes = dict.fromkeys(map(spell_shape, w.shapes))
+        words = [self.group, f"{w.loss.name} {w.dtype} {' '.join(shapes)}", self.mode]
+        words += [w.reduction] if w.reduction != "mean" else []
+        words += filter(None, [w.variant, spell_case(w.case)])
+        words += [f"{w.loss.operands[i].name}: {layout}" for i, layout in self.layouts.items()]
+        return ", ".join(words)
+
+    @property
+    def traffic(self) -> int:
+        """The least traffic in bytes.
+
+        Without a reduction, the value is written and then read by torch's sum, and backward reads the operands again.
+        A product with the Hessian reads the operands and a vector and writes a vector.
+        """
+        w = self.workload
+        if self.mode == HVP:
+            return w.least_read + 2 * w.operand_bytes[0]
+        found = w.traffic(self.mode)
+        if w.reduction == "none":
+            found += 2 * w.values * getattr(torch, w.dtype).itemsize
+            found += w.least_read if w.differentiated(self.mode) else 0
+        return found
+
+    @property
+    def contiguous(self) -> bool:
+        """True if no operand has elements or rows apart, or another order of its dimensions."""
+        return all(x == Layout(offset=x.offset) for x in self.layouts.values())
+
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """Random operands in their layouts, of which those that the mode differentiates require gradients."""
+        found = list(Inputs(self.workload)[0])
+        for i, layout in self.layouts.items():
+            found[i] = layout.place(found[i])
+        count = 1 if self.mode == HVP else self.workload.differentiated(self.mode)
+        for x in found[:count]:
+            x.requires_grad_()
+        return tuple(found)
+
+    def steps(self, call: Call, operands: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+        """The part of a call to measure: forward and backward, or a product with the Hessian alone."""
+        if self.mode != HVP:
+            return lambda: step(call, operands)
+        value = call(*operands)
+        value = value.sum() if value.dim() else value
+        (gradient,) = torch.autograd.grad(value, operands[0], create_graph=True)
+        vector = torch.randn_like(gradient)
+        return lambda: torch.autograd.grad(gradient, operands[0], vector, retain_graph=True)
+
+    def eager(self) -> Call | None:
+        """torch's way to compute the loss, or its formula, one torch operation at a time."""
+        return self.workload.torchs() or self.workload.naive()
+
+    def describe(self) -> dict[str, Any]:
+        """The columns that identify the case and its bars."""
+        w = self.workload
+        return {
+            "group": self.group,
+            "case": self.title,
+            "loss": w.loss.name,
+            "shape": spell_shape(w.shape),
+            "elements": w.elements,
+            "dtype": w.dtype,
+            "reduction": w.reduction,
+            "mode": self.mode,
+            "bytes": self.traffic,
+            "copy_bar": self.copy_bar,
+            "beside": self.beside.title if self.beside else None,
+            "beside_bar": self.beside_bar,
+            "reason": self.reason,
+        }
+
+
+def transposed(dims: int, first: int = -2, second: int = -1) -> Layout:
+    """A layout with two dimensions exchanged."""
+    order = list(range(dims))
+    order[first], order[second] = order[second], order[first]
+    return Layout(tuple(order))
+
+
+def channels_last(dims: int) -> Layout:
+    """The layout of images or volumes whose channels are innermost."""
+    return Layout((0, *range(2, dims), 1))
+
+
+def from_elements(limit: int, shape: Sequence[int], bar: float) -> float | None:
+    """A bar that applies from so many elements."""
+    return bar if prod(shape) >= limit else None
