@@ -253,7 +253,7 @@ def mask(shape: Any) -> Tensor:
 @pytest.mark.parametrize(
     "layout",
     short_or_full(
-        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only", "label_only, apart"), tuple(LAYOUTS)
+        ("subwarp", "block, cluster", "thread_per_row_packed", "label_only_tiles", "label_only, apart"), tuple(LAYOUTS)
     ),
 )
 def test_weights_smoothing_and_mask(layout: str) -> None:

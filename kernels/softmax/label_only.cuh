@@ -1,4 +1,5 @@
-// Losses of log-probabilities x (R, C) that depend on the label's class only: negative log-likelihood.
+// Losses of log-probabilities x (R, C) that depend on the label's class only: negative log-likelihood. Gradients of any
+// strides; those without gaps are label_only_tiles.cuh's.
 //
 //   value      loss(-x[r, y_r])
 //   gradient   d loss / d x at class y_r, 0 at all other classes
@@ -11,13 +12,15 @@
 #pragma once
 #include "softmax/rows.cuh"
 
+// The loss of a row, of which log_prob is the label's class if the row is active; stores what is wanted per row if
+// `first`.
 template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ RowResult<Compute> label_only_result(const Program& program, const RowTarget<Compute>& t,
-                                                                bool first) {
+                                                                const typename Program::Input& log_prob, bool first) {
   RowResult<Compute> y = program.inactive_result(t);
   if (t.active) {
     // 0 - x: a probability of 1 costs 0, not -0.
-    const Compute nll = Compute(0) - widen<Compute>(program.raw(t.offset, t.label));
+    const Compute nll = Compute(0) - widen<Compute>(log_prob);
     const auto loss = program.loss(variable<1u, 0>(nll), variable<0u, 1>(t.weight));
     const bool lost = loss.value != loss.value;
     y.value = lost ? nan_result(loss.value) : loss.value;
@@ -53,7 +56,9 @@ struct LabelOnlyReader {
         const int64 row = first + group.row_slot();
         if (row >= rows) continue;
         const auto t = program.target(row);
-        const auto y = label_only_result(program, t, group.thread_rank() == 0);
+        typename Program::Input log_prob{};
+        if (t.active) log_prob = program.raw(t.offset, t.label);
+        const auto y = label_only_result(program, t, log_prob, group.thread_rank() == 0);
         total += static_cast<double>(y.value);
         if constexpr (kGradient)
           store_label_only(program, group, t, y.grad_coeffs.target * grad_factor(scale, t.offset));
@@ -62,6 +67,12 @@ struct LabelOnlyReader {
     }
   }
 };
+
+// A coefficient times a factor. No 0 * inf for rows without a gradient.
+template <class Compute>
+__device__ __forceinline__ Compute scaled_coefficient(Compute coefficient, double factor) {
+  return is_zero(coefficient) ? coefficient : coefficient * static_cast<Compute>(factor);
+}
 
 // As apply_grad_coeffs.
 template <class Group, class Program, class Result>
@@ -78,6 +89,6 @@ __device__ __forceinline__ void apply_grad_coeffs_label_only(const Program& prog
     const auto t = program.target(row);
     const Compute slope = program.grad_coeffs[t.offset[kResults]].target;
     const double g = widen<double>(grad_output[t.offset[kResults] * result_stride]);
-    store_label_only(program, group, t, slope == Compute(0) ? slope : slope * static_cast<Compute>(g * scale));
+    store_label_only(program, group, t, scaled_coefficient(slope, g * scale));
   }
 }

@@ -247,6 +247,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "store_label_only",
         r"c < program\.space\.classes",
         r"\g<0> - 1",
+        ("rows, label_only apart",),
+    ),
+    Mutant(
+        "row cut by a tile taken for one that begins there",
+        "kernels/softmax/label_only_tiles.cuh",
+        "visit_tile",
+        r"k == 0 \? -skipped",
+        "k < 0 ? -skipped",
         ("rows, label_only",),
     ),
     Mutant(

@@ -13,6 +13,7 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
+    LABEL_ONLY_RESIDENT,
     STREAMED_THREADS,
     SUBWARP_BLOCK_THREADS,
     SUBWARP_BLOCKS,
@@ -36,6 +37,7 @@ FILES = (
     "softmax/thread_per_row.cuh",
     "softmax/thread_per_row_packed.cuh",
     "softmax/label_only.cuh",
+    "softmax/label_only_tiles.cuh",
 )
 #: Those for dense targets.
 DENSE_FILES = (
@@ -335,6 +337,8 @@ class _Indices:
         second = kernel.kind == "hvp"
         if kernel.layout == "label_only":
             return "SubwarpGroup group{width}", "LabelOnlyReader"
+        if kernel.layout == "label_only_tiles":
+            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{kernel.vec_size}>"
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{width}", "PackedThreadPerRowReader"
         if kernel.layout == "thread_per_row":
@@ -360,6 +364,9 @@ class _Indices:
     def from_residual(kernel: SoftmaxKernel) -> str:
         if kernel.layout == "label_only":
             return "apply_grad_coeffs_label_only(program, group, result_stride, scale, grad_output)"
+        if kernel.layout == "label_only_tiles":
+            call = f"apply_grad_coeffs_label_only_tiles<{kernel.vec_size}>"
+            return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
         if kernel.layout in ("thread_per_row", "thread_per_row_packed"):
             return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
         size = _Indices._size(kernel)
@@ -380,6 +387,8 @@ class _Indices:
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout == "thread_per_row" and not second:
             return f"{bounds}, 3"
+        if layout == "label_only_tiles" and not second:
+            return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds

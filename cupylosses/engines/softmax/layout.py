@@ -7,6 +7,7 @@ thread_per_row             a thread takes a row (or neighbouring rows) of stride
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 label_only                 only the label's class is read: log-probabilities
+label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
 
 Rows of strided classes are read in place only where that is fast. `copied` has the rule; all others are first copied
 with their classes contiguous.
@@ -37,6 +38,11 @@ NEAR = 2
 #: 0.204 ms so, and 0.182 from a copy; 65536 of 1000 take 0.089 and 0.623.
 LABEL_ONLY_CLASSES = 2048
 LABEL_ONLY_ROWS = 4608
+#: Bytes of a row of gradients from which on warps write them as long rows, the vectors of a lane in a tile of shorter
+#: and of longer rows, and threads that a multiprocessor has registers for: as `kernels/softmax/label_only_tiles.cuh`.
+LABEL_ONLY_STAGED_BYTES = 256
+LABEL_ONLY_TILE_VECTORS = 4, 16
+LABEL_ONLY_RESIDENT = 1024
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
 #: The same of rows with a target for each class, of which there are two vectors.
@@ -173,6 +179,9 @@ def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], re
     several times, at the speed of one thread if rows are few, and lose digits in a long sum of number after number.
     """
     rows = prod(shape)
+    if not softmax:
+        # Of the operand one element of each row is read, wherever it lies.
+        tensors = tensors[read:]
     if not rows or classes <= 1 or all(x.class_stride == 1 for x in tensors):
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
@@ -198,15 +207,24 @@ def label_only_layout(
     others: Sequence[Sequence[int]],
     _: Chip,
 ) -> RowLayout:
-    """The layout of rows of which only the label's class is read: a warp writes the gradients of a row, or a thread
-    where classes lie apart.
+    """The layout of rows of which only the label's class is read: a warp writes a tile of gradients if these have no
+    gaps, otherwise those of a row, or a thread does where classes lie apart.
     """
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
+    class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
+    words, many = space_words(prod(shape), classes, class_strides, sizes, strides), len(sizes) > 1
+    if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
+        vectors = LABEL_ONLY_TILE_VECTORS[classes * gradients.itemsize >= LABEL_ONLY_STAGED_BYTES]
+        tiles = -(-prod(shape) * classes * gradients.itemsize // (16 * WARP * vectors))
+        vec_size, per_block = 16 // gradients.itemsize, THREADS // WARP
+        return RowLayout(
+            "label_only_tiles", vec_size, 1, THREADS, _chunks(tiles), per_block, 0, many, words,
+            resident=LABEL_ONLY_RESIDENT,
+        )  # fmt: skip
     width = WARP if gradients.class_stride == 1 and classes > 1 else 1
     units = -(-prod(shape) // (WARP // width))
-    words = space_words(prod(shape), classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, len(sizes) > 1, words)
+    return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, many, words)
 
 
 def dense_layout(

@@ -187,7 +187,7 @@ class SoftmaxPlan(Plan):
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
             shared, cluster = 0, 1
-            if layout not in ("thread_per_row", "thread_per_row_packed", "label_only"):
+            if layout not in ("thread_per_row", "thread_per_row_packed", "label_only", "label_only_tiles"):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
                 width, threads = (x.width, x.threads) if layout == "subwarp" else (x.width, min(x.threads, 512))

@@ -54,6 +54,7 @@ ROW_LAYOUTS = (
     "thread_per_row",
     "copied",
     "label_only",
+    "label_only_tiles",
 )
 
 Laid = tuple[tuple[int, ...], int]

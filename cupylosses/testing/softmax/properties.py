@@ -42,7 +42,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "thread_per_row_packed": Layout((37, 10)),
     "thread_per_row": Layout((3, 5, 4, 8)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
-    "label_only": Layout((37, 43), loss="nll_loss"),
+    "label_only_tiles": Layout((37, 43), loss="nll_loss"),
+    "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
     "label_only, apart": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 

@@ -1,0 +1,222 @@
+// Losses of log-probabilities whose gradients are one stretch without gaps: row r begins at element r C.
+//
+//   value, gradient   as label_only.cuh
+//
+// 1. The stretch is cut into tiles of 16-byte vectors, whatever the number of classes. Tile i belongs to chunk
+//    i % chunks; a warp takes a chunk, one tile after another.
+// 2. A tile owns the rows that begin in it: their losses are its share of the sum. The row that reaches into it from
+//    the tile before is looked at again, since its label may lie here.
+// 3. Lanes take the rows of a tile. Each loads the labels of kRows rows, then their log-probabilities, so that these
+//    loads overlap.
+// 4. Short rows: a lane writes the gradient of its row's label into an image of the tile in shared memory, which is 0
+//    elsewhere. The warp stores the image as vectors and clears it.
+//    Long rows: the warp stores zeros before it waits for labels, and the gradients of labels over them. A line is
+//    still in L2 then, so that it goes to memory once. Of short rows each sector would be written twice.
+//
+// A warp owns its image and its tiles: there are no barriers but __syncwarp().
+//
+// Traffic: labels, one element of each row, one write of every gradient. Preconditions: the gradients have no gaps and
+// begin at 16 bytes; blockDim.x <= 32 kWarps; the group is a SubwarpGroup of width 1.
+#pragma once
+#include "softmax/label_only.cuh"
+
+template <int kVecSize>
+struct LabelOnlyTiles {
+  // As LABEL_ONLY_STAGED, LABEL_ONLY_TILE_BYTES and THREADS of layout.py.
+  static constexpr int kStagedBytes = 256;
+  static constexpr int kShortTile = 4, kLongTile = 16;  // vectors of a lane
+  static constexpr int kWarps = 8;
+  static constexpr int kRows = 2;
+
+  // index / divisor for index >= 0 and divisor > 0: a division of 64 bits takes as long as storing half a tile.
+  static __device__ __forceinline__ int64 quotient(int64 index, int64 divisor) {
+    if ((index | divisor) >> 32) return index / divisor;
+    return static_cast<unsigned>(index) / static_cast<unsigned>(divisor);
+  }
+
+  // Stores the first `length` gradients of a tile; vector(k) is this lane's k-th.
+  template <class Gradient, class F>
+  static __device__ __forceinline__ void store_tile(Gradient* to, int length, const F& vector) {
+#pragma unroll 1
+    for (int k = 0, i = threadIdx.x % kWarp * kVecSize; i < length; ++k, i += kWarp * kVecSize) {
+      const Pack<Gradient, kVecSize> pack = vector(k);
+      if (i + kVecSize <= length) {
+        store_pack<kVecSize>(to + i, pack);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVecSize; ++j) {
+          if (i + j < length) to[i + j] = pack.element[j];
+        }
+      }
+    }
+  }
+
+  // The rows of one tile, which begins at element `begin`. Source: see LabelLosses. Precondition: all lanes of the warp
+  // call it together.
+  template <bool kGradient, class Program, class Source>
+  static __device__ __forceinline__ void visit_tile(const Program& program, Source& source, int64 begin, int size,
+                                                    bool is_short) {
+    using Compute = typename Program::Compute;
+    using Gradient = typename Program::Gradient;
+    const int64 classes = program.space.classes, left = program.space.rows * classes - begin;
+    const int length = left < size ? static_cast<int>(left) : size, lane = threadIdx.x % kWarp;
+    // The tile begins behind `skipped` elements of its first row.
+    const int64 first_row = quotient(begin, classes), skipped = begin - first_row * classes;
+    // Places in the tile: of its second row, and from there on one row behind the other.
+    const int second = static_cast<int>(classes - skipped < size ? classes - skipped : size),
+              step = static_cast<int>(classes < size ? classes : size);
+    Gradient* const to = program.gradients + begin;
+    if constexpr (kGradient) {
+      if (!is_short) store_tile(to, length, [](int) { return Pack<Gradient, kVecSize>{}; });
+      __syncwarp();
+    }
+    const auto begins_at = [&](int k) { return k == 0 ? 0 : second + (k - 1) * step; };
+    const auto is_owned = [&](int k) { return k != 0 || skipped == 0; };
+    // Place of the label of row k, or -1 outside of the tile.
+    const auto place_of = [&](int k, const RowTarget<Compute>& t) {
+      const int64 place = t.label + (k == 0 ? -skipped : static_cast<int64>(begins_at(k)));
+      return t.active && place >= 0 && place < length ? static_cast<int>(place) : -1;
+    };
+#pragma unroll 1
+    for (int k = lane; begins_at(k) < length; k += kRows * kWarp) {
+      typename Program::LabelLoad labels[kRows] = {};
+      typename Source::template Load<Program> loads[kRows] = {};
+      RowTarget<Compute> t[kRows];
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const int row = k + j * kWarp;
+        if (begins_at(row) >= length || !(kGradient || is_owned(row))) continue;
+        program.space.offsets(first_row + row, t[j].offset);
+        labels[j] = program.load_label(t[j].offset);
+      }
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        // A label that was not loaded is masked.
+        program.validate_label(t[j], labels[j]);
+        const int row = k + j * kWarp;
+        if (t[j].active && (is_owned(row) || place_of(row, t[j]) >= 0)) loads[j] = source.load(program, t[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const int row = k + j * kWarp, place = place_of(row, t[j]);
+        const bool owned = is_owned(row) && begins_at(row) < length;
+        if (!owned && place < 0) continue;
+        const Compute gradient = source.gradient(program, t[j], loads[j], owned);
+        if constexpr (kGradient) {
+          Gradient* const tile = is_short ? reinterpret_cast<Gradient*>(image()) : to;
+          if (place >= 0) tile[place] = Narrow<Gradient>::from(gradient);
+        }
+      }
+    }
+    if constexpr (kGradient) {
+      if (!is_short) return;
+      __syncwarp();
+      store_tile(to, length, [&](int k) {
+        uint4* const slot = image() + lane + k * kWarp;
+        const auto pack = load_words(reinterpret_cast<Pack<Gradient, kVecSize>*>(slot));
+        *slot = uint4{};
+        return pack;
+      });
+    }
+  }
+
+  // The tiles of this warp, chunk by chunk; finish(chunk) ends each.
+  template <bool kGradient, class Program, class Source, class Finish>
+  static __device__ __forceinline__ void for_each_chunk(const Program& program, const SubwarpGroup& group,
+                                                        Source& source, int64 chunks, const Finish& finish) {
+    const int64 elements = program.space.rows * program.space.classes;
+    const bool is_short = program.space.classes * sizeof(typename Program::Gradient) < kStagedBytes;
+    const int size = (is_short ? kShortTile : kLongTile) * kWarp * kVecSize;
+    if constexpr (kGradient) {
+      for (int k = 0; k < kShortTile; ++k) image()[threadIdx.x % kWarp + k * kWarp] = uint4{};
+    }
+#pragma unroll 1
+    for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
+#pragma unroll 1
+      for (int64 begin = chunk * size; begin < elements; begin += chunks * size) {
+        visit_tile<kGradient>(program, source, begin, size, is_short);
+      }
+      finish(chunk);
+    }
+  }
+
+ private:
+  // The warp's image of a short tile.
+  static __device__ __forceinline__ uint4* image() {
+    __shared__ uint4 images[kWarps][kShortTile * kWarp];
+    return images[threadIdx.x / kWarp];
+  }
+};
+
+// A source of gradients for LabelOnlyTiles: the log-probability of the label. `owned` holds in one tile per row, which
+// adds the row's loss to `total` and stores what is wanted per row.
+template <class Scale>
+struct LabelLosses {
+  Scale& scale;
+  double total;
+
+  template <class Program>
+  using Load = typename Program::Input;
+
+  template <class Program, class Compute>
+  __device__ __forceinline__ Load<Program> load(const Program& program, const RowTarget<Compute>& t) const {
+    return program.raw(t.offset, t.label);
+  }
+  template <class Program, class Compute>
+  __device__ __forceinline__ Compute gradient(const Program& program, const RowTarget<Compute>& t,
+                                              const Load<Program>& loaded, bool owned) {
+    const auto y = label_only_result(program, t, loaded, owned);
+    if (owned) total += static_cast<double>(y.value);
+    return y.grad_coeffs.target * grad_factor(scale, t.offset);
+  }
+};
+
+// The same from stored coefficients.
+template <class Stored>
+struct StoredLabelGradients {
+  const Stored* grad_output;
+  int64 result_stride;
+  double scale;
+
+  template <class Compute>
+  struct CoefficientAndGradOutput {
+    Compute coefficient;
+    Stored grad_output;
+  };
+  template <class Program>
+  using Load = CoefficientAndGradOutput<typename Program::Compute>;
+
+  template <class Program, class Compute>
+  __device__ __forceinline__ Load<Program> load(const Program& program, const RowTarget<Compute>& t) const {
+    const int64 row = t.offset[kResults];
+    return {program.grad_coeffs[row].target, grad_output[row * result_stride]};
+  }
+  template <class Program, class Compute>
+  __device__ __forceinline__ Compute gradient(const Program&, const RowTarget<Compute>&, const Load<Program>& loaded,
+                                              bool) const {
+    return scaled_coefficient(loaded.coefficient, widen<double>(loaded.grad_output) * scale);
+  }
+};
+
+// As TwoPassReader.
+template <int kVecSize>
+struct LabelOnlyTilesReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    LabelLosses<Scale> source{scale, 0.0};
+    LabelOnlyTiles<kVecSize>::template for_each_chunk<kGradient>(program, group, source, chunks, [&](int64 chunk) {
+      finish_chunk(group, scale, chunk, source.total, work.partials);
+      source.total = 0.0;
+    });
+  }
+};
+
+// As apply_grad_coeffs.
+template <int kVecSize, class Program, class Stored>
+__device__ __forceinline__ void apply_grad_coeffs_label_only_tiles(const Program& program, const SubwarpGroup& group,
+                                                                   int64 chunks, int64 result_stride, double scale,
+                                                                   const Stored* grad_output) {
+  StoredLabelGradients<Stored> source{grad_output, result_stride, scale};
+  LabelOnlyTiles<kVecSize>::template for_each_chunk<true>(program, group, source, chunks, [](int64) {});
+}
