@@ -387,6 +387,35 @@ def test_saved_tensors_that_come_back_elsewhere(reduction: str) -> None:
             torch.testing.assert_close(found(), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("classes", "reduction"), [(43, "mean"), (43, "none"), (1031, "mean")])
+def test_gradients_of_misaligned_logits_lie_as_these(classes: int, reduction: str) -> None:
+    """So that a row has the same vectors in both. The gradient is no view. If saved logits come back aligned, it is
+    aligned too.
+    """
+    given = draw((5, classes), 1, device=KERNELS, place="misaligned")
+    x = given.input.detach().requires_grad_()
+
+    def found(pack: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, pack):
+            value = F.cross_entropy(x, given.target, reduction=reduction)
+            g = gradient(value, x, upstream(value))
+        assert g._base is None and g.is_contiguous()
+        return g
+
+    here, elsewhere = found(lambda x: x), found(torch.clone)
+    assert (here.data_ptr() % 16, elsewhere.data_ptr() % 16) == (4, 0)
+    torch.testing.assert_close(elsewhere, here, rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_of_operators_are_aligned() -> None:
+    """Compilers of graphs take them for aligned."""
+    given = draw((5, 43), 1, device=KERNELS, place="misaligned")
+    x = given.input.detach().requires_grad_()
+    (g,) = torch.func.grad(lambda x: F.cross_entropy(x, given.target), argnums=(0,))(x)
+    assert g.data_ptr() % 16 == 0
+    torch.testing.assert_close(g, gradient(F.cross_entropy(x, given.target), x), rtol=1e-6, atol=1e-7)
+
+
 def test_retained_graph_and_accumulation() -> None:
     given = drawn("subwarp")
     x = given.input.detach().requires_grad_()

@@ -23,10 +23,12 @@ class CupyDevice(engine_device.Device):
         super().__init__(index, *gpu.gpu(index))
         self._captured: list[Any] = []
 
-    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
         kind = dtype_of(dtype)
         size = interop.ITEMSIZE[dtype]
-        memory = cupy.empty(max(1, _extent(shape, strides)), dtype=kind)
+        memory = cupy.empty(max(1, _extent(shape, strides)) + misalignment // size, dtype=kind)
+        if misalignment:
+            memory = memory[misalignment // size :]
         return cupy.ndarray(tuple(shape), kind, memory.data, tuple(s * size for s in strides))
 
     def full(self, count: int, value: float) -> Any:

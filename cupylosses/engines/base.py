@@ -177,7 +177,7 @@ class Plan(ABC):
         #: The launches that write gradients speculatively, by what is wanted and whether the divisor is on the device.
         self.one_pass: dict[tuple[Wanted, bool], Any] = {}
         self._writable: dict[Wanted, Wanted] = {}
-        self._buffers: dict[Wanted, list[tuple[int, tuple[int, ...], tuple[int, ...], str]]] = {}
+        self._buffers: dict[Wanted, list[tuple[int, tuple[Any, ...]]]] = {}
 
     # What an engine supplies
 
@@ -221,14 +221,22 @@ class Plan(ABC):
             found = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
         return found
 
-    def buffers(self, wanted: Wanted) -> list[tuple[int, tuple[int, ...], tuple[int, ...], str]]:
-        """Slot, shape, strides and dtype of each wanted gradient."""
+    def allocation(self, slot: int) -> tuple[Any, ...]:
+        """The arguments of `Device.empty` for the gradient of an array."""
+        x = self.tensors[slot]
+        return x.shape, x.gradient.strides, x.dtype
+
+    def buffers(self, wanted: Wanted) -> list[tuple[int, tuple[Any, ...]]]:
+        """Slot and `allocation` of each wanted gradient."""
         found = self._buffers.get(wanted)
         if found is None:
-            found = self._buffers[wanted] = [
-                (slot, x.shape, x.gradient.strides, x.dtype) for slot, x in enumerate(self.tensors) if wanted[slot]
-            ]
+            found = self._buffers[wanted] = [(slot, self.allocation(slot)) for slot, w in enumerate(wanted) if w]
         return found
+
+    @property
+    def with_aligned_gradients(self) -> Plan:
+        """The plan of the same call whose gradients begin at 16 bytes, which graph compilers rely on."""
+        return self
 
     def aligned(self, addresses: Sequence[int]) -> bool:
         """True if arrays at these addresses can be read by this plan's kernels."""

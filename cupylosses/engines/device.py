@@ -47,8 +47,10 @@ class Device(ABC):
         self.report = ctypes.c_uint64(0)
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        """A new array with these strides, in elements, on the current stream."""
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
+        """A new array with these strides, in elements, on the current stream. It begins ``misalignment`` bytes behind
+        an aligned address; such an array has no gaps.
+        """
 
     @abstractmethod
     def full(self, count: int, value: float) -> Any:

@@ -140,8 +140,8 @@ def gradient_buffers(plan: Plan, device: Device, wanted: Wanted) -> tuple[list[A
     """New arrays for the wanted gradients, None for the others; and the addresses of the arrays."""
     gradients: list[Any] = [None] * len(wanted)
     addresses = []
-    for slot, shape, strides, dtype in plan.buffers(wanted):
-        array = gradients[slot] = device.empty(shape, strides, dtype)
+    for slot, allocation in plan.buffers(wanted):
+        array = gradients[slot] = device.empty(*allocation)
         addresses.append(device.address(array))
     return gradients, addresses
 
@@ -223,8 +223,8 @@ def value_and_gradients(
     result = device.empty((), (), plan.result)
     gradients: list[Any] = found.nothing.copy()
     addresses = []
-    for slot, shape, strides, dtype in found.buffers:
-        array = gradients[slot] = device.empty(shape, strides, dtype)
+    for slot, allocation in found.buffers:
+        array = gradients[slot] = device.empty(*allocation)
         addresses.append(device.address(array))
     workspace, expected, records = check.addresses
     found.first.pack(
@@ -310,8 +310,7 @@ def gradients(
     for step in plan.gradient_steps(wanted, upstream, divisor.counted):
         addresses = []
         for slot in step.slots:
-            x = plan.tensors[slot]
-            array = result[slot] = device.empty(x.shape, x.gradient.strides, x.dtype)
+            array = result[slot] = device.empty(*plan.allocation(slot))
             addresses.append(device.address(array))
         _run(step, device, pointers, (*addresses, grad_output), scalars, divisor)
     return result

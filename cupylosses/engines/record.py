@@ -48,7 +48,7 @@ class _NoDevice(Device):
         # A grid takes the number of processors, a kernel does not.
         super().__init__(0, 1, chip)
 
-    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
         return self
 
     def full(self, count: int, value: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from math import prod
 from threading import Thread
 from typing import Any
 
@@ -44,7 +45,14 @@ class TorchDevice(Device):
             return float(normalizer)  # to copy it would wait for the GPU
         return double(normalizer, self.device)
 
-    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
+    def empty(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0
+    ) -> torch.Tensor:
+        if misalignment:
+            offset = misalignment // interop.ITEMSIZE[dtype]
+            memory = empty_strided((prod(shape) + offset,), (1,), DTYPES[dtype])
+            # Not a view, which would keep a tensor as its base.
+            return memory.set_(memory.untyped_storage(), offset, shape, strides)
         return empty_strided(shape, strides, DTYPES[dtype])
 
     def full(self, count: int, value: float) -> torch.Tensor:

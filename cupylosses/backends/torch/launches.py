@@ -122,6 +122,8 @@ def gradients(
     plan, device, pointers, _ = found
     if plan is None:
         return gradients(with_copies(call, pointers, laid_out), grad_output, residual, wanted)
+    # Inductor takes the results of operators for aligned.
+    plan = plan.with_aligned_gradients
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return gradients(call, grad_output, residual, wanted)

@@ -39,6 +39,7 @@ class SoftmaxPlan(Plan):
         promoted: str,
         machine: Machine,
         site: tuple[tuple[int, ...], int] | None = None,
+        aligns_gradients: bool = False,
     ) -> None:
         static, dim = call.static, call.static.class_dim
         self.indices = static.kind == "indices"
@@ -76,9 +77,7 @@ class SoftmaxPlan(Plan):
         self.fused_hvp = bool(static.has_tangent)
         # The kernel of class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
-        dense = self.input.strides == self.input.gradient.strides and self.input.misalignment == 0
         self.single_use = static.inplace and self.indices
-        self.overwrites = self.single_use and dense
         self.takes_status = self.indices
         self.reports = self.indices and static.check != "off"
         self.waits = self.indices and static.check == "sync"
@@ -94,13 +93,22 @@ class SoftmaxPlan(Plan):
         masks = (0,) * len(self.rows_shape)
         if mask:
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
-        self.layout = (self._index_layout if self.indices else self._dense_layout)(masks, results)
+        self._misalignment = 0 if aligns_gradients else self._shared_misalignment()
+        lay_out = self._index_layout if self.indices else self._dense_layout
+        self.layout = lay_out(masks, results)
+        if self._misalignment and self.layout.vec_size == 1:
+            # Nothing is gained where rows lie in another way than those of the operand.
+            self._misalignment = 0
+            self.layout = lay_out(masks, results)
+        dense = self.input.strides == self.input.gradient.strides
+        self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster.
         self.records = self.layout.chunks * self.layout.cluster
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
-        self.site = site_of(loss, *(site or (self.rows_shape, 0)))
+        self._place = site or (self.rows_shape, 0)
+        self.site = site_of(loss, *self._place)
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def _index_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
@@ -110,7 +118,7 @@ class SoftmaxPlan(Plan):
             self.rows_shape,
             self.classes,
             rows_of(x.strides, static.class_dim, size, x.misalignment),
-            rows_of(x.gradient.strides, static.class_dim, size, 0),
+            rows_of(x.gradient.strides, static.class_dim, size, self._misalignment),
             (self.target.strides, masks, results),
         )
         self._labels = self.target.strides, masks
@@ -127,13 +135,42 @@ class SoftmaxPlan(Plan):
         tensors = [
             rows_of(strides, self.static.class_dim, ITEMSIZE[x.dtype], misalignment)
             for x in (self.input, self.target)
-            for strides, misalignment in ((x.strides, x.misalignment), (x.gradient.strides, 0))
+            for strides, misalignment in ((x.strides, x.misalignment), (x.gradient.strides, self._misalignment))
         ]
         given = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
             return softmax_layout.dense_second_layout(*given)
         return softmax_layout.dense_layout(*given, self.machine.chip)
+
+    def _shared_misalignment(self) -> int:
+        """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges
+        serves both; 0 where that cannot help.
+        """
+        operands, dim = self.tensors[: 1 if self.indices else 2], self.static.class_dim
+        if not self.loss.softmax or self.static.has_tangent or self.classes <= softmax_layout.FEW_CLASSES:
+            return 0
+        if len({(x.misalignment, ITEMSIZE[x.dtype]) for x in operands}) > 1 or any(x.in_place for x in operands):
+            return 0
+        whole = self.input.misalignment % ITEMSIZE[self.input.dtype] == 0
+        return self.input.misalignment if whole and all(x.strides[dim] == 1 for x in operands) else 0
+
+    def allocation(self, slot: int) -> tuple[Any, ...]:
+        found = super().allocation(slot)
+        return (*found, self._misalignment) if self._misalignment else found
+
+    @cached_property
+    def with_aligned_gradients(self) -> Plan:
+        if not self._misalignment:
+            return self
+        call = Call(self.loss, (), self.static)
+        given = self.engine, call, self.tensors, self.promoted, self.machine, self._place
+        return SoftmaxPlan(*given, aligns_gradients=True)
+
+    def aligned(self, addresses: Sequence[int]) -> bool:
+        # Gradients have been laid out as the operands were.
+        misaligned = addresses[: 1 if self.indices else 2] if self._misalignment else ()
+        return super().aligned(addresses) and all([p % 16 == self._misalignment for p in misaligned])
 
     # Launches
 

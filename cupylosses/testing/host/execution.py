@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.backends.torch.plans import use_host
 from cupylosses.engines.device import TICKET, Device
+from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.host import settings
 from cupylosses.testing.host.launch import Launcher
@@ -35,10 +37,17 @@ class HostDevice(torch_device.TorchDevice):
         Device.__init__(self, -1, processors, SMALL)
         self.device = torch.device("cpu")
 
-    def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> torch.Tensor:
+    def empty(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0
+    ) -> torch.Tensor:
         """Filled with NaN, so that an element that no kernel writes is noticed."""
         assert type(shape) is type(strides) is tuple, "what allocates on a GPU takes no other sequences"
-        array = torch.empty_strided(shape, strides, dtype=torch_device.DTYPES[dtype], device=self.device)
+        dtype_of, offset = torch_device.DTYPES[dtype], misalignment // ITEMSIZE[dtype]
+        if not misalignment:
+            array = torch.empty_strided(shape, strides, dtype=dtype_of, device=self.device)
+        else:
+            memory = torch.empty(prod(shape) + offset, dtype=dtype_of, device=self.device)
+            array = memory.set_(memory.untyped_storage(), offset, shape, strides)
         return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
