@@ -50,7 +50,9 @@ def test_which_rows_are_copied() -> None:
     )
     assert not copied((4096, 150), (1, 4096)) and not copied((150, 4096), class_dim=0)
     # A row of many classes would be one thread's work.
-    assert copied((16, 262144), (1, 16)) and copied((8, 193, 64, 64)) and copied((8, 97, 64, 64), size=8)
+    assert copied((16, 262144), (1, 16)) and copied((1, 193, 64, 64)) and copied((1, 97, 64, 64), size=8)
+    # Several warps take one where rows are many.
+    assert not copied((8, 193, 64, 64)) and not copied((8, 97, 64, 64), size=8) and copied((8, 1100, 64, 64))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
@@ -112,7 +114,7 @@ def test_the_bits_of_contiguous_rows(
     found = torch.autograd.grad(value, leaves, upstream)
     gradients = torch.autograd.grad(expected, [x for x in operands if x.requires_grad], upstream)
     for gradient, right in zip(found, gradients, strict=True):
-        assert same_bits(gradient, right) and gradient.is_contiguous()
+        assert same_bits(gradient, right)
     if operands[0].requires_grad and reduction == "mean":
         function(*apart).backward()
         assert all(x.grad.stride() == x.stride() for x in leaves)  # torch ensures this.

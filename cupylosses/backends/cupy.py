@@ -66,7 +66,8 @@ def _value_and_gradients(
     call: Call, device: CupyDevice, launch: execute.Bound, wanted: Wanted, auxiliary: list[int]
 ) -> tuple[Any, list[Any]]:
     plan = launch[0]
-    if plan.residual is not None and True in wanted and (plan.single_use or not plan.scalar):
+    keeps = plan.single_use or not (plan.scalar or plan.recomputes)
+    if plan.residual is not None and True in wanted and keeps:
         residual = execute.residual(plan, device)
         value = execute.reduced_or_not(*launch, [*auxiliary[:-1], device.address(residual)])
         one = device.one(plan.result)

@@ -11,6 +11,7 @@ from cupylosses import checks, interop
 from cupylosses.backends import cublas
 from cupylosses.definition.base import Definition
 from cupylosses.engines import device as engine_device
+from cupylosses.engines import relayout
 from cupylosses.jit import gpu
 
 cupy = interop.cupy()
@@ -44,6 +45,9 @@ class CupyDevice(engine_device.Device):
 
     def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
         found = self.empty(array.shape, strides, array.dtype.name)
+        source = array.data.ptr, self.strides(array)
+        if relayout.copy(self, array.shape, source, (found.data.ptr, strides), array.itemsize):
+            return found
         bits = f"uint{8 * array.itemsize}"  # one kernel of CuPy's for all dtypes of this size, bfloat16 included
         found.view(bits)[...] = array.view(bits)
         return found

@@ -112,6 +112,8 @@ class Plan(ABC):
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
         residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
+            as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
         takes_status: True if kernels take the address of the device's status words as the last scalar, to report bad
             data (labels out of range) there; ``reports`` if they do for this call, ``waits`` if the call waits for it.
@@ -145,6 +147,7 @@ class Plan(ABC):
     slot: int
     auxiliary: tuple[TensorSpec | None, ...] = ()
     residual: TensorSpec | None = None
+    recomputes: bool = False
     empty: bool = False
     takes_status: bool = False
     reports: bool = False

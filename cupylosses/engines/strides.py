@@ -89,3 +89,8 @@ def merge(
     if not sizes:
         return (1,), tuple((1,) for _ in strides)
     return tuple(sizes), tuple(tuple(m) for m in merged)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(0, n - 1).bit_length()

@@ -21,6 +21,7 @@ from cupylosses.call import Call
 from cupylosses.engines import execute
 from cupylosses.engines.base import Plan, Wanted
 from cupylosses.engines.device import Divisor
+from cupylosses.engines.strides import dense_strides
 from cupylosses.torch_compat import current_device, increment_version
 
 _address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
@@ -136,7 +137,7 @@ def _located(
 def _with_residual(ctx: Any, launch: Launch) -> Sequence[int]:
     """The auxiliary outputs with the residual, which backward finds in the context."""
     plan, device, auxiliary = launch[0], launch[1], launch[6]
-    if plan.residual is None:
+    if plan.residual is None or plan.recomputes:
         return auxiliary
     ctx.residual = execute.residual(plan, device)
     return (*(auxiliary or plan.no_auxiliary)[:-1], ctx.residual.data_ptr())
@@ -185,19 +186,24 @@ class Unreduced(Function):
 
 class Relaid(Function):
     """A copy with other strides. Its gradient is passed on as it lies, as that of `contiguous()` is: to copy it back
-    would take as long as the loss; with ``over`` it is written over the original if that has no gaps.
+    would take as long as the loss. Only a leaf's takes the leaf's strides, because autograd would copy it element by
+    element. With ``over`` it is written over the original if that has no gaps.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, strides: tuple[int, ...], over: bool) -> torch.Tensor:
         ctx.save_for_backward(*[x] * over)
+        dense = dense_strides(x.shape, x.stride())
+        ctx.strides = dense if x.is_leaf and x.stride() == dense else None
         return laid_out(x, strides)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        if ctx.saved_tensors and _address_of(gradient) is not None and not torch.is_grad_enabled():
-            gradient = ctx.saved_tensors[0].detach().copy_(gradient)
-        return gradient, None, None
+        if _address_of(gradient) is None or torch.is_grad_enabled():
+            return gradient, None, None
+        if ctx.saved_tensors:
+            return ctx.saved_tensors[0].detach().copy_(gradient), None, None
+        return gradient if ctx.strides is None else laid_out(gradient, ctx.strides), None, None
 
 
 apply_reduced, apply_unreduced = _apply_of(Reduced), _apply_of(Unreduced)

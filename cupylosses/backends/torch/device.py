@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from cupylosses import interop
+from cupylosses.engines import relayout
 from cupylosses.engines.device import Device
 from cupylosses.jit import gpu
-from cupylosses.torch_compat import current_stream, empty_strided, is_autocast_cpu_enabled, is_capturing
+from cupylosses.torch_compat import current_device, current_stream, empty_strided, is_autocast_cpu_enabled, is_capturing
 
 DTYPE_NAMES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64",
@@ -76,7 +77,7 @@ class TorchDevice(Device):
         return array
 
     def copy(self, array: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty_strided(array.shape, strides, dtype=array.dtype, device=array.device).copy_(array)
+        return copied(array, strides)
 
     def counted(self, target: torch.Tensor, ignored: int | None, mask: torch.Tensor | None) -> torch.Tensor:
         used = target.reshape(-1) != ignored if ignored is not None else None
@@ -180,9 +181,20 @@ def double(normalizer: Any, device: torch.device) -> torch.Tensor:
 def laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A tensor with these strides: itself, or a copy."""
     x = x.resolve_neg()
-    if x.stride() == tuple(strides):
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    return x if x.stride() == tuple(strides) else copied(x, strides)
+
+
+def copied(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy with these strides."""
+    found = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+    if has_kernels(x) and type(x) in PLAIN and not x.is_neg():
+        device, size = device_of(x), x.element_size()
+        source, target = (x.data_ptr(), x.stride()), (found.data_ptr(), strides)
+        # Kernels are launched on the current device.
+        here = not device.is_one_of_several or current_device() == device.index
+        if here and relayout.copy(device, x.shape, source, target, size):
+            return found
+    return found.copy_(x.detach())
 
 
 def has_memory(x: torch.Tensor) -> bool:

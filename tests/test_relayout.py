@@ -1,0 +1,89 @@
+"""Copies by tiles: numbers, tiles that are cut, memory that belongs to nobody, and which copies take this way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from devices import KERNELS
+from grids import in_turn
+
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.engines import relayout
+from cupylosses.engines.strides import dense_strides
+
+#: Shapes, and the order of dimensions in memory of the copy: transposed, in many dimensions, with a short side, with
+#: one dimension between, odd, and an image.
+COPIES = (
+    ((130, 70), (1, 0)),
+    ((3, 5, 66, 67), (1, 0, 3, 2)),
+    ((4, 5000), (1, 0)),
+    ((301, 7, 64), (2, 1, 0)),
+    ((2, 3, 2, 5, 33, 65), (5, 3, 2, 1, 0, 4)),
+    ((2, 19, 32, 64), (0, 2, 3, 1)),
+)
+DTYPES = ("float32", "bfloat16", "float64", "bool")
+
+
+def strides_in(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps of dimensions in this order, the fastest one last."""
+    strides, step = [0] * len(shape), 1
+    for d in reversed(order):
+        strides[d], step = step, step * shape[d]
+    return tuple(strides)
+
+
+def numbers(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """Numbers that differ from their neighbours in every dimension."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) * 7919 % 251 % 2 ** (1 if dtype == "bool" else 8)).view(shape).to(getattr(torch, dtype))
+
+
+@pytest.mark.kernels
+@pytest.mark.addresses
+@pytest.mark.parametrize(("copy", "dtype"), in_turn(COPIES, DTYPES), ids=str)
+def test_copies(copy: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayout, "LEAST", 1)
+    relayout.tiles.cache_clear()
+    shape, order = copy
+    x, strides = numbers(shape, dtype).to(KERNELS), strides_in(shape, order)
+    misaligned = x.new_empty(x.numel() + 1)[1:].view(shape).copy_(x)
+    for source in (x, misaligned):
+        assert relayout.tiles(shape, source.stride(), strides, x.element_size(), source.data_ptr() % 16)
+        found = torch_device.copied(source, strides)
+        assert found.stride() == strides and torch.equal(found, x)
+    back = torch_device.copied(found, x.stride())
+    assert back.stride() == x.stride() and torch.equal(back, x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "strides", "by_tiles"),
+    [
+        ((256, 256), (256, 1), (1, 256), True),
+        # The fastest dimension stays.
+        ((256, 256), (512, 1), (256, 1), False),
+        # A vector of both sides would be a row of one element.
+        ((2, 1 << 20), (1 << 20, 1), (1, 2), False),
+        # Few elements: a kernel of its own is not worth while.
+        ((64, 64), (64, 1), (1, 64), False),
+        # Neither dimension has neighbours.
+        ((256, 256), (512, 2), (1, 256), False),
+        # An expanded dimension is copied for each of its indices.
+        ((256, 64, 4), (64, 1, 0), (1, 1024, 256), True),
+    ],
+)
+def test_which_copies_go_by_tiles(
+    shape: tuple[int, ...], source: tuple[int, ...], strides: tuple[int, ...], by_tiles: bool
+) -> None:
+    assert dense_strides(shape, strides) == strides
+    assert (relayout.tiles(shape, source, strides, 4, 0) is not None) is by_tiles
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_vectors_only_where_every_row_begins_at_one(size: int) -> None:
+    def vec_size(shape: tuple[int, int], step: int, misalignment: int = 0) -> int:
+        found = relayout.tiles(shape, (step, 1), (1, shape[0]), size, misalignment)
+        assert found is not None
+        return found.kernel.vec_size
+
+    assert vec_size((256, 256), 256) == 2
+    assert {vec_size((256, 256), 257), vec_size((255, 256), 256), vec_size((256, 256), 256, size)} == {1}
