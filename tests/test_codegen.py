@@ -102,7 +102,10 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
 
 
 #: Files of second derivatives.
-SECOND_FILES = (*sources.nested(softmax_codegen.FILES), "softmax/second_derivatives.cuh")
+SECOND_FILES = (
+    *sources.nested(tuple(f"softmax/{x}.cuh" for x in dict.fromkeys(softmax_codegen.FILES.values()))),
+    "softmax/second_derivatives.cuh",
+)
 
 
 @pytest.mark.parametrize("files", [pointwise_codegen.SUMMING, SECOND_FILES], ids=["pointwise", "softmax"])

@@ -546,6 +546,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
         "cluster",
         "two_pass",
         "thread_per_row",
+        "packed_rows",
         "copied",
     }
     assert {r["reduction"] for r in measured} == {"none", "mean", "sum", "batchmean"}
@@ -660,6 +661,8 @@ def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: py
         "two_pass",
         "thread_per_row_packed",
         "thread_per_row",
+        "packed_rows",
+        "columns",
         "copied",
     }
     assert {x.reduction for x in first} == {"none", "mean", "sum", "batchmean"}

@@ -83,7 +83,7 @@ def test_examples_show_every_entry_point_and_layout_of_rows(generate: ModuleType
     for indices, other in ((True, "gradient"), (False, "from_residual")):
         examples = [x for x in generate.row_examples() if x.indices is indices]
         assert {x.kind for x in examples} == entry_points - {other}
-        assert {"subwarp", "block", "two_pass", "thread_per_row"} <= {x.layout for x in examples}
+        assert {"subwarp", "block", "two_pass", "thread_per_row", "packed_rows"} <= {x.layout for x in examples}
 
 
 def test_a_change_of_the_generator_is_noticed(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

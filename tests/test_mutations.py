@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from tools.representatives import representatives
 from tools.softmax import properties as term_properties
 
 import cupylosses.functional as F
+from cupylosses.backends.torch import device as torch_device
+from cupylosses.engines import relayout
 from cupylosses.engines.pointwise import codegen as pointwise_codegen
 from cupylosses.engines.pointwise.definition import Loss, modified
 from cupylosses.jit.sources import expand
@@ -103,6 +106,23 @@ def streamed() -> None:
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
 
+def in_registers(shape: tuple[int, ...], **how: Any) -> Callable[[], None]:
+    """Rows that go to registers, though they are few."""
+
+    def run() -> None:
+        with host.execution(seed=1), row_properties.few_rows_are_many():
+            row_properties.agrees_with_truth(row_properties.draw(shape, 1, **how))
+
+    return run
+
+
+def copied() -> None:
+    """A copy whose fastest dimension is another one, with tiles that are cut on both sides."""
+    x = torch.arange(2 * 9 * 1033).view(2, 9, 1033)
+    with host.execution(seed=1), mock.patch.object(relayout, "LEAST", 1):
+        assert torch.equal(torch_device.copied(x, (9 * 1033, 1, 9)), x)
+
+
 def few_teams() -> None:
     """Threads that take many groups of rows, launch after launch."""
     with row_properties.blocks(2, "cpu"):
@@ -166,6 +186,8 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, subwarp": rows(row_properties.agrees_with_truth, "subwarp", {}, PER_ROW),
     "rows, thread_per_row": rows(row_properties.agrees_with_truth, "thread_per_row"),
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
+    "rows, packed": in_registers((163, 6), dtype="float16"),
+    "rows, shared columns": in_registers((1, 213, 37)),
     "rows, streamed": streamed,
     "rows, claimed": few_teams,
     "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),
@@ -196,6 +218,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, second, equal": terms(term_properties.terms_second_of_equal_logits, "distillation_loss, mixed", "subwarp"),
     "dense, sure": of_shape(term_properties.terms_keep_sure_rows, "subwarp"),
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),
+    "copies": copied,
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

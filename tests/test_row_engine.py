@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from math import prod
 from typing import Any
@@ -33,6 +34,7 @@ from cupylosses.testing.softmax.properties import (
     agrees_with_truth,
     blocks,
     draw,
+    few_rows_are_many,
     gradient,
     is_the_same_with_and_without_gradient,
     keeps_edges,
@@ -115,6 +117,16 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "thread_per_row, odd": ("float32", 1, [(1, 2, 3), (2, 7, 5, 31), (2, 48, 3), (1, 192, 1, 3)]),
     "thread_per_row of halves": ("bfloat16", 1, [(1, 2, 8), (3, 19, 40)]),
     "thread_per_row of doubles": ("float64", 0, [(2, 2), (19, 64), (24, 10)]),
+    "packed_rows": ("float32", 1, [(1, 2), (300, 3), (33, 5), (31, 8), (65, 32), (129, 33), (40, 100)]),
+    "packed_rows of halves": ("bfloat16", 1, [(33, 2), (300, 3), (31, 16), (65, 64), (129, 10)]),
+    "packed_rows of doubles": ("float64", 1, [(3, 2), (300, 3), (33, 55)]),
+    "columns": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 8, 132)]),
+    "columns, odd": ("float32", 1, [(2, 7, 5, 31), (1, 3, 1, 3)]),
+    "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 6, 40)]),
+    "columns of doubles": ("float64", 0, [(2, 2), (8, 64)]),
+    "columns, shared": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33), (1, 777, 35)]),
+    "columns, shared halves": ("float16", 1, [(1, 386, 34), (2, 999, 6, 6)]),
+    "columns, shared doubles": ("float64", 0, [(97, 33), (500, 2)]),
     "subwarp, copied": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
     "subwarp, copied halves": ("float16", 0, [(385, 3), (400, 35)]),
 }
@@ -126,7 +138,8 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
 )
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]
-    with noted_layouts() as found:
+    rows = few_rows_are_many() if what.startswith(softmax_layout.IN_REGISTERS) else nullcontext()
+    with rows, noted_layouts() as found:
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
     assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}
@@ -544,7 +557,9 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
     return [*found, torch.autograd.grad(call(), x, create_graph=True)[0].detach()]
 
 
-@pytest.mark.parametrize(("layout", "masked"), in_turn(list(LAYOUTS), [False, True]))
+@pytest.mark.parametrize(
+    ("layout", "masked"), in_turn([x for x in LAYOUTS if x not in softmax_layout.IN_REGISTERS], [False, True])
+)
 def test_few_labels_are_counted_without_a_launch(
     layout: str, masked: bool, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,9 +608,11 @@ def test_labels_out_of_range(layout: str, label: str) -> None:
 
 
 @in_each_layout_of_logits
-def test_edges(layout: str) -> None:
-    x = LAYOUTS[layout]
-    keeps_edges((21, *x.shape[1:]), x.class_dim, KERNELS)
+def test_edges(layout: str, fresh_plans: Callable[[], None]) -> None:
+    x, few = LAYOUTS[layout], layout in softmax_layout.IN_REGISTERS
+    with few_rows_are_many() if few else nullcontext(), noted_layouts() as found:
+        keeps_edges((21, x.shape[1], *[min(n, 8) if few else n for n in x.shape[2:]]), x.class_dim, KERNELS)
+    assert {x.kind for x in found} == {layout.partition(",")[0]}
 
 
 def wait() -> None:

@@ -14,9 +14,15 @@ from cupylosses.checks import FLOATING
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
+    COLUMN_ROWS,
+    COLUMN_THREADS,
     FEW_CLASSES,
+    IN_REGISTERS,
+    MANY_ROWS,
     MAX_CHUNKS,
     MAX_CLUSTER,
+    PACKED_CLASSES,
+    PACKED_THREADS,
     PART_BYTES,
     ROWS_PER_THREAD,
     SHARED_BYTES,
@@ -146,8 +152,18 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
         assert layout.shared == 0
+    assert (layout.per_thread > 0) == (layout.kind in IN_REGISTERS)
+    if layout.kind == "packed_rows":
+        assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
+        assert layout.threads * classes * size <= layout.shared <= SHARED_BYTES
+    if layout.kind == "columns":
+        shares = layout.warps > 1
+        assert layout.warps * layout.per_thread >= classes and (shares or layout.per_thread == classes)
+        assert layout.threads == (layout.warps * WARP if shares else COLUMN_THREADS)
+        # A warp evaluates one of the rows of a vector.
+        assert not shares or layout.vec_size <= layout.warps
     together = ("block", "two_pass", "subwarp") if alone else ("block", "two_pass")
-    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP)
+    assert layout.per_block == (1 if layout.kind in together else layout.threads // WARP // layout.warps)
 
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
@@ -195,7 +211,10 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         start + size * (numpy.array(without(s, class_dim), dtype=numpy.int64) @ at)
         for start, s in ((address, strides), (address if strides[class_dim] == 1 else 0, dense))
     ]
-    if "thread_per_row" not in layout.kind:
+    if layout.kind == "packed_rows":
+        assert strides == dense and address % word == 0 and word % size == 0
+        return
+    if "thread_per_row" not in layout.kind and layout.kind != "columns":
         assert layout.vec_size == 1 or (shape[class_dim] == 1 or strides[class_dim] == dense[class_dim] == 1)
         assert ((places[0] - places[1]) % word == 0).all()
         return
@@ -317,6 +336,25 @@ def test_few_neighbouring_classes_are_one_threads(classes: int, kind: str) -> No
 def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: int, threads: int) -> None:
     layout = of((4, classes, 32, 32), 1, dtype)
     assert (layout.kind, layout.vec_size, layout.threads) == (kind, vec_size, threads)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kind"),
+    [
+        ((MANY_ROWS, 10), "float32", "packed_rows"),
+        ((MANY_ROWS - 1, 10), "float32", "thread_per_row_packed"),
+        ((MANY_ROWS, PACKED_CLASSES), "bfloat16", "packed_rows"),
+        ((MANY_ROWS, PACKED_CLASSES + 1), "bfloat16", "subwarp"),
+        ((4, 8, 64, 64), "float32", "columns"),
+        ((4, 9, 64, 64), "float32", "thread_per_row"),
+        ((3, 8, 64, 64), "float32", "thread_per_row"),
+        ((COLUMN_ROWS // 4096, 193, 64, 64), "float32", "columns"),
+        ((COLUMN_ROWS // 4096, 1024, 64, 64), "float32", "columns"),
+    ],
+    ids=str,
+)
+def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str) -> None:
+    assert of(shape, 1, dtype).kind == kind
 
 
 @pytest.mark.parametrize("class_dim", range(4))

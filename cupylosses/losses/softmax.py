@@ -39,6 +39,7 @@ ROW = {
     "constants": {"hard": "1 - label_smoothing"},
     "row": "weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth)",
     "penalty": "weighted(z_loss, square(lse))",
+    "plain": "weighted(hard * weight, nll) + weighted(label_smoothing, smooth)",
     "scale": "logit_scale",
     "specialize": {"smoothed": "label_smoothing"},
 }

@@ -271,13 +271,30 @@ struct SumPass {
   }
 };
 
-template <class Program, class Compute = typename Program::Compute>
+// Gradients of classes from `first` go to memory.
+template <class Program>
+struct GradientsInMemory {
+  const Program& program;
+  const int64 (&offset)[kRowStreams];
+  int64 stride, target_stride;  // distance of classes
+
+  template <int kVecSize>
+  __device__ __forceinline__ void input(int64 first, const Pack<typename Program::Gradient, kVecSize>& g) const {
+    store_stream<kVecSize>(program.gradients + offset[kGradients] + first * stride, g);
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void target(int64 first, const Pack<typename Program::TargetGradient, kVecSize>& g) const {
+    store_stream<kVecSize>(program.target_gradients + offset[kTargetGradients] + first * target_stride, g);
+  }
+};
+
+// `Place` takes the gradients, as GradientsInMemory.
+template <class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
   const typename Program::Row& row;
-  const int64 (&offset)[kRowStreams];
-  int64 stride, target_stride;  // distance of classes
+  const Place& place;
   bool active;
 
   template <int kVecSize>
@@ -308,12 +325,10 @@ struct GradientPass {
       }
     }
     if constexpr (Program::kInputGradient) {
-      store_stream<kVecSize>(program.gradients + offset[kGradients] + first * stride,
-                             NarrowPack<typename Program::Gradient, kVecSize>::from(grad_z));
+      place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(grad_z));
     }
     if constexpr (Program::kTargetGradient) {
-      store_stream<kVecSize>(program.target_gradients + offset[kTargetGradients] + first * target_stride,
-                             NarrowPack<typename Program::TargetGradient, kVecSize>::from(grad_t));
+      place.template target<kVecSize>(first, NarrowPack<typename Program::TargetGradient, kVecSize>::from(grad_t));
     }
   }
 
@@ -364,6 +379,8 @@ __device__ __forceinline__ void group_reduce_sums(const Group& group, DenseSums<
 //   classes.final_pass(f)        the same, in the last pass
 //   classes.final_pass_all(f)    the same, but also for an inactive row, whose packs hold anything
 //
+// With Classes::kPlacesGradients it takes the gradients too, as GradientsInMemory.
+//
 // Precondition: all threads of the group call it together, with a SubwarpGroup every lane of the warp.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_dense_row(const Program& program, const Group& group,
@@ -394,13 +411,13 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     if constexpr (Program::kInPlace && !Group::kMultiWarp) __syncwarp();
     row.factor = grad_factor(scale, offset);
     const auto& stride = program.space.class_stride;
-    const GradientPass<Program> store{program,
-                                      row,
-                                      offset,
-                                      Classes::kContiguous ? 1 : stride[kGradients],
-                                      Classes::kContiguous ? 1 : stride[kTargetGradients],
-                                      classes.active};
-    classes.final_pass_all(store);
+    const GradientsInMemory<Program> memory{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
+                                            Classes::kContiguous ? 1 : stride[kTargetGradients]};
+    if constexpr (Classes::kPlacesGradients) {
+      classes.final_pass_all(GradientPass<Program, Classes>{program, row, classes, classes.active});
+    } else {
+      classes.final_pass_all(GradientPass<Program, GradientsInMemory<Program>>{program, row, memory, classes.active});
+    }
   }
   return row.value;
 }

@@ -15,6 +15,7 @@ struct DenseThreadPerRow {
   template <class Program, class Group>
   struct Classes {
     static constexpr bool kContiguous = false;
+    static constexpr bool kPlacesGradients = false;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
     using X = Pack<Input, 1>;

@@ -15,6 +15,7 @@
 template <class Program_, class Group, int kVecSize>
 struct StagedDenseRow {
   static constexpr bool kContiguous = true;
+  static constexpr bool kPlacesGradients = false;
   using Program = Program_;
   using Input = typename Program::Input;
   using Target = typename Program::Target;

@@ -49,6 +49,15 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
+// Stores a pack word by word.
+template <class P>
+__device__ __forceinline__ void store_words(P* at, const P& pack) {
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) {
+    reinterpret_cast<typename P::Word*>(at)[i] = reinterpret_cast<const typename P::Word*>(&pack)[i];
+  }
+}
+
 // The pack, opaque to the compiler, which otherwise keeps it in each form that it was converted to.
 template <class P>
 __device__ __forceinline__ P opaque_pack(P pack) {

@@ -15,6 +15,7 @@ struct TwoPassDense {
   template <class Program, class Group>
   struct Classes {
     static constexpr bool kContiguous = true;
+    static constexpr bool kPlacesGradients = false;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
 

@@ -36,7 +36,6 @@ using Result = half_t;
 using Space = RowSpace<1>;
 using Program = DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, bool, half_t, true, false, false, false>;
 using Compute = Program::Compute;
-using Reader = ResidentDenseReader<8>;
 
 extern "C" __global__ void __launch_bounds__(256)
 distillation_loss_dense_denominator_f16(const bool* mask, double* memory, double* value, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {

@@ -34,6 +34,7 @@ class Static(NamedTuple):
     flags: tuple[int, ...]
     smoothed: bool
     capped: bool
+    plain: bool
     lse: bool
     accuracy: bool
     inplace: bool

@@ -7,13 +7,16 @@ things; entry points and arguments are common.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
+    COLUMN_THREADS,
     LABEL_ONLY_RESIDENT,
+    PACKED_THREADS,
     STREAMED_THREADS,
     SUBWARP_BLOCK_THREADS,
     SUBWARP_BLOCKS,
@@ -21,31 +24,37 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
+    packed_rows_of_lane,
 )
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
-from cupylosses.jit.gpu import MAX_THREADS
+from cupylosses.jit.gpu import MAX_THREADS, WARP
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: The files of ``kernels/`` for class indices, in the order of their needs.
-FILES = (
-    *FUNCTOR,
-    "softmax/resident_rows.cuh",
-    "softmax/streamed_rows.cuh",
-    "softmax/count_rows.cuh",
-    "softmax/thread_per_row.cuh",
-    "softmax/thread_per_row_packed.cuh",
-    "softmax/label_only.cuh",
-    "softmax/label_only_tiles.cuh",
-)
-#: Those for dense targets.
-DENSE_FILES = (
-    *FILES,
-    "softmax/resident_dense_rows.cuh",
-    "softmax/two_pass_dense.cuh",
-    "softmax/dense_thread_per_row.cuh",
-)
+#: The file of ``kernels/softmax/`` that moves rows of class indices, by layout.
+FILES = {
+    "subwarp": "resident_rows",
+    "block": "resident_rows",
+    "two_pass": "rows",
+    "streamed": "streamed_rows",
+    "thread_per_row": "thread_per_row",
+    "thread_per_row_packed": "thread_per_row_packed",
+    "thread_per_row_two_pass": "rows",
+    "packed_rows": "packed_rows",
+    "columns": "columns",
+    "label_only": "label_only",
+    "label_only_tiles": "label_only_tiles",
+}
+#: The same of dense targets.
+DENSE_FILES = {
+    "subwarp": "resident_dense_rows",
+    "block": "resident_dense_rows",
+    "two_pass": "two_pass_dense",
+    "thread_per_row": "dense_thread_per_row",
+    "packed_rows": "packed_dense_rows",
+    "thread_per_row_two_pass": "dense_thread_per_row",
+}
 
 #: Entry points: what each computes. The keys are the kinds of :class:`SoftmaxKernel`.
 KINDS = {
@@ -72,7 +81,8 @@ class SoftmaxKernel(Kernel):
     the next row into L2. The divisor of the sum is an argument, or lies on the device (``counted``), or is the number
     of rows that count, which the kernel finds itself (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if
     the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has
-    a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "".
+    a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". Of rows in registers
+    ``warps`` share a row, and a thread takes ``per_thread`` classes.
     """
 
     loss: SoftmaxLoss
@@ -92,11 +102,14 @@ class SoftmaxKernel(Kernel):
     many: bool = False
     smoothed: bool = False
     capped: bool = False
+    plain: bool = False
     counted: bool = False
     self_counting: bool = False
     cluster: int = 1
     prefetch: bool = False
     in_place: str = ""
+    per_thread: int = 0
+    warps: int = 1
 
     @property
     def storage(self) -> tuple[str, ...]:
@@ -114,8 +127,9 @@ class SoftmaxKernel(Kernel):
         for name, choices in (("grad", () if self.indices else self.gradients), ("tangent", self.has_tangent)):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
-        switches = "many", "smoothed", "capped", "counted", "self_counting", "prefetch"
+        switches = "many", "smoothed", "capped", "plain", "counted", "self_counting", "prefetch"
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
+        parts += [f"{self.warps}-warps-of-{self.per_thread}"] if self.per_thread else []
         parts += [f"in-place-{STORAGE[self.in_place][1]}"] if self.in_place else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
@@ -136,8 +150,14 @@ class SoftmaxKernel(Kernel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        files, second = self._target.files
-        return (*nested(files), second) if self.kind == "hvp" else files
+        target = self._target
+        if self.kind == "hvp":
+            base, second = target.second_files
+            return (*nested((*FUNCTOR, f"softmax/{base.get(self.layout, base[''])}.cuh")), f"softmax/{second}.cuh")
+        if self.kind == "denominator":
+            return (*FUNCTOR, "softmax/count_rows.cuh", *([] if self.indices else ["softmax/dense_rows.cuh"]))
+        count = ["softmax/count_rows.cuh"] if self.self_counting else []
+        return (*FUNCTOR, f"softmax/{target.files[self.layout]}.cuh", *count)
 
     @property
     def narrow(self) -> bool:
@@ -247,7 +267,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"using Space = RowSpace<{'kMaxRank' if kernel.many else '1'}>;",
         f"using Program = {program};",
         "using Compute = Program::Compute;",
-        f"using Reader = {reader};",
+        *([f"using Reader = {reader};"] if "Reader" in call else []),
         "",
         f'extern "C" __global__ void __launch_bounds__({target.bounds(kernel)}){cluster}',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
@@ -286,28 +306,33 @@ def _logit(kernel: SoftmaxKernel) -> str:
 class _Indices:
     """Class indices: the loss of a row is a function of four numbers per row."""
 
-    files = FILES, "softmax/second_derivatives.cuh"
+    files = FILES
+    second_files = {"": "rows", "label_only": "label_only"}, "second_derivatives"
 
     @staticmethod
     def functors(kernel: SoftmaxKernel) -> str:
         loss, compute = kernel.loss, kernel.number
+        part, penalty = ("plain", None) if kernel.plain else ("row", loss.penalty)
+        expression = (loss.plain if kernel.plain else None) or loss.expressions["row"]
         names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
         # Rounded once, not for every row.
         parameters = [x.name for x in loss.parameters]
-        numbers, scalar = [*parameters, *loss.constants], STORAGE[kernel.compute][0]
+        used = set(re.findall(r"\w+", f"{expression} {penalty or ''}"))
+        numbers = [x for x in [*parameters, *loss.constants] if not kernel.plain or x in used]
+        scalar = STORAGE[kernel.compute][0]
         lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  {scalar} {x}_kept;" for x in numbers), ""]
         lines += [f"  __device__ __forceinline__ explicit Loss({', '.join(f'double {x}_' for x in parameters)}) {{"]
-        for name, expression in loss.constants.items():
-            lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
+        for name, constant in loss.constants.items():
+            if name in numbers:
+                lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(constant)};"]
         lines += [*(f"    {x}_kept = opaque(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
         lines += call_signature(names)
         lines += [f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers]
-        row = cuda(loss.expressions["row"])
-        lines += [*written_at(loss, "row"), f"    const auto _row = ::lift<{compute}>({row});"]
-        if loss.penalty is None:
+        lines += [*written_at(loss, part), f"    const auto _row = ::lift<{compute}>({cuda(expression)});"]
+        if penalty is None:
             lines += ["    return _row;"]
         else:
-            lines += [*written_at(loss, "penalty"), f"    return _row + ::lift<{compute}>({cuda(loss.penalty)});"]
+            lines += [*written_at(loss, "penalty"), f"    return _row + ::lift<{compute}>({cuda(penalty)});"]
         return "\n".join([*lines, f'#line 1 "<{kernel.title}>.entries"', "  }", "};"]) + "\n"
 
     @staticmethod
@@ -343,6 +368,13 @@ class _Indices:
             return "SubwarpGroup group{width}", "PackedThreadPerRowReader"
         if kernel.layout == "thread_per_row":
             return "SubwarpGroup group{width}", f"ThreadPerRowReader<{kernel.vec_size}>"
+        if kernel.layout == "packed_rows":
+            word = kernel.vec_size * ITEMSIZE[kernel.input]
+            each = packed_rows_of_lane(kernel.per_thread)
+            return "SubwarpGroup group{width}", f"PackedReader<{kernel.per_thread}, {each}, {word}>"
+        if kernel.layout == "columns":
+            group = "SubwarpGroup group{width}" if kernel.warps == 1 else "BlockOfSubwarps group{{width}}"
+            return group, f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}, {kernel.warps}>"
         group = "SubwarpGroup group{width}"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
@@ -367,7 +399,7 @@ class _Indices:
         if kernel.layout == "label_only_tiles":
             call = f"apply_grad_coeffs_label_only_tiles<{kernel.vec_size}>"
             return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
-        if kernel.layout in ("thread_per_row", "thread_per_row_packed"):
+        if kernel.layout == "thread_per_row":
             return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
         size = _Indices._size(kernel)
         return f"apply_grad_coeffs<{size}>(program, group, chunks, result_stride, scale, grad_output)"
@@ -387,6 +419,10 @@ class _Indices:
             return f"{BLOCK_THREADS}, {int(of_block / fewer)}"
         if layout == "thread_per_row" and not second:
             return f"{bounds}, 3"
+        if layout == "packed_rows":
+            return f"{PACKED_THREADS}"
+        if layout == "columns":
+            return f"{COLUMN_THREADS if kernel.warps == 1 else kernel.warps * WARP}"
         if layout == "label_only_tiles" and not second:
             return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
         if layout == "streamed":
@@ -397,7 +433,8 @@ class _Indices:
 class _Dense:
     """Dense targets: each class adds a term, a function of its log-probability and its target."""
 
-    files = DENSE_FILES, "softmax/dense_second_derivatives.cuh"
+    files = DENSE_FILES
+    second_files = {"": "two_pass_dense", "thread_per_row_two_pass": "dense_thread_per_row"}, "dense_second_derivatives"
 
     @staticmethod
     def functors(kernel: SoftmaxKernel) -> str:
@@ -447,6 +484,7 @@ class _Dense:
             "two_pass": long,
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
+            "packed_rows": f"PackedDenseReader<{kernel.per_thread}, {kernel.vec_size * ITEMSIZE[kernel.input]}>",
         }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
 
     @staticmethod

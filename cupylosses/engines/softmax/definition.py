@@ -58,6 +58,8 @@ class SoftmaxLoss(Definition):
     ``scale``        argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
                      ``"temperature"`` divides them.
     ``specialize``   parameter by specialisation of the kernels (``"smoothed"``): compiled in if it is not 0.
+    ``plain``        the expression of the row where all parameters that it does not mention are 0, and without the
+                     penalty. A row of few classes takes less time than the general one.
     ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
@@ -70,6 +72,7 @@ class SoftmaxLoss(Definition):
     weights: str | None = None
     scale: str | None = None
     specialize: Mapping[str, str] = field(default_factory=dict)
+    plain: str | None = None
     reduction: str = "mean"
     class_dim: int | None = None
 
@@ -93,6 +96,20 @@ class SoftmaxLoss(Definition):
         for part, expression in self.expressions.items():
             names = [*self.sees(part), *(x.name for x in self.options), *self.constants]
             check(expression, names, Part(self.name, part, self.places.get(part)))
+        if self.plain is not None:
+            names = [*self.sees("row"), *(x.name for x in self.options), *self.constants]
+            check(self.plain, names, Part(self.name, "plain", self.places.get("plain")))
+
+    @cached_property
+    def left_out(self) -> frozenset[str]:
+        """The parameters that are 0 where the row is `plain`."""
+        if self.plain is None:
+            return frozenset()
+        mentioned = set(re.findall(r"\w+", self.plain))
+        seen = mentioned | set(
+            re.findall(r"\w+", " ".join([self.constants[x] for x in mentioned & set(self.constants)]))
+        )
+        return frozenset(x.name for x in self.parameters if x.name not in seen)
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
@@ -122,7 +139,7 @@ class SoftmaxLoss(Definition):
     @property
     def identity(self) -> tuple[Any, ...]:
         formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
-        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags)
+        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags, self.plain)
         return (*own, self.softmax, self.weights, self.mean_of_weights, self.scale, formulas)
 
     @cached_property

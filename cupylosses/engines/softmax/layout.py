@@ -5,6 +5,9 @@ block                      a block, or a cluster of blocks, takes a row; the row
 two_pass                   the same for rows too long for shared memory: they are read twice
 thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
 thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
+packed_rows                the same of many rows: they go to registers, and the number of classes is a constant
+columns                    many rows of strided classes: a lane takes neighbouring rows, to registers; where classes are
+                           many, the warps of a block share them
 thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
 label_only                 only the label's class is read: log-probabilities
 label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
@@ -17,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
-from cupylosses.engines.strides import MAX_RANK, dense_strides, dimension_words, merge
+from cupylosses.engines.strides import MAX_RANK, dense_strides, dimension_words, merge, power_of_two
 from cupylosses.jit.gpu import DECLARED_BYTES, MAX_THREADS, SHARED_BYTES, WARP, Chip
 
 #: Vectors of a row that a thread takes, as long as there are threads to take the others: of rows in a warp, and longer
@@ -77,8 +80,28 @@ STREAMED_ROWS = 256
 #: registers they spill, and each number that is read back waits for the memory.
 SUBWARP_BLOCK_THREADS = 128
 SUBWARP_BLOCKS = 8
+#: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation, and rows
+#: of more classes than `FEW_CLASSES` are columns though they would fit no other way.
+MANY_ROWS = 1 << 14
+COLUMN_ROWS = 1 << 13
+#: Classes of a row in the registers of one lane, at most: contiguous ones; and registers of columns that lie there.
+PACKED_CLASSES = 112
+COLUMN_REGISTERS = 64
+#: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
+COLUMN_CLASSES = 8
+COLUMN_THREADS = 128
+#: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
+PACKED_VALUES = 8
+PACKED_THREADS = 128
+#: Warps of a block that share columns, at most, and registers of their logits where there are fewer.
+COLUMN_WARPS = 16
+SHARED_COLUMN_REGISTERS = 32
 #: Threads of a block that are no unit of their own.
 THREADS = 256
+#: Layouts of rows in registers, and all in which a thread takes rows alone, so that one writes their gradients from a
+#: residual.
+IN_REGISTERS = ("packed_rows", "columns")
+IN_THREADS = ("thread_per_row", "thread_per_row_packed", *IN_REGISTERS)
 #: Partial sums, and notes of teams, at most.
 MAX_CHUNKS = 1 << 14
 
@@ -99,7 +122,7 @@ class RowLayout:
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
     that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
-    the same way.
+    the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes.
     """
 
     kind: str
@@ -115,6 +138,8 @@ class RowLayout:
     resident: int = 2048
     streamed: int = 0
     prefetch: bool = False
+    per_thread: int = 0
+    warps: int = 1
 
 
 def row_layout(
@@ -135,6 +160,9 @@ def row_layout(
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
     cluster = 1
+    found = _in_registers(rows, classes, logits, gradients, together, sizes, strides, vec_size)
+    if found is not None:
+        return found
     if together and classes > FEW_CLASSES:
         vector = vec_size * max(logits.itemsize, kept)
         kind, width, threads, cluster = _on_chip(
@@ -165,6 +193,82 @@ def row_layout(
     )
 
 
+def _in_registers(
+    rows: int,
+    classes: int,
+    logits: RowStrides,
+    gradients: RowStrides,
+    together: bool,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    vec_size: int,
+) -> RowLayout | None:
+    """The layout of many rows that fit into registers, or None."""
+    size = logits.itemsize
+    if classes < 2:
+        return None
+    if together:
+        follow = strides[1] == strides[0] and _without_gaps(classes, sizes, strides[0])
+        if rows < MANY_ROWS or classes * max(size, 4) > 4 * PACKED_CLASSES or not follow:
+            return None
+        kind, warps, per_thread, threads = "packed_rows", 1, classes, PACKED_THREADS
+        vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
+        each = packed_rows_of_lane(classes)
+        units = -(-rows // (WARP * each))
+        row = each * packed_pitch(classes * size)
+        threads = min(threads, power_of_two(SHARED_BYTES // row + 1) // 2)
+        shared = threads * row
+        resident = 65536 // (2 * classes + 48)
+    else:
+        found = _column_shape(rows, classes, size, vec_size)
+        if found is None or not _near(sizes, (strides[0], strides[1])):
+            return None
+        (vec_size, warps, per_thread), kind = found, "columns"
+        threads = COLUMN_THREADS if warps == 1 else warps * WARP
+        shared = 0
+        units = -(-rows // (WARP * vec_size))
+        resident = 65536 // (vec_size * per_thread * max(size, 4) // 4 + 48)
+    words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
+    return RowLayout(
+        kind, vec_size, 1, threads, _chunks(units), threads // WARP // warps, shared, len(sizes) > 1, words,
+        resident=max(threads, min(2048, resident)), per_thread=per_thread, warps=warps,
+    )  # fmt: skip
+
+
+def packed_rows_of_lane(classes: int) -> int:
+    """Rows of few contiguous classes that a lane takes at once."""
+    return power_of_two(max(1, PACKED_VALUES // classes))
+
+
+def packed_pitch(row: int) -> int:
+    """Bytes from row to row in shared memory, as ``kPitch`` of ``kernels/softmax/packed_rows.cuh``."""
+    return row + 16 * (row % 32 == 0)
+
+
+def _column_shape(rows: int, classes: int, size: int, vec_size: int) -> tuple[int, int, int] | None:
+    """Neighbouring rows of a lane, warps that share a row, and classes of a thread; None if they are too many.
+    ``vec_size`` are the rows that can be moved at once.
+    """
+    words = max(1, size // 4)  # of the number that a logit becomes
+    if classes <= COLUMN_CLASSES:
+        fits = [x for x in (4, 2, 1) if x <= vec_size and x * classes * words <= COLUMN_REGISTERS]
+        return (fits[0], 1, classes) if fits and rows >= MANY_ROWS else None
+    vec_size = min(vec_size, max(1, 4 // size))
+    if rows < COLUMN_ROWS or classes * size * THREAD_PER_ROW_THREADS_MIN <= SHARED_BYTES:
+        return None
+    for warps in (2, 4, 8, 16):
+        per_thread = -(-classes // warps)
+        most = SHARED_COLUMN_REGISTERS if warps < COLUMN_WARPS else COLUMN_REGISTERS
+        if per_thread * words * (vec_size if warps < COLUMN_WARPS else 1) <= most:
+            return vec_size, warps, per_thread
+    return None
+
+
+def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
+    """Whether a warp reads neighbouring rows in whole lines."""
+    return sizes[0] > 1 and all(x[0] == 1 for x in strides)
+
+
 def block_blocks(cluster: int, heavy: bool) -> int:
     """Blocks of BLOCK_THREADS that a multiprocessor has registers for."""
     return BLOCK_BLOCKS if cluster > 1 or heavy else PLAIN_BLOCKS
@@ -187,6 +291,8 @@ def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], re
     sizes, strides = merge(shape, [x.strides for x in tensors])
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
+    if softmax and read == 1 and _near(sizes, strides) and _column_shape(rows, classes, tensors[0].itemsize, 1):
+        return False
     if not softmax:
         return classes > LABEL_ONLY_CLASSES and rows < LABEL_ONLY_ROWS
     return classes * sum(x.itemsize for x in tensors[:read]) * THREAD_PER_ROW_THREADS_MIN > SHARED_BYTES
@@ -236,9 +342,15 @@ def dense_layout(
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
-    rows, size, cluster = prod(shape), logits.itemsize + targets.itemsize, 1
+    rows, size, cluster, per_thread = prod(shape), logits.itemsize + targets.itemsize, 1, 0
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    if together and classes > FEW_CLASSES:
+    packed = together and _packed_dense(
+        rows, classes, operands, sizes, [strides[0], strides[1], strides[2], strides[5]]
+    )
+    if packed:
+        kind, width, per_thread = "packed_rows", 1, classes
+        vec_size, threads, shared = packed
+    elif together and classes > FEW_CLASSES:
         vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
         kind, width, threads, cluster = _on_chip(
             classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, DENSE_PART_BYTES
@@ -260,7 +372,27 @@ def dense_layout(
     )
     words = space_words(rows, classes, class_strides, sizes, strides)
     many = len(sizes) > 1
-    return RowLayout(kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster)
+    return RowLayout(
+        kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster, per_thread=per_thread
+    )
+
+
+def _packed_dense(
+    rows: int, classes: int, operands: Sequence[RowStrides], sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[int, int, int] | None:
+    """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
+    target each; None for others.
+    """
+    itemsizes = [x.itemsize for x in operands]
+    word = gcd(16, *(x.misalignment for x in operands))
+    fits = rows >= MANY_ROWS and 1 < classes <= PACKED_CLASSES and word >= max(itemsizes)
+    if not fits or any(x != strides[0] for x in strides) or not _without_gaps(classes, sizes, strides[0]):
+        return None
+    row = sum(packed_pitch(classes * x) for x in (itemsizes[0], itemsizes[2]))
+    if WARP * row > SHARED_BYTES:
+        return None
+    threads = min(PACKED_THREADS, power_of_two(SHARED_BYTES // row + 1) // 2)
+    return word // itemsizes[0], threads, threads * row
 
 
 def second_layout(
@@ -464,8 +596,3 @@ def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, in
             break
         vec_size //= 2
     raise ValueError(f"cupylosses: rows of {classes} classes that lie apart are copied first")
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << max(0, n - 1).bit_length()

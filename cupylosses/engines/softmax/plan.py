@@ -102,6 +102,7 @@ class SoftmaxPlan(Plan):
             self.layout = lay_out(masks, results)
         dense = self.input.strides == self.input.gradient.strides
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
+        self.recomputes = self.layout.kind in softmax_layout.IN_REGISTERS and not self.single_use
         self.partials = self.layout.chunks
         # One for each chunk and block of a cluster.
         self.records = self.layout.chunks * self.layout.cluster
@@ -207,7 +208,7 @@ class SoftmaxPlan(Plan):
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, processors = self.layout, self.machine.processors
         layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
-        cluster, many, words = x.cluster, x.many, x.words
+        cluster, many, words, vec_size = x.cluster, x.many, x.words, x.vec_size
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward = stage in ("value", "unreduced")
         if forward and x.streamed and not self._once:
@@ -224,7 +225,13 @@ class SoftmaxPlan(Plan):
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
             shared, cluster = 0, 1
-            if layout not in ("thread_per_row", "thread_per_row_packed", "label_only", "label_only_tiles"):
+            if layout in softmax_layout.IN_THREADS:
+                if layout not in ("thread_per_row", "thread_per_row_packed"):
+                    threads = softmax_layout.THREADS
+                    vec_size = vec_size if layout == "columns" else 1
+                    blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
+                layout = "thread_per_row"
+            elif layout not in ("label_only", "label_only_tiles"):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
                 width, threads = (x.width, x.threads) if layout == "subwarp" else (x.width, min(x.threads, 512))
@@ -237,13 +244,15 @@ class SoftmaxPlan(Plan):
         if stage == "denominator" and not (self.indices and self.loss.mean_of_weights):
             weight = ""
         kernel = SoftmaxKernel(
-            self.loss, stage, self.indices, layout, x.vec_size, input, target, weight, mask, self.result, self.compute,
+            self.loss, stage, self.indices, layout, vec_size, input, target, weight, mask, self.result, self.compute,
             flags=() if self.indices else self.static.flags, gradients=wanted[: 1 if self.indices else 2],
             has_tangent=self.static.has_tangent, many=many,
-            smoothed=self.indices and self.static.smoothed, capped=self.static.capped, counted=counted,
+            smoothed=self.indices and self.static.smoothed, capped=self.static.capped,
+            plain=self.static.plain and stage != "denominator", counted=counted,
             self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
+            per_thread=x.per_thread if layout == x.kind else 0, warps=x.warps if layout == x.kind else 1,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
         if self.indices:

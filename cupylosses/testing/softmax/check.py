@@ -52,6 +52,8 @@ ROW_LAYOUTS = (
     "two_pass",
     "thread_per_row_packed",
     "thread_per_row",
+    "packed_rows",
+    "columns",
     "copied",
     "label_only",
     "label_only_tiles",

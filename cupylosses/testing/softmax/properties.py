@@ -41,6 +41,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "two_pass": Layout((2, 16391)),
     "thread_per_row_packed": Layout((37, 10)),
     "thread_per_row": Layout((3, 5, 4, 8)),
+    "packed_rows": Layout((16400, 5)),
+    "columns": Layout((2, 5, 8200)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
     "label_only_tiles": Layout((37, 43), loss="nll_loss"),
     "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
@@ -182,6 +184,13 @@ def blocks(count: int, device: str) -> Iterator[None]:
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
     with mock.patch.object(softmax_layout, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
+        yield
+
+
+@contextmanager
+def few_rows_are_many() -> Iterator[None]:
+    """Within this context, new plans take rows to registers however few they are."""
+    with mock.patch.multiple(softmax_layout, MANY_ROWS=1, COLUMN_ROWS=1):
         yield
 
 

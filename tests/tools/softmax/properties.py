@@ -39,6 +39,7 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "block, cluster": (3, 803),
     "two_pass": (2, 4103),
     "thread_per_row": (3, 5, 4, 8),
+    "packed_rows": (16400, 5),
     "subwarp, copied": (2, 199, 5, 3),
 }
 

@@ -10,9 +10,11 @@ from cupylosses import checks, interop
 from cupylosses.call import Call
 from cupylosses.engines.base import Machine, Plan, TensorSpec, contiguous
 from cupylosses.engines.softmax import codegen as softmax_codegen
+from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
+from cupylosses.engines.softmax.plan import rows_of, without
 from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover, one_of_each
 from tools.variants import Compiled, Variants
@@ -27,6 +29,9 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((64, 128256), None, 1),
     ((4096, 1000000), None, 1),
     ((8, 19, 64, 64), None, 1),
+    ((16384, 10), None, 1),
+    ((8, 5, 64, 64), None, 1),
+    ((8, 300, 64, 64), None, 1),  # shared by warps
     ((4096, 1000), (1001, 1), 1),  # without vectors
     ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
     ((8, 19, 64, 63), None, 1),
@@ -37,7 +42,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: The shapes of the fast subset.
-_FEW = 8
+_FEW = 11
 
 
 class SoftmaxVariants(Variants):
@@ -62,7 +67,7 @@ class SoftmaxVariants(Variants):
             if loss.row:
                 for (label, options), chip in product(_options(loss, fast), _CHIPS[: 1 if fast else 2]):
                     _of_indices(loss, logits, dim, label, options, chip, note)
-            if loss.term:
+            if loss.term and not _copied_with_targets(logits, dim):
                 for chip in _CHIPS[: 1 if fast else 2]:
                     _of_terms(loss, logits, dim, fast, chip, note)
         return list(found)
@@ -175,6 +180,7 @@ def _plan(
         out_dtype="float64" if has_tangent else None,
         flags=flags,
         smoothed=smoothed,
+        plain=kind == "indices" and loss.plain is not None and not capped,
         capped=capped,
         lse=False,
         accuracy=False,
@@ -188,6 +194,12 @@ def _plan(
     tangents = [x for x, moves in zip(operands, has_tangent, strict=False) if moves]
     call = Call(loss, (), static)
     return loss.engine.plan(call, (*operands, *others, *tangents), logits.dtype, machine)
+
+
+def _copied_with_targets(logits: TensorSpec, dim: int) -> bool:
+    """True if plans of dense targets are those of copies of both operands."""
+    rows = [rows_of(logits.strides, dim, interop.ITEMSIZE[logits.dtype], 0)] * 4
+    return softmax_layout.copied(without(logits.shape, dim), logits.shape[dim], rows, 2, True)
 
 
 def _launch(plan: Plan, stage: str, wanted: Sequence[bool], counted: bool) -> None:

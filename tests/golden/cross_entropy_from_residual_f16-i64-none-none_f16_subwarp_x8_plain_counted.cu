@@ -1,18 +1,12 @@
 struct Loss {
   using Compute = float;
   float label_smoothing_kept;
-  float z_loss_kept;
-  float gamma_kept;
-  float poly_kept;
   float hard_kept;
 
   __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
 #line 1 "cross_entropy.hard"
     const double hard_ = 1.0 - label_smoothing_;
     label_smoothing_kept = opaque(static_cast<float>(label_smoothing_));
-    z_loss_kept = opaque(static_cast<float>(z_loss_));
-    gamma_kept = opaque(static_cast<float>(gamma_));
-    poly_kept = opaque(static_cast<float>(poly_));
     hard_kept = opaque(static_cast<float>(hard_));
   }
 
@@ -20,15 +14,11 @@ struct Loss {
   __device__ __forceinline__ auto
   operator()(const nll_& nll, const rest_& rest, const lse_& lse, const smooth_& smooth, const weight_& weight) const {
     const auto label_smoothing = ::constant<float>(label_smoothing_kept);
-    const auto z_loss = ::constant<float>(z_loss_kept);
-    const auto gamma = ::constant<float>(gamma_kept);
-    const auto poly = ::constant<float>(poly_kept);
     const auto hard = ::constant<float>(hard_kept);
-#line 1 "cross_entropy.row"
-    const auto _row = ::lift<float>(weighted(hard * weight, focused(nll, rest, gamma) + poly * rest) + weighted(label_smoothing, smooth));
-#line 1 "cross_entropy.penalty"
-    return _row + ::lift<float>(weighted(z_loss, square(lse)));
-#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_block_x8_self-counting>.entries"
+#line 1 "cross_entropy.plain"
+    const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
+    return _row;
+#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_subwarp_x8_plain_counted>.entries"
   }
 };
 
@@ -36,16 +26,16 @@ using Result = half_t;
 using Space = RowSpace<1>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
-using Reader = ResidentReader<8, false>;
 
-extern "C" __global__ void __launch_bounds__(1024)
-cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, GradCoeffs<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+extern "C" __global__ void __launch_bounds__(128, 8)
+cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, GradCoeffs<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+  const double divisor = multiple * __ldcg(count);
+  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
                           nullptr,
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, nullptr, nullptr, residual,
                           residual != nullptr};
-  const double scale = reciprocal_or_zero(self_count(program));
-  const ClusterGroup<1> group;
+  const SubwarpGroup group{width};
   apply_grad_coeffs<8, 4>(program, group, chunks, result_stride, scale, grad_output);
 }

@@ -1,0 +1,110 @@
+// Dense targets, many rows of few contiguous classes: a lane takes a row, and its warp moves 32 rows together, as
+// packed_rows.cuh. Value and gradients of dense_rows.cuh.
+//
+//   32 rows of kClasses classes = one contiguous stretch of logits and one of targets per warp, a tile
+//
+// 1. A warp copies both stretches to shared memory, coalesced.
+// 2. Each lane makes the passes of dense_rows.cuh over its row. The last one leaves gradients in place of what they are
+//    gradients of.
+// 3. The warp writes the gradients that are wanted, coalesced.
+//
+// A warp owns its tile; only __syncwarp separates the steps.
+//
+// Traffic: each logit and target is read once, each gradient written once. Preconditions: rows of all operands are
+// contiguous and follow each other without gaps; all begin at a multiple of kWordBytes; gradients have the dtypes of
+// their operands.
+#pragma once
+#include "softmax/dense_rows.cuh"
+#include "softmax/packed_rows.cuh"
+
+// The row of a lane in shared memory.
+template <class Program, int kClasses>
+struct PackedDenseClasses {
+  static constexpr bool kContiguous = true;
+  static constexpr bool kPlacesGradients = true;
+  using Input = typename Program::Input;
+  using Target = typename Program::Target;
+  // Classes that are read together: a power of two that divides a row, in words of 16 bytes at most.
+  static constexpr int kWidest = 16 / static_cast<int>(sizeof(Input) > sizeof(Target) ? sizeof(Input) : sizeof(Target));
+  static constexpr int kEach = (kClasses & -kClasses) < kWidest ? (kClasses & -kClasses) : kWidest;
+  using X = Pack<Input, kEach>;
+  using T = Pack<Target, kEach>;
+  char *x, *t;
+  bool exists, active;
+
+  __device__ __forceinline__ void prefetch_next() const {
+  }
+  template <class F>
+  __device__ __forceinline__ void visit(F& f) const {
+#pragma unroll 2
+    for (int c = 0; c < kClasses; c += kEach) {
+      f(c, load_words(reinterpret_cast<const X*>(x) + c / kEach),
+        load_words(reinterpret_cast<const T*>(t) + c / kEach));
+    }
+  }
+  template <class F>
+  __device__ __forceinline__ void for_each(F& f) const {
+    if (active) visit(f);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_pass(F& f) const {
+    for_each(f);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_pass_all(const F& f) const {
+    if (exists) visit(f);
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void input(int64 first, const Pack<Input, kVecSize>& g) const {
+    store_words(reinterpret_cast<X*>(x) + static_cast<int>(first) / kEach, g);
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void target(int64 first, const Pack<Target, kVecSize>& g) const {
+    store_words(reinterpret_cast<T*>(t) + static_cast<int>(first) / kEach, g);
+  }
+};
+
+// As TwoPassReader.
+template <int kClasses, int kWordBytes>
+struct PackedDenseReader {
+  template <bool kGradient, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
+                                               int64 chunks, const Workspace& work) {
+    using Inputs = PackedTile<typename Program::Input, kClasses, kWarp, kWordBytes>;
+    using Targets = PackedTile<typename Program::Target, kClasses, kWarp, kWordBytes>;
+    static_assert(kSameType<typename Program::Input, typename Program::Gradient>, "gradients take the place of logits");
+    const int64 rows = program.space.rows, tiles = (rows + kWarp - 1) / kWarp;
+    const int lane = threadIdx.x % kWarp;
+    const Inputs inputs{shared_of_warp(Inputs::kBytes + Targets::kBytes)};
+    const Targets targets{inputs.stage + Inputs::kBytes};
+    SyncState sync{0, 0};
+#pragma unroll 1
+    for (int chunk = static_cast<int>(group.worker()); chunk < chunks;
+         chunk = next_chunk(group, chunk, work.claim_counter)) {
+      double total = 0.0;
+#pragma unroll 1
+      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+        const int64 first = tile * kWarp;
+        const int here = rows - first < kWarp ? static_cast<int>(rows - first) : kWarp;
+        const bool exists = lane < here;
+        int64 offset[kRowStreams];
+        program.space.offsets(exists ? first + lane : 0, offset);
+        const bool active = exists && program.active(offset);
+        inputs.copy_in(program.input + first * kClasses, here);
+        targets.copy_in(program.targets + first * kClasses, here);
+        cp_async_wait_all();
+        __syncwarp();
+        const PackedDenseClasses<Program, kClasses> classes{inputs.row(lane), targets.row(lane), exists, active};
+        total += visit_dense_row<kGradient>(program, group, offset, classes, exists, sync, scale);
+        __syncwarp();
+        if constexpr (kGradient) {
+          if constexpr (Program::kInputGradient) inputs.copy_out(program.gradients + first * kClasses, here);
+          if constexpr (Program::kTargetGradient) targets.copy_out(program.target_gradients + first * kClasses, here);
+          // The next rows are copied to the same place.
+          __syncwarp();
+        }
+      }
+      finish_chunk(group, scale, chunk, total, work.partials);
+    }
+  }
+};

@@ -1,0 +1,40 @@
+struct Loss {
+  using Compute = float;
+  float label_smoothing_kept;
+  float hard_kept;
+
+  __device__ __forceinline__ explicit Loss(double label_smoothing_, double z_loss_, double gamma_, double poly_) {
+#line 1 "cross_entropy.hard"
+    const double hard_ = 1.0 - label_smoothing_;
+    label_smoothing_kept = opaque(static_cast<float>(label_smoothing_));
+    hard_kept = opaque(static_cast<float>(hard_));
+  }
+
+  template <class nll_, class rest_, class lse_, class smooth_, class weight_>
+  __device__ __forceinline__ auto
+  operator()(const nll_& nll, const rest_& rest, const lse_& lse, const smooth_& smooth, const weight_& weight) const {
+    const auto label_smoothing = ::constant<float>(label_smoothing_kept);
+    const auto hard = ::constant<float>(hard_kept);
+#line 1 "cross_entropy.plain"
+    const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
+    return _row;
+#line 1 "<cross_entropy_from_residual_f16-i64-none-none_f16_block_x8_plain_self-counting>.entries"
+  }
+};
+
+using Result = half_t;
+using Space = RowSpace<1>;
+using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
+using Compute = Program::Compute;
+
+extern "C" __global__ void __launch_bounds__(1024)
+cross_entropy_from_residual_f16(const half_t* input, const int64* target, half_t* input_gradients, GradCoeffs<float>* residual, const half_t* grad_output, int64 result_stride, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
+  const Program program{Loss{label_smoothing_, z_loss_, gamma_, poly_}, space, input, input_gradients, target,
+                          nullptr,
+                          nullptr, {logit_scale, softcap},
+                          ignored, status, site, nullptr, nullptr, nullptr, residual,
+                          residual != nullptr};
+  const double scale = reciprocal_or_zero(self_count(program));
+  const ClusterGroup<1> group;
+  apply_grad_coeffs<8, 4>(program, group, chunks, result_stride, scale, grad_output);
+}
