@@ -1754,6 +1754,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    main_grad: bool | None = None,
     options: Any = None,
 ) -> _Array:
     """Softmax cross entropy of the output of a linear layer, without its logits as a whole.
@@ -1814,6 +1815,9 @@ def linear_cross_entropy(
             MiB.
         skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
             the host, which waits for the GPU. Default False. Default False.
+        main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
+            which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
+            it is. For eager backward of torch only. Default None.
         options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
 
     Returns:
@@ -1880,6 +1884,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    main_grad: bool | None = None,
     options: Any = None,
 ) -> RowResult: ...
 @overload
@@ -1908,6 +1913,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    main_grad: bool | None = None,
     options: Any = None,
 ) -> RowResult: ...
 @overload
@@ -1936,6 +1942,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    main_grad: bool | None = None,
     options: Any = None,
 ) -> _Array | RowResult: ...
 def hinge_loss(
@@ -3481,6 +3488,7 @@ def linear_token_log_probs(
     logits_dtype: Any = None,
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
+    main_grad: bool | None = None,
 ) -> _Array:
     """Log-probabilities of labels under the output of a linear layer, without its logits as a whole.
 
@@ -3518,6 +3526,9 @@ def linear_token_log_probs(
         max_memory: Bytes that a chunk of logits may take; a chunk has one row at least. Less memory means more chunks,
             and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
             MiB.
+        main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
+            which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
+            it is. For eager backward of torch only. Default None.
 
     Returns:
         The log-probabilities, in the shape of `index`, in float32 (float64 for float64 logits), on the device and of
@@ -3571,6 +3582,7 @@ def linear_token_log_probs(
     logits_dtype: Any = None,
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
+    main_grad: bool | None = None,
 ) -> TokenLogProbs: ...
 @overload
 def linear_token_log_probs(
@@ -3589,4 +3601,5 @@ def linear_token_log_probs(
     logits_dtype: Any = None,
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
+    main_grad: bool | None = None,
 ) -> _Array | TokenLogProbs: ...

@@ -1395,6 +1395,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             not read, their gradients are 0, and a mean does not count them. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of tokens of all accumulated batches. Default None.
+        main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
+            which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
+            it is. For eager backward of torch only. Default None.
         label_smoothing: Overrides the option of the constructor for this call, unless None.
         z_loss: Overrides the option of the constructor for this call, unless None.
         gamma: Overrides the option of the constructor for this call, unless None.
@@ -1502,6 +1505,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        main_grad: bool | None = None,
         options: Any = None,
     ) -> torch.Tensor: ...
     @overload
@@ -1529,6 +1533,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        main_grad: bool | None = None,
         options: Any = None,
     ) -> RowResult: ...
     @overload
@@ -1556,6 +1561,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        main_grad: bool | None = None,
         options: Any = None,
     ) -> RowResult: ...
     @overload
@@ -1583,6 +1589,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        main_grad: bool | None = None,
         options: Any = None,
     ) -> torch.Tensor | RowResult: ...
 

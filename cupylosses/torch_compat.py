@@ -88,6 +88,30 @@ def differentiating() -> Iterator[None]:
         yield
 
 
+class _AddingTo(torch.autograd.Function):
+    """A weight in the dtype of a buffer, to which backward adds the gradient. The buffer is no saved tensor: adding to
+    it between forward and backward is what it is for.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        ctx.buffer = buffer
+        return weight.view_as(weight) if weight.dtype == buffer.dtype else weight.to(buffer.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError("`main_grad` is not for create_graph=True, under which gradients are variables.")
+        ctx.buffer.add_(gradient)
+        return None, None
+
+
+def adding_to(weight: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """A weight in the dtype of ``buffer``, to which its gradient is added, while the weight itself gets none."""
+    found: torch.Tensor = _AddingTo.apply(weight, buffer)
+    return found
+
+
 def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Operands as ``torch.nn.functional.linear`` sees them: gathered if they are sharded (FSDP2 hands a weight over as
     a DTensor), and in autocast's dtype where that is on.

@@ -236,6 +236,84 @@ def test_skipped_rows() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Accumulated gradients of the weight
+
+
+def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any) -> torch.Tensor:
+    """What backward of 3 times the sum of a result adds to a `main_grad` that another backward adds to meanwhile."""
+    shape = given["linear_weight"].shape
+    dtype = torch.float64 if given["input"].dtype == torch.float64 else torch.float32
+    main_grad = torch.zeros(shape.numel() + offset, dtype=dtype, device=KERNELS)[offset:].view(shape)
+    value = function(**given, main_grad=main_grad, **options).sum()
+    assert not main_grad.any()
+    main_grad += 0.0  # a new version, which autograd would refuse of a saved tensor
+    version = main_grad._version
+    (3.0 * value).backward(retain_graph=True)
+    first = main_grad.clone()
+    assert main_grad._version > version and given["linear_weight"].grad is None
+    (3.0 * value).backward()
+    assert float((main_grad - 2 * first).norm() / first.norm()) <= (
+        8e-3 if given["input"].dtype.itemsize == 2 else 1e-5
+    )
+    return first
+
+
+@kernels
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"skip_ignored": True}], ids=lambda x: "-".join(x))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_main_grad(dtype: str, options: dict[str, Any]) -> None:
+    """Nothing is rounded to 16 bits but the logits and their gradient."""
+    given = operands(dtype=dtype)
+    exact = truth(given, 3.0, reduction="sum" if "reduction" in options else "mean")[1]["linear_weight"]
+    for offset, memory in ((0, SMALL), (1, None)):
+        found = added(F.linear_cross_entropy, given, offset, max_memory=memory, **options).cpu().double()
+        assert float((found - exact).norm() / exact.norm()) <= {"bfloat16": 4e-3, "float16": 5e-4}.get(dtype, 2e-6)
+
+
+@kernels
+def test_main_grad_of_a_frozen_weight_and_of_formulas() -> None:
+    given = operands(dtype="bfloat16")
+    frozen = given | {"linear_weight": given["linear_weight"].detach()}
+    main_grad = torch.zeros(300, 24, device=KERNELS)
+    F.linear_cross_entropy(**frozen, main_grad=main_grad).backward()
+    assert not main_grad.any()
+    before = torch_device.set_host(None)
+    try:
+        found = added(
+            F.linear_cross_entropy, {k: x.detach().cpu().requires_grad_(x.requires_grad) for k, x in given.items()}
+        )
+    finally:
+        torch_device.set_host(before)
+    exact = truth(given, 3.0)[1]["linear_weight"]
+    assert float((found.cpu().double() - exact).norm() / exact.norm()) <= 2e-6
+
+
+@kernels
+def test_main_grad_is_no_saved_tensor() -> None:
+    """One that hooks had offloaded would come back as a copy, to which nobody's gradient is added."""
+    given, main_grad = operands(), torch.zeros(300, 24, device=KERNELS)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        value = F.linear_cross_entropy(**given, main_grad=main_grad, max_memory=SMALL)
+    value.backward()
+    torch.testing.assert_close(main_grad.cpu().double(), truth(given, 1.0)[1]["linear_weight"], rtol=1e-4, atol=1e-7)
+
+
+@kernels
+def test_main_grad_is_for_backward_alone() -> None:
+    given = {k: x.detach() for k, x in operands().items()} | {"main_grad": torch.zeros(300, 24, device=KERNELS)}
+    message = "linear_cross_entropy: `main_grad` is for backward in eager mode"
+
+    def value(w: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(**given | {"linear_weight": w})
+
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.grad(value)(given["linear_weight"])
+    leaf = given["linear_weight"].clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=message):
+        torch.autograd.grad(value(leaf), leaf, create_graph=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Edges
 
 
@@ -282,6 +360,14 @@ def test_label_out_of_range() -> None:
         ({"max_memory": 0.5}, TypeError, "`max_memory` must be a number of bytes or None, got 0.5"),
         ({"logits_dtype": "float16"}, ValueError, "`logits_dtype` must be 'float32' for operands of float32"),
         ({"skip_ignored": 1}, TypeError, "`skip_ignored` must be True or False, got 1"),
+        (
+            {"main_grad": torch.ones(300, 24).bfloat16()},
+            TypeError,
+            "`main_grad` must be float32 for operands of float32",
+        ),
+        ({"main_grad": torch.ones(24, 300)}, ValueError, "`main_grad` must have the shape of `linear_weight`"),
+        ({"main_grad": torch.ones(24, 300).T}, ValueError, "`main_grad` must be contiguous"),
+        ({"main_grad": torch.ones(300, 24).requires_grad_()}, ValueError, "`main_grad` has no gradient"),
         ({"skip_ignored": True, "return_lse": True}, ValueError, "`return_lse` needs all rows, got skip_ignored=True"),
     ],
 )

@@ -513,6 +513,23 @@ def test_products_and_memory(frozen: tuple[str, ...], monkeypatch: pytest.Monkey
 
 
 @kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_main_grad(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products add to it: nothing of the weight's size is allocated."""
+    given = layer(dtype=dtype)
+    kind, shapes = type(torch_device.device_of(given["input"])), []
+    empty = kind.empty
+    monkeypatch.setattr(kind, "empty", lambda *x: shapes.append(tuple(x[1])) or empty(*x))
+    main_grad = torch.ones(300, 24, device=KERNELS)
+    F.linear_token_log_probs(**given, max_memory=SMALL, main_grad=main_grad).sum().backward()
+    wide = {k: x.detach().double().requires_grad_() for k, x in given.items() if k != "index"}
+    logits = torch.nn.functional.linear(wide["input"], wide["linear_weight"], wide["linear_bias"])
+    (right,) = torch.autograd.grad(truth(logits, given["index"])[0].sum(), wide["linear_weight"])
+    assert float((main_grad - 1 - right).norm() / right.norm()) <= (4e-3 if dtype == "bfloat16" else 1e-6)
+    assert given["linear_weight"].grad is None and given["input"].grad is not None and (300, 24) not in shapes
+
+
+@kernels
 def test_label_out_of_range_is_named_by_its_place_among_all() -> None:
     given = layer((41,), several=2)
     given["index"][33, 1] = 300

@@ -160,6 +160,8 @@ class Plan(ABC):
     warning: str | None = None
     #: True if it runs itself (`.composite.CompositePlan`), on arrays in place of addresses.
     composite: bool = False
+    #: Number of arrays, the last ones, that backward adds to: autograd neither saves nor compares them.
+    updated: int = 0
     run_value: Callable[..., Any]
     run_value_and_gradients: Callable[..., Any]
     run_gradients: Callable[..., Any]

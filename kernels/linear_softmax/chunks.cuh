@@ -8,7 +8,8 @@
 // 2. A row kernel of softmax/ per chunk leaves G and the chunk's share of the loss.
 // 3. add_to_bias sums the columns of G.
 // 4. finish_value adds the shares in the order of the chunks.
-// 5. In backward, rescale multiplies gradients by true / expected grad_output, or leaves at once if the two are equal.
+// 5. In backward, rescale multiplies gradients by true / expected grad_output, or leaves at once if the two are equal;
+//    add_rescaled adds the product to an accumulated gradient of the weight.
 //
 // Nothing depends on the grid, and nothing is added atomically.
 #pragma once
@@ -60,6 +61,27 @@ __device__ __forceinline__ void rescale(const Result* grad_output, const double*
   for (int64 i = vectors * kVec + thread; i < count; i += step) {
     gradient[i] = Narrow<Storage>::from(widen<Compute>(gradient[i]) * ratio);
   }
+}
+
+// main_grad += g * true / used, for `count` elements. Main is float, or double for gradients of double.
+//
+// Preconditions: kVec elements of both arrays are aligned; `expected` is null but in one launch of several.
+template <int kVec, class Storage, class Result, class Main>
+__device__ __forceinline__ void add_rescaled(const Result* grad_output, const double* used, double* expected,
+                                             const Storage* gradient, Main* main_grad, int64 count) {
+  const double given = widen<double>(*grad_output);
+  const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64 step = static_cast<int64>(gridDim.x) * blockDim.x, vectors = count / kVec;
+  if (expected != nullptr && thread == 0 && can_be_expected(given)) *expected = given;
+  const Main ratio = static_cast<Main>(given / *used);
+  for (int64 v = thread; v < vectors; v += step) {
+    const Pack<Storage, kVec> pack = reinterpret_cast<const Pack<Storage, kVec>*>(gradient)[v];
+    Pack<Main, kVec> sum = reinterpret_cast<const Pack<Main, kVec>*>(main_grad)[v];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) sum.element[i] += widen<Main>(pack.element[i]) * ratio;
+    reinterpret_cast<Pack<Main, kVec>*>(main_grad)[v] = sum;
+  }
+  for (int64 i = vectors * kVec + thread; i < count; i += step) main_grad[i] += widen<Main>(gradient[i]) * ratio;
 }
 
 // The sums of the columns of G (rows x classes, rows `pitch` elements apart), added to `sums` unless this is the first

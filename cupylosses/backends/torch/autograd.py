@@ -64,7 +64,7 @@ def _speculative(ctx: Any, grad_output: torch.Tensor) -> Any:
             and check.run(upstream, pointers)
         ):
             return None, *gradients
-    return None, *_computed(ctx, arrays, grad_output, speculation)
+    return None, *_updated(ctx, arrays, grad_output, speculation)
 
 
 def _saved_once(ctx: Any) -> tuple[torch.Tensor, ...]:
@@ -83,6 +83,17 @@ def _address_of(grad_output: torch.Tensor) -> int | None:
         return grad_output.data_ptr()
     except RuntimeError:
         return None
+
+
+def _updated(
+    ctx: Any, saved: tuple[torch.Tensor, ...], grad_output: torch.Tensor, speculation: execute.Speculation | None
+) -> Sequence[torch.Tensor | None]:
+    """The gradients; tells autograd of the arrays that they were added to."""
+    updated = ctx.__dict__.get("updated", ())
+    found = _computed(ctx, (*saved, *updated), grad_output, speculation)
+    for x in updated:
+        increment_version(x)
+    return found
 
 
 def _computed(
@@ -143,9 +154,14 @@ def _with_residual(ctx: Any, launch: Launch) -> Sequence[int]:
     return (*(auxiliary or plan.no_auxiliary)[:-1], ctx.residual.data_ptr())
 
 
-def _without_arrays(launch: Launch) -> Launch:
-    """The launch of a composite plan with addresses in place of the arrays, which are kept through autograd alone."""
+def _of_composite(ctx: Any, launch: Launch) -> Launch:
+    """The launch of a composite plan with addresses in place of the arrays, which are kept through autograd alone; but
+    those that backward adds to are kept as they are: others may add to them meanwhile, and hooks that offload saved
+    tensors would bring back copies.
+    """
     plan, device, arrays, *rest = launch
+    saved = len(arrays) - plan.updated
+    ctx.to_save, ctx.updated = arrays[:saved], arrays[saved:]
     return plan, device, [x.data_ptr() for x in arrays], *rest
 
 
@@ -157,7 +173,7 @@ class Reduced(Function):
         # Saved, not kept: torch then reports arrays that were edited in place, and offloading hooks see them. This is
         # all that save_for_backward does.
         ctx.to_save = arrays
-        ctx.launch = launch if not launch[0].composite else _without_arrays(launch)
+        ctx.launch = launch if not launch[0].composite else _of_composite(ctx, launch)
         plan, device, pointers, scalars, divisor, wanted, auxiliary, _, _ = launch
         if not options._one_pass or plan.single_use:
             ctx.speculations = execute.Pending()
@@ -174,14 +190,14 @@ class Unreduced(Function):
 
     @staticmethod
     def forward(ctx: Any, launch: Launch, *arrays: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*arrays)
-        ctx.launch = launch if not launch[0].composite else _without_arrays(launch)
+        ctx.to_save = arrays
+        ctx.launch = launch if not launch[0].composite else _of_composite(ctx, launch)
         return execute.unreduced(*launch[:5], _with_residual(ctx, launch))
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         arrays = ctx.saved_tensors if not ctx.launch[0].single_use else _saved_once(ctx)
-        return None, *_computed(ctx, arrays, grad_output, None)
+        return None, *_updated(ctx, arrays, grad_output, None)
 
 
 class Relaid(Function):

@@ -54,6 +54,41 @@ def dtypes(loss: Any, layer: Mapping[str, Any]) -> None:
         )
 
 
+def main_grad(loss: Any, array: Any, weight: Any, library: str) -> None:
+    """What backward adds to has the shape of the weight, one dtype, no gaps and no gradient of its own."""
+    if library != "torch":
+        raise TypeError(
+            f"{loss.name}: `main_grad` is added to by torch's backward, got operands of {library}. Add up what "
+            "`value_and_grad` returns."
+        )
+    dtype = "float64" if dtype_name(weight) == "float64" else "float32"
+    if dtype_name(array) != dtype:
+        raise TypeError(
+            f"{loss.name}: `main_grad` must be {dtype} for operands of {dtype_name(weight)}, got {dtype_name(array)}."
+        )
+    if tuple(array.shape) != tuple(weight.shape):
+        raise ValueError(
+            f"{loss.name}: `main_grad` must have the shape of `linear_weight`, {tuple(weight.shape)}, got "
+            f"{tuple(array.shape)}."
+        )
+    if not array.is_contiguous():
+        raise ValueError(
+            f"{loss.name}: `main_grad` must be contiguous, got strides {tuple(array.stride())}. Allocate it with "
+            "`torch.zeros(linear_weight.shape, ...)`."
+        )
+    if array.requires_grad:
+        raise ValueError(f"{loss.name}: `main_grad` has no gradient, but requires one; pass `main_grad.detach()`.")
+
+
+def not_transformed(loss: Any, static: Any) -> None:
+    """Nothing is added to a buffer by a transform, which may call a function several times, or once for a graph."""
+    if static.adds:
+        raise NotImplementedError(
+            f"{loss.name}: `main_grad` is for backward in eager mode, not for transforms, graphs of torch.compile or "
+            "create_graph=True. Leave it out, and add up the gradient of `linear_weight`."
+        )
+
+
 def settings(loss: Any, given: Mapping[str, Any], dtype: str) -> tuple[str | None, str | None, int | None, bool]:
     """Dtype of the logits, dtype in which the weight's gradient is added up, bytes of a chunk, and whether ignored
     rows are skipped.

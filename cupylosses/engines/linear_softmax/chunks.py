@@ -15,9 +15,10 @@ from math import prod
 from typing import Any
 
 from cupylosses.call import Call
-from cupylosses.engines.base import Engine, Machine, TensorSpec
+from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted
 from cupylosses.engines.composite import CompositePlan
 from cupylosses.engines.device import Device
+from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax import codegen
 from cupylosses.engines.linear_softmax.codegen import ChunkKernel
 from cupylosses.interop import ITEMSIZE
@@ -76,6 +77,9 @@ class ChunkedPlan(CompositePlan):
         #: Elements from a row of logits to the next one.
         step = PITCH_BYTES // ITEMSIZE[self.logits]
         self.pitch = -(-self.classes // step) * step
+        #: True if backward adds the gradient of the weight to a `main_grad`.
+        self.adds = "main_grad" in at
+        self.updated = int(self.adds)
         self._small: dict[tuple[Any, ...], compiler.Launcher] = {}
         super().__init__(engine, call, tensors, promoted, machine)
 
@@ -86,6 +90,8 @@ class ChunkedPlan(CompositePlan):
         rounded = self.static.accumulate_dtype or (self.weight.dtype if count <= MAX_ROUNDED else "float32")
         #: The dtype in which chunks add up the gradient of the weight.
         self.accumulated = self.weight.dtype if count == 1 or self.compute == "float64" else rounded
+        if self.adds:
+            self.accumulated = self.static.accumulate_dtype or self.tensors[self.at["main_grad"]].dtype
 
     def _rows_of_chunk(self) -> int:
         """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
@@ -124,9 +130,23 @@ class ChunkedPlan(CompositePlan):
         """Blocks for so many elements: no more than run at once."""
         return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
 
-    def sweep(self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], launch: Launch) -> None:
+    def buffers_onto(self, device: Device, arrays: Sequence[Any], wanted: Wanted) -> list[Any]:
+        """New arrays for the wanted gradients, but `main_grad`, if there is one, for that of the weight."""
+        if not (self.adds and wanted[1]):
+            return gradient_buffers(self, device, wanted)[0]
+        gradients, _ = gradient_buffers(self, device, (wanted[0], False, *wanted[2:]))
+        gradients[1] = arrays[self.at["main_grad"]]
+        return gradients
+
+    def without_added(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients that autograd gets: not that of the weight if it is added to `main_grad`."""
+        return [None if self.adds and i == 1 else x for i, x in enumerate(gradients)]
+
+    def sweep(
+        self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], launch: Launch, onto: bool = False
+    ) -> None:
         """All chunks: their logits, ``launch``, and the products for ``gradients``, of which there is one per array or
-        None; empty if the row kernel writes no gradient.
+        None; empty if the row kernel writes no gradient. That of the weight is added ``onto`` what is there.
         """
         at, biased = self.at, "linear_bias" in self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
@@ -138,7 +158,8 @@ class ChunkedPlan(CompositePlan):
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
         if of_input is not None:
             of_input = device.matrix(of_input, self.rows, self.depth)
-        total, widened = of_weight, of_weight is not None and self.accumulated != self.weight.dtype
+        total = of_weight
+        widened = total is not None and not self.adds and self.accumulated != self.weight.dtype
         if widened:
             total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
@@ -162,7 +183,7 @@ class ChunkedPlan(CompositePlan):
             if of_input is not None:
                 device.matmul(of_logits, weight, device.rows(of_input, first, rows))
             if total is not None:
-                device.matmul(device.transposed(of_logits), part, total, total if i else None)
+                device.matmul(device.transposed(of_logits), part, total, total if i or onto else None)
             if sums is not None:
                 blocks = -(-self.classes // codegen.BIAS_COLUMNS)
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))

@@ -10,14 +10,15 @@ from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 
 #: Threads of a block, and columns that one of `add_to_bias` takes.
-THREADS = {"rescale": 256, "narrow": 256, "bias": 1024}
+THREADS = {"rescale": 256, "add": 256, "add_unaligned": 256, "narrow": 256, "bias": 1024}
 BIAS_COLUMNS = 32
 
 
 @dataclass(frozen=True)
 class ChunkKernel(Kernel):
-    """A kernel of one ``kind``: "snapshot", "widen", "finish", "rescale", "bias" or "narrow". ``dtype`` is that of the
-    gradients, and of what "narrow" reads; ``result`` that of the loss, and of what "narrow" writes.
+    """A kernel of one ``kind``: "snapshot", "widen", "finish", "rescale", "add", "add_unaligned", "bias" or "narrow".
+    ``dtype`` is that of the gradients, and of what "narrow" reads; ``result`` that of the loss, and of what "narrow"
+    writes.
     """
 
     loss: Definition
@@ -27,7 +28,7 @@ class ChunkKernel(Kernel):
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
-    vec_size = property(lambda self: 16 // ITEMSIZE[self.dtype] if self.kind == "rescale" else 1)
+    vec_size = property(lambda self: 16 // ITEMSIZE[self.dtype] if self.kind in ("rescale", "add") else 1)
     narrow = False
     counted = False
     files = ("linear_softmax/chunks.cuh",)
@@ -45,7 +46,11 @@ class ChunkKernel(Kernel):
     @property
     def arguments(self) -> list[str]:
         dtype, result = STORAGE[self.dtype][0], STORAGE[self.result][0]
+        added = [f"const {result}* grad_output", "const double* used", "double* expected", f"const {dtype}* gradient",
+                 f"{STORAGE[self.compute][0]}* main_grad"]  # fmt: skip
         return {
+            "add": added,
+            "add_unaligned": added,
             "snapshot": ["const double* expected", "double* used"],
             "widen": [f"const {result}* grad_output", "double* expected", "double* used"],
             "finish": ["const double* shares", f"{result}* value"],
@@ -57,13 +62,21 @@ class ChunkKernel(Kernel):
 
     def glue(self) -> str:
         names = [x.rpartition(" ")[2].lstrip("*") for x in self.arguments]
-        more = {"finish": ["chunks"], "rescale": ["count"], "bias": ["classes", "pitch"]}
+        more = {
+            "finish": ["chunks"],
+            "rescale": ["count"],
+            "add": ["count"],
+            "add_unaligned": ["count"],
+            "bias": ["classes", "pitch"],
+        }
         fixed = more.get(self.kind, [])
         function = {
             "snapshot": "snapshot_expected",
             "widen": "widen_grad_output",
             "finish": "finish_value",
             "rescale": f"rescale<{self.vec_size}, {STORAGE[self.compute][0]}>",
+            "add": f"add_rescaled<{self.vec_size}>",
+            "add_unaligned": f"add_rescaled<{self.vec_size}>",
             "bias": "add_to_bias",
             "narrow": "narrow_all",
         }[self.kind]

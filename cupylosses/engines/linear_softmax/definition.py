@@ -19,11 +19,12 @@ _OWN = {
     "accumulate_dtype": None,
     "max_memory": None,
     "skip_ignored": False,
+    "main_grad": None,
     "options": None,
 }
 
 #: Arguments that are arrays. The bias is one more operand, which may be missing.
-_ARRAYS = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "normalizer")
+_ARRAYS = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "main_grad", "normalizer")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,7 +82,7 @@ class LinearSoftmaxLoss(Definition):
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        return {name: x for name, x in super().kept.items() if name != "linear_bias"}
+        return {name: x for name, x in super().kept.items() if name not in ("linear_bias", "main_grad")}
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -147,6 +148,9 @@ TEXTS = {
     "and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256 MiB.",
     "skip_ignored": "If True, rows that do not count are left out of the matrix products too. Their number is read by "
     "the host, which waits for the GPU. Default False.",
+    "main_grad": "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to "
+    "which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as it is. "
+    "For eager backward of torch only. Default None.",
     "options": "Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.",
 }
 

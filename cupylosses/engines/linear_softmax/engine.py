@@ -75,14 +75,16 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             (),
         )
         linear_checks.skips(loss, static, own[-1])
+        if "main_grad" in found:
+            linear_checks.main_grad(loss, found["main_grad"], weight, library)
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
         if "mask" in found and linear_checks.broadcasts(found["mask"], shape, dim):
             rows = shape[:dim] + shape[dim + 1 :]
             found["mask"] = interop.namespace(input).broadcast_to(found["mask"], rows)
-        order = ("input", "linear_weight", "target", "linear_bias", "weight", "mask")
+        order = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "main_grad")
         ordered = tuple([found[x] for x in order if x in found])
-        return loss, ordered, Static(*static, "linear_bias" in found, *own), scalars, normalizer
+        return loss, ordered, Static(*static, "linear_bias" in found, *own, "main_grad" in found), scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
         return list(positions(call.static))
@@ -135,7 +137,12 @@ class LinearSoftmaxEngine(SoftmaxEngine):
                 f"{call.loss.name}: `return_accuracy` is not available under transforms, got True. Compute it from "
                 "the logits, or leave it out."
             )
+        linear_checks.not_transformed(call.loss, call.static)
         return super().apart(call, promoted, wanted, traced)
+
+    def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
+        linear_checks.not_transformed(call.loss, call.static)
+        return super().divided_by(call, divisor, grad_output)
 
     def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
         static = call.static._replace(has_tangent=tuple(moving), lse=False, accuracy=False)
@@ -171,6 +178,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             "linear_bias": (dtypes[0], (classes,)),
             "weight": (dtypes[0], (classes,)),
             "mask": ("bool", rows),
+            "main_grad": ("float64" if dtypes[0] == "float64" else "float32", weight),
             "normalizer": ("float64", ()),
         }
 
@@ -189,7 +197,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         if tuple(target.shape) != (rows.shape if indices else tuple(rows.operands[0].shape)):
             return SHAPES
         weight = arrays[at["weight"]] if static.weighted else None
-        if static.masked or static.normalized or getattr(weight, "requires_grad", False):
+        if static.masked or static.normalized or static.adds or getattr(weight, "requires_grad", False):
             return ARGUMENTS
         dtypes = [checks.dtype_name(x) for x in arrays]
         if autocast:

@@ -91,9 +91,16 @@ class ScaledGradients:
         stream = device.stream()
         self.device, self.complete, self.strides = device, complete, plan.operand_strides
         self.pointers = [device.address(x) for x in arrays]
+        #: A sum that is not handed out is kept here.
+        self._buffers = buffers if plan.adds else None
         self._captured = stream != 0 and device.capturing()
         self._used, self._expected = used, device.expectation(plan.slot)
-        self._launches = [(plan.rescaler(slot), device.address(x)) for slot, x in enumerate(buffers) if x is not None]
+        added = [device.address(arrays[plan.at["main_grad"]])] if plan.adds else []
+        self._launches = [
+            (plan.rescaler(slot), [device.address(x), *(added if slot == 1 else [])])
+            for slot, x in enumerate(buffers)
+            if x is not None
+        ]
 
     def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
         """Makes the gradients those for the true ``grad_output``. Returns False, and launches nothing, under the
@@ -104,8 +111,8 @@ class ScaledGradients:
         if stream != 0 and not self._captured and device.capturing():
             return False
         expected = self._expected
-        for launcher, address in self._launches:
-            launcher(stream, grad_output, device.address(self._used), expected, address)
+        for launcher, addresses in self._launches:
+            launcher(stream, grad_output, device.address(self._used), expected, *addresses)
             expected = 0
         return True
 
@@ -196,9 +203,12 @@ class LinearPlan(ChunkedPlan):
         return self.strides
 
     def rescaler(self, slot: int) -> compiler.Launcher:
-        """The launch that rescales the gradient of an array."""
+        """The launch that rescales the gradient of an array, or adds what is rescaled to `main_grad`."""
         x = self.tensors[slot]
         count = prod(x.shape)
+        if slot == 1 and self.adds:
+            kind = "add_unaligned" if self.tensors[self.at["main_grad"]].misalignment else "add"
+            return self.kernel(kind, self.accumulated, self.result, self.grid(count), (count,))
         return self.kernel("rescale", x.dtype, self.result, self.grid(count), (count,))
 
     # Runs
@@ -244,7 +254,7 @@ class LinearPlan(ChunkedPlan):
             return self.run_value(device, arrays, scalars, divisor, auxiliary), None
         value, gradients, memory = self.write_ahead(device, arrays, scalars, divisor, written, auxiliary)
         check = ScaledGradients(self, device, arrays, gradients, memory, written == wanted)
-        return value, (check, gradients)
+        return value, (check, self.without_added(gradients))
 
     def write_ahead(
         self,
@@ -257,7 +267,10 @@ class LinearPlan(ChunkedPlan):
     ) -> tuple[Any, list[Any], Any]:
         """The reduced value, the gradients for the expected ``grad_output``, and the memory that begins with it."""
         value = device.empty((), (), self.result)
-        gradients, _ = gradient_buffers(self, device, written)
+        ahead = self.adds and written[1]
+        gradients, _ = gradient_buffers(self, device, (written[0], written[1] and not ahead, *written[2:]))
+        if ahead:
+            gradients[1] = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
         memory, workspaces = self._memory(device)
         used = device.address(memory)
         shares, records = used + 8 * _SHARES, self._records(device)
@@ -299,14 +312,14 @@ class LinearPlan(ChunkedPlan):
         per_row: bool,
     ) -> list[Any]:
         """The gradients for a ``grad_output``, from logits that are computed again."""
-        gradients, _ = gradient_buffers(self, device, wanted)
+        gradients = self.buffers_onto(device, arrays, wanted)
         if per_row:
             size = ITEMSIZE[self.result]
             self._sweep(
                 device, arrays, scalars, divisor, "gradient", "none", self.result,
-                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients,
+                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, self.adds,
             )  # fmt: skip
-            return gradients
+            return self.without_added(gradients)
         memory, _ = self._memory(device)
         used = device.address(memory)
         expected = device.expectation(self.slot)
@@ -314,9 +327,9 @@ class LinearPlan(ChunkedPlan):
         self._expects = True
         self._sweep(
             device, arrays, scalars, divisor, "verify_gradient", "sum", "float64",
-            lambda i, chunk: (used, 0, 0), (), gradients,
+            lambda i, chunk: (used, 0, 0), (), gradients, self.adds,
         )  # fmt: skip
-        return gradients
+        return self.without_added(gradients)
 
     def _memory(self, device: Device) -> tuple[Any, Any]:
         """The doubles of a call, and the workspace of each chunk's sum."""
@@ -353,6 +366,7 @@ class LinearPlan(ChunkedPlan):
         own: Any,
         auxiliary: Sequence[int],
         gradients: Sequence[Any] = (),
+        onto: bool = False,
     ) -> None:
         """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``."""
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
@@ -380,7 +394,7 @@ class LinearPlan(ChunkedPlan):
                 *scalars, *scale,
             )  # fmt: skip
 
-        self.sweep(device, arrays, gradients, launch)
+        self.sweep(device, arrays, gradients, launch, onto)
 
 
 class PackedPlan(LinearPlan):

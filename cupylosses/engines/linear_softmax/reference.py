@@ -6,10 +6,12 @@ not rounded to 16 bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cupylosses import interop
 from cupylosses.call import Call
+from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax.call import inner_arrays, inner_loss, logits_shape, positions
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import Rows
@@ -20,10 +22,21 @@ def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
     static, at = call.static, positions(call.static)
     narrow = promoted != "float64" and interop.kind(call.arrays[0]) != "numpy"
     bias = call.arrays[at["linear_bias"]] if "linear_bias" in at else None
-    logits = logits_of_layer(call.arrays[0], call.arrays[1], bias, narrow)
+    logits = logits_of_layer(call.arrays[0], weight_of(call, at), bias, narrow)
     arrays = inner_arrays(static, logits, call.arrays[: len(at)])
     rows = Rows(Call(inner_loss(call), arrays, static.softmax._replace(has_tangent=()), call.scalars, call.normalizer))
     return softmax_reference.evaluate(rows, promoted, readable)
+
+
+def weight_of(call: Call, at: Mapping[str, int]) -> Any:
+    """The weight; where there is a `main_grad`, as a function of it whose backward adds to that."""
+    if "main_grad" not in at:
+        return call.arrays[1]
+    from cupylosses.torch_compat import adding_to, is_compiling, transforms_active
+
+    if transforms_active() or is_compiling():
+        linear_checks.not_transformed(call.loss, call.static)
+    return adding_to(call.arrays[1], call.arrays[at["main_grad"]])
 
 
 def logits_of_layer(input: Any, weight: Any, bias: Any, narrow: bool) -> Any:

@@ -45,6 +45,7 @@ class LinearStatic(NamedTuple):
         logits_dtype: The dtype of the logits; None for that of the operands.
         accumulate_dtype: The dtype in which chunks add up the gradient of the weight; None to choose by their number.
         max_memory: Bytes that a chunk of logits may take; None to choose.
+        adds: True if the gradient of the weight is added to the last of the arrays.
     """
 
     several: bool
@@ -59,6 +60,7 @@ class LinearStatic(NamedTuple):
     logits_dtype: str | None
     accumulate_dtype: str | None
     max_memory: int | None
+    adds: bool = False
 
     @property
     def of_rows(self) -> Static:
@@ -69,6 +71,7 @@ class LinearStatic(NamedTuple):
 def linear_positions(static: LinearStatic) -> Mapping[str, int]:
     """Positions of the arrays of a call with a linear layer, by name."""
     names = ["input", "linear_weight", "index", *["linear_bias"] * static.biased, *["mask"] * static.masked]
+    names += ["main_grad"] * static.adds
     return {name: i for i, name in enumerate(names)}
 
 

@@ -110,11 +110,12 @@ class LinearLogProbs(LogProbs):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        return {"linear_bias": None, **_COMMON, "logits_dtype": None, "accumulate_dtype": None, "max_memory": None}
+        own = {"logits_dtype": None, "accumulate_dtype": None, "max_memory": None, "main_grad": None}
+        return {"linear_bias": None, **_COMMON, **own}
 
     @cached_property
     def array_names(self) -> tuple[str, ...]:
-        return ("input", "linear_weight", "index", "linear_bias", "mask")
+        return ("input", "linear_weight", "index", "linear_bias", "mask", "main_grad")
 
     @property
     def common_texts(self) -> Mapping[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 from cupylosses import checks, interop
 from cupylosses.adoption import adopted
 from cupylosses.call import Call, Parts
-from cupylosses.engines.base import Machine, Plan, TensorSpec, Wanted
+from cupylosses.engines.base import Apart, Machine, Plan, TensorSpec, Wanted
 from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax.engine import contiguous_copies, layer_of
-from cupylosses.engines.linear_softmax.reference import logits_of_layer
+from cupylosses.engines.linear_softmax.reference import logits_of_layer, weight_of
 from cupylosses.engines.log_probs import checks as log_prob_checks
 from cupylosses.engines.log_probs import reference as log_prob_reference
 from cupylosses.engines.log_probs.call import LinearStatic, linear_positions, value_shape
@@ -49,6 +49,8 @@ class LinearLogProbEngine(LogProbEngine):
         entropy, ignored, check = log_prob_checks.settings(loss, given)
         dtype = checks.dtype_name(input)
         logits, accumulate, memory, _ = linear_checks.settings(loss, given | {"skip_ignored": False}, dtype)
+        if "main_grad" in found:
+            linear_checks.main_grad(loss, found["main_grad"], weight, library)
         rows = tuple(input.shape[:-1])
         if "mask" in found and linear_checks.broadcasts(found["mask"], (*rows, weight.shape[0]), len(rows)):
             found["mask"] = interop.namespace(input).broadcast_to(found["mask"], rows)
@@ -65,6 +67,7 @@ class LinearLogProbEngine(LogProbEngine):
             logits_dtype=logits,
             accumulate_dtype=accumulate,
             max_memory=memory,
+            adds="main_grad" in found,
         )
         return loss, tuple([found[x] for x in linear_positions(static)]), static, scalars, None
 
@@ -92,7 +95,7 @@ class LinearLogProbEngine(LogProbEngine):
         at, arrays = linear_positions(call.static), call.arrays
         narrow = promoted != "float64" and interop.kind(arrays[0]) != "numpy"
         bias, mask = (arrays[at[x]] if x in at else None for x in ("linear_bias", "mask"))
-        logits = logits_of_layer(arrays[0], arrays[1], bias, narrow)
+        logits = logits_of_layer(arrays[0], weight_of(call, at), bias, narrow)
         scalars = call.scalars or (1.0, 0.0)
         return log_prob_reference.evaluate(
             call.loss, call.static.of_rows, logits, arrays[2], mask, scalars, promoted, readable
@@ -103,6 +106,14 @@ class LinearLogProbEngine(LogProbEngine):
         return tuple([i in differentiable for i in range(len(call.arrays))])
 
     # Transforms
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        linear_checks.not_transformed(call.loss, call.static)
+        return super().apart(call, promoted, wanted, traced)
+
+    def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
+        linear_checks.not_transformed(call.loss, call.static)
+        return super().divided_by(call, divisor, grad_output)
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         rows, dtype = tuple(call.arrays[0].shape[:-1]), call.static.out_dtype or promoted
@@ -134,6 +145,7 @@ class LinearLogProbEngine(LogProbEngine):
             "index": (dtypes[-1] if len(dtypes) > 2 else "int64", index),
             "linear_bias": (dtypes[0], weight[:1]),
             "mask": ("bool", input[:-1]),
+            "main_grad": ("float64" if dtypes[0] == "float64" else "float32", weight),
         }
 
     def trained(self, call: Call) -> Wanted:

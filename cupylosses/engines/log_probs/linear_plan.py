@@ -19,7 +19,6 @@ from typing import Any
 from cupylosses.call import Call
 from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted, contiguous
 from cupylosses.engines.device import Device, Divisor
-from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
 from cupylosses.engines.log_probs.call import LinearStatic, linear_positions, value_shape
 from cupylosses.engines.log_probs.plan import LogProbPlan
@@ -133,13 +132,13 @@ class LinearLogProbPlan(ChunkedPlan):
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
-        gradients, _ = gradient_buffers(self, device, wanted)
+        gradients = self.buffers_onto(device, arrays, wanted)
         step = self._stored if per_row else 0
         self._run(
             device, arrays, scalars, "from_residual", gradients,
             lambda first: (residual + self._left * first, grad_output + step * first, int(per_row)),
         )  # fmt: skip
-        return gradients
+        return self.without_added(gradients)
 
     @property
     def _left(self) -> int:
@@ -172,7 +171,7 @@ class LinearLogProbPlan(ChunkedPlan):
                 stream, *read, *written, *own(first), *scalars, 1.0, 1.0
             )
 
-        self.sweep(device, arrays, gradients, launch)
+        self.sweep(device, arrays, gradients, launch, self.adds)
 
     def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:
         raise NotImplementedError("a value per label is not reduced")
