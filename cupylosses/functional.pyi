@@ -1754,6 +1754,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    token_weight: bool | None = None,
     main_grad: bool | None = None,
     options: Any = None,
 ) -> _Array:
@@ -1815,6 +1816,9 @@ def linear_cross_entropy(
             MiB.
         skip_ignored: If True, rows that do not count are left out of the matrix products too. Their number is read by
             the host, which waits for the GPU. Default False. Default False.
+        token_weight: Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss,
+            without a gradient of its own. A mean divides by the sum of the weights of the rows that count, times their
+            class weights if there are any. Default None, weights of 1.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
             it is. For eager backward of torch only. Default None.
@@ -1884,6 +1888,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    token_weight: bool | None = None,
     main_grad: bool | None = None,
     options: Any = None,
 ) -> RowResult: ...
@@ -1913,6 +1918,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    token_weight: bool | None = None,
     main_grad: bool | None = None,
     options: Any = None,
 ) -> RowResult: ...
@@ -1942,6 +1948,7 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
+    token_weight: bool | None = None,
     main_grad: bool | None = None,
     options: Any = None,
 ) -> _Array | RowResult: ...

@@ -1395,6 +1395,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             not read, their gradients are 0, and a mean does not count them. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of tokens of all accumulated batches. Default None.
+        token_weight: Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss,
+            without a gradient of its own. A mean divides by the sum of the weights of the rows that count, times their
+            class weights if there are any. Default None, weights of 1.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
             it is. For eager backward of torch only. Default None.
@@ -1505,6 +1508,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        token_weight: bool | None = None,
         main_grad: bool | None = None,
         options: Any = None,
     ) -> torch.Tensor: ...
@@ -1533,6 +1537,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        token_weight: bool | None = None,
         main_grad: bool | None = None,
         options: Any = None,
     ) -> RowResult: ...
@@ -1561,6 +1566,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        token_weight: bool | None = None,
         main_grad: bool | None = None,
         options: Any = None,
     ) -> RowResult: ...
@@ -1589,6 +1595,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
+        token_weight: bool | None = None,
         main_grad: bool | None = None,
         options: Any = None,
     ) -> torch.Tensor | RowResult: ...

@@ -236,6 +236,89 @@ def test_skipped_rows() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Weights of rows
+
+
+def weighted(given: dict[str, Any], weights: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The weighted loss of the logits as a whole, in float64; class weights and masks enter a mean's divisor."""
+    reduction = options.pop("reduction", "mean")
+    logits = T.linear(given["input"], given["linear_weight"], given.get("linear_bias"))
+    value = weights.double() * formula(logits, given["target"], reduction="none", **options)
+    if reduction == "none":
+        return value
+    counts = (given["target"] != -100) & options.get("mask", torch.tensor(True))
+    share = weights.double() * counts * options.get("weight", torch.ones(300)).double()[given["target"].clamp(min=0)]
+    return value.sum() / (share.sum() if reduction == "mean" else 1.0)
+
+
+@kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "none", "label_smoothing": 0.1},
+        {"reduction": "sum", "skip_ignored": True},
+        {"weight": torch.rand(300), "mask": torch.arange(41) % 3 > 0, "max_memory": SMALL},
+    ],
+    ids=lambda x: "-".join(x) or "defaults",
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_token_weights(dtype: str, options: dict[str, Any]) -> None:
+    """Negative ones, as advantages are, too; for an expected grad_output and another one."""
+    given, weights = operands(dtype=dtype), torch.rand(41) - 0.2
+    chosen = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+    wide = {k: x.detach().cpu().double() if x.is_floating_point() else x.cpu() for k, x in given.items()}
+    leaves = [x.requires_grad_() for x in wide.values() if x.is_floating_point()]
+    exact = weighted(wide, weights, **{k: x for k, x in options.items() if k not in LAYER_OPTIONS})
+    for scale in (1.0, -1.75):
+        right = torch.autograd.grad(exact, leaves, upstream_of(exact, scale), retain_graph=True)
+        value, gradients = run(given, scale, token_weight=weights.to(KERNELS), **chosen)
+        assert float((value.cpu().double() - exact).detach().norm() / exact.detach().norm()) <= TOLERANCE[dtype]
+        for x, y in zip(gradients.values(), right, strict=True):
+            assert float((x.cpu().double() - y).norm() / y.norm()) <= 2 * TOLERANCE[dtype]
+
+
+@kernels
+def test_token_weights_of_probabilities() -> None:
+    given = operands()
+    given["target"] = torch.randn(41, 300).softmax(-1).to(KERNELS)
+    weights = torch.rand(41).to(KERNELS)
+    with torch.no_grad():
+        found = F.linear_cross_entropy(**given, token_weight=weights, max_memory=SMALL)
+        rows = F.linear_cross_entropy(**given, reduction="none")
+    torch.testing.assert_close(found, (rows * weights).sum() / weights.sum())
+
+
+@kernels
+def test_transforms_of_token_weights() -> None:
+    """In a batch each sample has its own; so does a graph; second derivatives know of them."""
+    given = {k: x.detach() for k, x in operands((3, 5), 8, 40).items()}
+    x, w, y, b = given.values()
+    weights = torch.rand(3, 5, device=KERNELS)
+
+    def ours(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(x, w, y, linear_bias=b, token_weight=v, max_memory=4 * 48 * 4)
+
+    def theirs(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        rows = T.cross_entropy(T.linear(x, w, b).flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+        return (rows * v).sum() / (v * (y >= 0)).sum()
+
+    def hvp(f: Any) -> Any:
+        return torch.func.jvp(lambda x: torch.func.grad(f)(x, w, y, weights), (x,), (torch.ones_like(x),))[1]
+
+    def close(found: Any, expected: Any) -> None:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+    each = [torch.func.vmap(torch.func.grad(f, (0, 1)), (0, None, 0, 0))(x, w, y, weights) for f in (ours, theirs)]
+    close(*each)
+    close(hvp(ours), hvp(theirs))
+    leaves = [z.clone().requires_grad_() for z in (x, w)]
+    value = torch.compile(ours, fullgraph=True, backend="aot_eager")(*leaves, y, weights)
+    close(value, theirs(*leaves, y, weights))
+    close(torch.autograd.grad(value, leaves), torch.autograd.grad(theirs(*leaves, y, weights), leaves))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Accumulated gradients of the weight
 
 
@@ -368,6 +451,9 @@ def test_label_out_of_range() -> None:
         ({"main_grad": torch.ones(24, 300)}, ValueError, "`main_grad` must have the shape of `linear_weight`"),
         ({"main_grad": torch.ones(24, 300).T}, ValueError, "`main_grad` must be contiguous"),
         ({"main_grad": torch.ones(300, 24).requires_grad_()}, ValueError, "`main_grad` has no gradient"),
+        ({"token_weight": torch.ones(40)}, ValueError, r"`token_weight` must broadcast .* \(41,\), got \(40,\)"),
+        ({"token_weight": torch.ones(41).bool()}, TypeError, "`token_weight` must have one of the dtypes"),
+        ({"token_weight": torch.ones(41).requires_grad_()}, ValueError, "`token_weight` has no gradient"),
         ({"skip_ignored": True, "return_lse": True}, ValueError, "`return_lse` needs all rows, got skip_ignored=True"),
     ],
 )

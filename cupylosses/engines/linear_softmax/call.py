@@ -22,6 +22,7 @@ class Static(NamedTuple):
         accumulate_dtype: The dtype in which chunks add up the gradient of the weight; None to choose by their number.
         max_memory: Bytes that a chunk of logits may take; None to choose.
         skip_ignored: True if rows that do not count are left out of the matrix products.
+        token_weighted: True if rows have weights.
         adds: True if the gradient of the weight is added to the last of the arrays.
     """
 
@@ -47,6 +48,7 @@ class Static(NamedTuple):
     accumulate_dtype: str | None
     max_memory: int | None
     skip_ignored: bool
+    token_weighted: bool = False
     adds: bool = False
 
     @property
@@ -65,7 +67,8 @@ class Logits(NamedTuple):
 def positions(static: Static) -> Mapping[str, int]:
     """Positions of the arrays of a call, by name."""
     names = ["input", "linear_weight", "target", *["linear_bias"] * static.biased]
-    names += [*["weight"] * static.weighted, *["mask"] * static.masked, *["main_grad"] * static.adds]
+    names += [*["weight"] * static.weighted, *["mask"] * static.masked]
+    names += [*["token_weight"] * static.token_weighted, *["main_grad"] * static.adds]
     return {name: i for i, name in enumerate(names)}
 
 

@@ -54,6 +54,20 @@ def dtypes(loss: Any, layer: Mapping[str, Any]) -> None:
         )
 
 
+def token_weight(loss: Any, array: Any, rows: tuple[int, ...]) -> None:
+    """One floating number per row, or fewer that broadcast, without a gradient."""
+    dtype, shape = dtype_name(array), tuple(array.shape)
+    if dtype not in FLOATING:
+        raise TypeError(f"{loss.name}: `token_weight` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}.")
+    if len(shape) > len(rows) or any(a not in (1, b) for a, b in zip(shape[::-1], rows[::-1], strict=False)):
+        raise ValueError(f"{loss.name}: `token_weight` must broadcast to the shape of the rows, {rows}, got {shape}.")
+    if getattr(array, "requires_grad", False):
+        raise ValueError(
+            f"{loss.name}: `token_weight` has no gradient, but requires one; pass `token_weight.detach()`, or multiply "
+            "the result of reduction='none'."
+        )
+
+
 def main_grad(loss: Any, array: Any, weight: Any, library: str) -> None:
     """What backward adds to has the shape of the weight, one dtype, no gaps and no gradient of its own."""
     if library != "torch":

@@ -19,12 +19,23 @@ _OWN = {
     "accumulate_dtype": None,
     "max_memory": None,
     "skip_ignored": False,
+    "token_weight": None,
     "main_grad": None,
     "options": None,
 }
 
 #: Arguments that are arrays. The bias is one more operand, which may be missing.
-_ARRAYS = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "main_grad", "normalizer")
+_ARRAYS = (
+    "input",
+    "linear_weight",
+    "target",
+    "linear_bias",
+    "weight",
+    "mask",
+    "token_weight",
+    "main_grad",
+    "normalizer",
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,7 +93,7 @@ class LinearSoftmaxLoss(Definition):
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        return {name: x for name, x in super().kept.items() if name not in ("linear_bias", "main_grad")}
+        return {name: x for name, x in super().kept.items() if name not in ("linear_bias", "token_weight", "main_grad")}
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -148,6 +159,9 @@ TEXTS = {
     "and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256 MiB.",
     "skip_ignored": "If True, rows that do not count are left out of the matrix products too. Their number is read by "
     "the host, which waits for the GPU. Default False.",
+    "token_weight": "Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss, "
+    "without a gradient of its own. A mean divides by the sum of the weights of the rows that count, times their class "
+    "weights if there are any. Default None, weights of 1.",
     "main_grad": "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to "
     "which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as it is. "
     "For eager backward of torch only. Default None.",

@@ -79,12 +79,16 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             linear_checks.main_grad(loss, found["main_grad"], weight, library)
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
-        if "mask" in found and linear_checks.broadcasts(found["mask"], shape, dim):
-            rows = shape[:dim] + shape[dim + 1 :]
-            found["mask"] = interop.namespace(input).broadcast_to(found["mask"], rows)
-        order = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "main_grad")
+        rows = shape[:dim] + shape[dim + 1 :]
+        if "token_weight" in found:
+            linear_checks.token_weight(loss, found["token_weight"], rows)
+        for name in ("mask", "token_weight"):
+            if name in found and linear_checks.broadcasts(found[name], shape, dim):
+                found[name] = interop.namespace(input).broadcast_to(found[name], rows)
+        order = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "token_weight", "main_grad")
         ordered = tuple([found[x] for x in order if x in found])
-        return loss, ordered, Static(*static, "linear_bias" in found, *own, "main_grad" in found), scalars, normalizer
+        added = "token_weight" in found, "main_grad" in found
+        return loss, ordered, Static(*static, "linear_bias" in found, *own, *added), scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
         return list(positions(call.static))
@@ -140,6 +144,9 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         linear_checks.not_transformed(call.loss, call.static)
         return super().apart(call, promoted, wanted, traced)
 
+    def divisor(self, xp: Any, call: Call) -> Any:
+        return linear_reference.divisor(xp, call, self.rows(call))
+
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
         linear_checks.not_transformed(call.loss, call.static)
         return super().divided_by(call, divisor, grad_output)
@@ -178,6 +185,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             "linear_bias": (dtypes[0], (classes,)),
             "weight": (dtypes[0], (classes,)),
             "mask": ("bool", rows),
+            "token_weight": ("float32", rows),
             "main_grad": ("float64" if dtypes[0] == "float64" else "float32", weight),
             "normalizer": ("float64", ()),
         }
@@ -197,7 +205,13 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         if tuple(target.shape) != (rows.shape if indices else tuple(rows.operands[0].shape)):
             return SHAPES
         weight = arrays[at["weight"]] if static.weighted else None
-        if static.masked or static.normalized or static.adds or getattr(weight, "requires_grad", False):
+        if (
+            static.masked
+            or static.normalized
+            or static.token_weighted
+            or static.adds
+            or getattr(weight, "requires_grad", False)
+        ):
             return ARGUMENTS
         dtypes = [checks.dtype_name(x) for x in arrays]
         if autocast:

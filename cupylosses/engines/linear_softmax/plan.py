@@ -9,6 +9,9 @@ gradient of its logits over them, and a matrix product for each gradient that is
     rescale              none                    backward, where another grad_output than the expected one arrives
     gradients            1 to 3                  backward of a value per row, and every later backward
 
+Rows that have weights are rows of a value each: forward then takes two row kernels, one for the values and one for the
+gradients, which get a grad_output per row.
+
 Nothing but the workspace of one chunk, and what accumulates the gradient of the weight, is allocated besides the
 results. The order of additions follows from the sizes.
 """
@@ -26,6 +29,7 @@ from cupylosses.engines.execute import gradient_buffers
 from cupylosses.engines.linear_softmax.call import Static, inner_arrays, positions
 from cupylosses.engines.linear_softmax.chunks import ChunkedPlan, LogitsSpec
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.engines.linear_softmax.row_weights import RowWeights, WeightSumPlan
 from cupylosses.engines.softmax import SOFTMAX
 from cupylosses.engines.softmax.call import constant_divisor
 from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
@@ -146,6 +150,11 @@ class LinearPlan(ChunkedPlan):
         self.differentiable = tuple([i in differentiable for i in range(len(tensors))])
         self.speculative = self.differentiable
         known = constant_divisor(static.softmax, self.rows_shape)
+        token_weight = self.at.get("token_weight")
+        #: The weights of rows, if they have any.
+        self.token_weights = None if token_weight is None else RowWeights(self, token_weight, self.rows)
+        if self.token_weights is not None and static.reduction == "mean" and not static.normalized:
+            known = None
         self.divisor, self.counted = (1.0, True) if known is None else (known, False)
         self.partials = self.records = 0
         self.takes_status = self.indices
@@ -192,6 +201,9 @@ class LinearPlan(ChunkedPlan):
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
         """The plan that counts all rows, or sums their weights."""
+        if self.token_weights is not None:
+            self._sums = self._sums or WeightSumPlan(self, self.token_weights)
+            return self._sums, tuple(range(len(self.tensors))), 1.0
         if self._sums is None:
             self._sums = self._inner(0, self.rows, self.static.reduction, self.result)
         found, read, factor = self._sums.denominator()
@@ -222,6 +234,18 @@ class LinearPlan(ChunkedPlan):
         auxiliary: Sequence[int],
     ) -> Any:
         value = device.empty(self.shape, self.strides, self.result)
+        if self.token_weights is not None:
+            losses = device.empty((self.rows,), (1,), self.compute)
+            self._sweep(
+                device, arrays, scalars, divisor, "unreduced", "none", self.compute, self._stored_at(losses, device),
+                auxiliary,
+            )  # fmt: skip
+            dtypes = self.compute, self.result
+            if self.scalar:
+                self.token_weights.sum(device, arrays, losses, dtypes, divisor, value)
+            else:
+                self.token_weights.weigh(device, arrays, device.address(losses), 1, dtypes, to=value)
+            return value
         if self.scalar:
             memory, workspaces = self._memory(device)
             shares = device.address(memory) + 8 * _SHARES
@@ -232,13 +256,14 @@ class LinearPlan(ChunkedPlan):
             self._sweep(device, arrays, scalars, divisor, "value", "sum", "float64", own, auxiliary)
             self._finish(device, shares, value)
             return value
-        size = ITEMSIZE[self.result]
-        values = device.address(value)
-        self._sweep(
-            device, arrays, scalars, divisor, "unreduced", "none", self.result,
-            lambda i, chunk: (values + size * chunk.first,), auxiliary,
-        )  # fmt: skip
+        own = self._stored_at(value, device)
+        self._sweep(device, arrays, scalars, divisor, "unreduced", "none", self.result, own, auxiliary)
         return value
+
+    def _stored_at(self, losses: Any, device: Device) -> Any:
+        """The argument of each chunk's row kernel: where in an array of all rows its own losses go."""
+        first, size = device.address(losses), ITEMSIZE[self.compute if self.token_weights else self.result]
+        return lambda i, chunk: (first + size * chunk.first,)
 
     def run_value_and_gradients(
         self,
@@ -276,6 +301,16 @@ class LinearPlan(ChunkedPlan):
         shares, records = used + 8 * _SHARES, self._records(device)
         expected = device.expectation(self.slot)
         self.kernel("snapshot", self.input.dtype, self.result)(device.stream(), expected, used)
+        if self.token_weights is not None:
+            losses = device.empty((self.rows,), (1,), self.compute)
+            dtypes = "float64", self.compute
+            upstream = self.token_weights.weigh(device, arrays, used, 0, dtypes, divisor)
+            self._sweep(
+                device, arrays, scalars, divisor, "unreduced", "none", self.compute, self._stored_at(losses, device),
+                auxiliary, gradients, then=("gradient", self._stored_at(upstream, device)),
+            )  # fmt: skip
+            self.token_weights.sum(device, arrays, losses, (self.compute, self.result), divisor, value)
+            return value, gradients, memory
 
         def own(i: int, chunk: Chunk) -> tuple[int, ...]:
             return workspaces(chunk), shares + 8 * i, used, device.address(records)
@@ -313,21 +348,30 @@ class LinearPlan(ChunkedPlan):
     ) -> list[Any]:
         """The gradients for a ``grad_output``, from logits that are computed again."""
         gradients = self.buffers_onto(device, arrays, wanted)
+        memory, _ = self._memory(device)
+        used = device.address(memory)
+        if not per_row:
+            expected = device.expectation(self.slot)
+            self.kernel("widen", self.input.dtype, self.result)(device.stream(), grad_output, expected, used)
+            self._expects = True
+        if self.token_weights is not None:
+            read = (grad_output, 1, (self.result, self.compute)) if per_row else (used, 0, ("float64", self.compute))
+            upstream = self.token_weights.weigh(device, arrays, *read, None if per_row else divisor)
+            self._sweep(
+                device, arrays, scalars, divisor, "gradient", "none", self.compute, self._stored_at(upstream, device),
+                (), gradients, onto=self.adds,
+            )  # fmt: skip
+            return self.without_added(gradients)
         if per_row:
             size = ITEMSIZE[self.result]
             self._sweep(
                 device, arrays, scalars, divisor, "gradient", "none", self.result,
-                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, self.adds,
+                lambda i, chunk: (grad_output + size * chunk.first,), (), gradients, onto=self.adds,
             )  # fmt: skip
             return self.without_added(gradients)
-        memory, _ = self._memory(device)
-        used = device.address(memory)
-        expected = device.expectation(self.slot)
-        self.kernel("widen", self.input.dtype, self.result)(device.stream(), grad_output, expected, used)
-        self._expects = True
         self._sweep(
             device, arrays, scalars, divisor, "verify_gradient", "sum", "float64",
-            lambda i, chunk: (used, 0, 0), (), gradients, self.adds,
+            lambda i, chunk: (used, 0, 0), (), gradients, onto=self.adds,
         )  # fmt: skip
         return self.without_added(gradients)
 
@@ -366,15 +410,20 @@ class LinearPlan(ChunkedPlan):
         own: Any,
         auxiliary: Sequence[int],
         gradients: Sequence[Any] = (),
+        then: tuple[str, Any] | None = None,
         onto: bool = False,
     ) -> None:
-        """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``."""
+        """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``, which
+        another row kernel writes if one comes ``then``.
+        """
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
         of_target = gradients[2] if gradients else None
         wanted, stream = (bool(gradients), of_target is not None), device.stream()
+        stages = [(stage, own, wanted)] if then is None else [(stage, own, (False, False)), (*then, wanted)]
         widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
         read = [(addresses[at[x]], widths[x] * ITEMSIZE[self.tensors[at[x]].dtype])
                 for x in ("target", "weight", "mask") if x in at]  # fmt: skip
+        counted = divisor.counted and reduction != "none"
         scale = divisor.arguments if reduction != "none" else (1.0, 1.0)
 
         def launch(i: int, first: int, rows: int, place: int, of_logits: int) -> None:
@@ -382,17 +431,18 @@ class LinearPlan(ChunkedPlan):
             if of_target is not None:
                 step = ITEMSIZE[self.target.dtype] * self.classes
                 written.append(device.address(of_target) + step * first)
-            stored: list[int] = []
-            if stage in ("value", "value_and_gradient", "unreduced"):
-                stored = [0] * (3 if self.indices else 1)
-                if auxiliary:
-                    for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
-                        stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
-            launcher = chunks[i].plan.launcher(stage, wanted, divisor.counted)
-            launcher(
-                stream, place, *[x + step * first for x, step in read], *written, *stored, *own(i, chunks[i]),
-                *scalars, *scale,
-            )  # fmt: skip
+            for name, arguments, writes in stages:
+                stored: list[int] = []
+                if name in ("value", "value_and_gradient", "unreduced"):
+                    stored = [0] * (3 if self.indices else 1)
+                    if auxiliary:
+                        for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
+                            stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
+                launcher = chunks[i].plan.launcher(name, writes, counted)
+                launcher(
+                    stream, place, *[x + step * first for x, step in read], *(written if writes[0] else []), *stored,
+                    *arguments(i, chunks[i]), *scalars, *scale,
+                )  # fmt: skip
 
         self.sweep(device, arrays, gradients, launch, onto)
 
@@ -412,7 +462,7 @@ class PackedPlan(LinearPlan):
         if rows in (0, self.rows):
             return None
         packed, tensors = list(arrays), list(self.tensors)
-        shapes = {"input": (rows, self.depth), "mask": (rows,)}
+        shapes = {"input": (rows, self.depth), "mask": (rows,), "token_weight": (rows,)}
         shapes["target"] = (rows,) if self.indices else (rows, self.classes)
         for name, shape in shapes.items():
             if name in at:

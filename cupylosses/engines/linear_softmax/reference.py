@@ -15,6 +15,7 @@ from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax.call import inner_arrays, inner_loss, logits_shape, positions
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import Rows
+from cupylosses.reference_math import divide
 
 
 def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
@@ -24,8 +25,25 @@ def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
     bias = call.arrays[at["linear_bias"]] if "linear_bias" in at else None
     logits = logits_of_layer(call.arrays[0], weight_of(call, at), bias, narrow)
     arrays = inner_arrays(static, logits, call.arrays[: len(at)])
-    rows = Rows(Call(inner_loss(call), arrays, static.softmax._replace(has_tangent=()), call.scalars, call.normalizer))
-    return softmax_reference.evaluate(rows, promoted, readable)
+    softmax = static.softmax._replace(has_tangent=())
+    inner = Call(inner_loss(call), arrays, softmax, call.scalars, call.normalizer)
+    if not static.token_weighted:
+        return softmax_reference.evaluate(Rows(inner), promoted, readable)
+    per_row = softmax._replace(reduction="none", out_dtype="float64", normalized=False)
+    found = softmax_reference.evaluate(Rows(inner._replace(static=per_row, normalizer=None)), promoted, readable)
+    xp = interop.namespace(logits)
+    cost = (found.loss if static.lse or static.accuracy else found) * call.arrays[at["token_weight"]]
+    if static.reduction != "none":
+        cost = divide(xp, xp.sum(cost), divisor(xp, call, Rows(inner)))
+    cost = xp.astype(cost, getattr(xp, static.out_dtype or promoted))
+    return found._replace(loss=cost) if static.lse or static.accuracy else cost
+
+
+def divisor(xp: Any, call: Call, rows: Rows) -> Any:
+    """The divisor of the sum of rows."""
+    at = positions(call.static)
+    weights = call.arrays[at["token_weight"]] if "token_weight" in at else None
+    return softmax_reference.divisor(xp, rows, softmax_reference.counted_rows(xp, rows), weights)
 
 
 def weight_of(call: Call, at: Mapping[str, int]) -> Any:

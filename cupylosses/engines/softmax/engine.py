@@ -195,14 +195,18 @@ class SoftmaxEngine(Engine):
             found = values[0]
             value, lse = (found.loss, found.lse) if static.lse else (found, None)
             if static.reduction != "none":
-                rows = self.rows(call)
-                value = divide(xp, xp.sum(value), _divisor(xp, rows))
+                value = divide(xp, xp.sum(value), self.divisor(xp, call))
             value = xp.astype(value, getattr(xp, static.out_dtype or promoted))
             if not (static.lse or static.accuracy):
                 return value
             return RowResult(value, lse, _plain_accuracy(xp, self.rows(call)) if static.accuracy else None)
 
         return Apart((per_row,), finish)
+
+    def divisor(self, xp: Any, call: Call) -> Any:
+        """The divisor of the sum of the rows, by the array library."""
+        rows = self.rows(call)
+        return softmax_reference.divisor(xp, rows, softmax_reference.counted_rows(xp, rows))
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
         """The values of the rows, and a ``grad_output`` for each of them."""
@@ -373,10 +377,6 @@ def checked_settings(
         normalized=normalizer is not None,
     )
     return static, (*parameters, 1.0 / scale if loss.scale == "temperature" else scale, softcap)
-
-
-def _divisor(xp: Any, rows: Rows) -> Any:
-    return softmax_reference.divisor(xp, rows, softmax_reference.counted_rows(xp, rows))
 
 
 def _accuracy(xp: Any, rows: Rows, correct: Any) -> Any:

@@ -199,17 +199,21 @@ def _weights(xp: Any, call: Rows, like: Any) -> Any:
     return _placed(xp.astype(call.weight, like.dtype, copy=False), like)
 
 
-def divisor(xp: Any, call: Rows, rows: RowMask) -> Any:
-    """What the sum of the rows is divided by: a number, or an array without dimensions. Bad rows do not count."""
+def divisor(xp: Any, call: Rows, rows: RowMask, row_weights: Any = None) -> Any:
+    """What the sum of the rows, which may have weights, is divided by: a number, or an array without dimensions. Bad
+    rows do not count.
+    """
     if call.normalizer is not None:
         return call.normalizer
-    if call.divisor is not None:
+    if call.divisor is not None and (row_weights is None or call.reduction != "mean"):
         return call.divisor
     counted = xp.astype(rows.sound, xp.float64)
     if call.weighs_mean:
         weights = _placed(xp.astype(call.weight, xp.float64), rows.labels)
         weights = xp.take(weights, xp.reshape(rows.labels, (-1,)), axis=0)
         counted = xp.where(rows.sound, xp.reshape(weights, call.shape), xp.zeros_like(counted))
+    if row_weights is not None:
+        counted = xp.where(rows.sound, counted * xp.astype(row_weights, xp.float64), xp.zeros_like(counted))
     return xp.sum(counted)
 
 

@@ -1,0 +1,166 @@
+"""Launches around the row kernels of a loss whose rows have weights (``kernels/linear_softmax/row_weights.cuh``).
+
+    loss = (1 / d) sum_n w_n l_n      a mean divides by the sum of the weights of the rows that count
+
+Row kernels write a value per row, and the gradient for a ``grad_output`` per row, which is where the weights go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.definition.base import Definition
+from cupylosses.engines.composite import CompositePlan
+from cupylosses.engines.device import Device, Divisor
+from cupylosses.jit import compiler
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
+
+#: Threads of a block, and names of the functions by kind of kernel.
+_THREADS = {"weigh": 256, "sum": 1024, "divisor": 1024}
+_FUNCTIONS = {"weigh": "weigh_rows", "sum": "sum_weighted_rows", "divisor": "sum_row_weights"}
+
+
+@dataclass(frozen=True)
+class RowWeightKernel(Kernel):
+    """A kernel of one ``kind``: "weigh" or "sum", of losses or grad_outputs of dtype ``read``; or "divisor", which
+    reads labels of dtype ``read`` and weights of classes of dtype ``of_classes``. ``weights`` is the dtype of the
+    weights of rows, ``result`` that of what is written.
+    """
+
+    loss: Definition
+    kind: str
+    read: str
+    weights: str
+    result: str = "float64"
+    of_classes: str = "float64"
+
+    compute = "float64"
+    vec_size = 1
+    narrow = False
+    counted = False
+    storage = property(lambda self: (self.weights,))
+    files = ("linear_softmax/row_weights.cuh",)
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        dtypes = [STORAGE[x][1] for x in (self.read, self.weights, self.result, self.of_classes)]
+        return "_".join([self.loss.name, "row_weights", self.kind, "-".join(dtypes)])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_row_weights_{self.kind}"
+
+    @property
+    def arguments(self) -> list[str]:
+        read, weights, result = (STORAGE[x][0] for x in (self.read, self.weights, self.result))
+        divisor = ["double multiple", "const double* count"]
+        return {
+            "divisor": [f"const {read}* labels", f"const {STORAGE[self.of_classes][0]}* class_weights",
+                        "const bool* mask", f"const {weights}* weights", "double* total"],
+            "weigh": [f"const {read}* from", "int64 step", f"const {weights}* weights", *divisor, f"{result}* to"],
+            "sum": [f"const {read}* losses", f"const {weights}* weights", *divisor, f"{result}* value"],
+        }[self.kind]  # fmt: skip
+
+    def glue(self) -> str:
+        fixed = ["rows", "ignored", "classes"] if self.kind == "divisor" else ["rows"]
+        names = [x.rpartition(" ")[2].lstrip("*") for x in self.arguments]
+        arguments = ", ".join([*self.arguments, *(f"int64 {x}" for x in fixed)])
+        return (
+            f'extern "C" __global__ void __launch_bounds__({_THREADS[self.kind]}) {self.entry}({arguments}) {{\n'
+            f"  {_FUNCTIONS[self.kind]}({', '.join([*names, *fixed])});\n}}\n"
+        )
+
+
+class RowWeights:
+    """The launches of one plan, whose rows are weighted by the array at position ``at``."""
+
+    def __init__(self, plan: CompositePlan, at: int, rows: int) -> None:
+        self._plan, self._at, self.rows = plan, at, rows
+        self.dtype = plan.tensors[at].dtype
+        self._launchers: dict[tuple[str, ...], compiler.Launcher] = {}
+
+    def launcher(self, kind: str, *dtypes: str, fixed: tuple[int, ...] = ()) -> compiler.Launcher:
+        """The launcher of a kernel: its kind, and the dtypes `read`, `result` and `of_classes`."""
+        key = (kind, *dtypes)
+        found = self._launchers.get(key)
+        if found is None:
+            kernel = RowWeightKernel(self._plan.loss, kind, dtypes[0], self.dtype, *dtypes[1:])
+            threads = _THREADS[kind]
+            blocks = min(-(-self.rows // threads), 8 * self._plan.machine.processors) if kind == "weigh" else 1
+            found = self._plan.machine.launcher(kernel, blocks, threads, (self.rows, *fixed))
+            self._launchers[key] = found
+        return found
+
+    def weigh(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        read: int,
+        step: int,
+        dtypes: tuple[str, str],
+        divisor: Divisor | None = None,
+        to: Any = None,
+    ) -> Any:
+        """What lies at the address ``read``, a number (``step`` 0) or one per row, times the weights and divided: new,
+        or in ``to``. ``dtypes`` are those of what is read and of what is written.
+        """
+        found = device.empty((self.rows,), (1,), dtypes[1]) if to is None else to
+        weights, below = device.address(arrays[self._at]), _arguments(divisor)
+        self.launcher("weigh", *dtypes)(device.stream(), read, step, weights, *below, device.address(found))
+        return found
+
+    def sum(
+        self, device: Device, arrays: Sequence[Any], losses: Any, dtypes: tuple[str, str], divisor: Divisor, value: Any
+    ) -> None:
+        """Stores the weighted sum of the ``losses`` of the rows, divided."""
+        weights = device.address(arrays[self._at])
+        launch = self.launcher("sum", *dtypes)
+        launch(device.stream(), device.address(losses), weights, *_arguments(divisor), device.address(value))
+
+
+def _arguments(divisor: Divisor | None) -> tuple[float, int]:
+    """A divisor as a number, and the address of a count that multiplies it, or 0."""
+    if divisor is None:
+        return 1.0, 0
+    number, more = divisor.arguments
+    return number, int(more) if divisor.counted else 0
+
+
+class WeightSumPlan(CompositePlan):
+    """The plan of the divisor of a mean of weighted rows."""
+
+    def __init__(self, plan: Any, weights: RowWeights) -> None:
+        super().__init__(plan.engine, Call(plan.loss, (), plan.static), plan.tensors, plan.promoted, plan.machine)
+        self.result, self.shape, self.strides, self.scalar = "float64", (), (), True
+        self.differentiable = self.speculative = self.nothing
+        self.divisor, self.counted, self.partials, self.records, self.slot = 1.0, False, 0, 0, 0
+        self._weights, self._indices, self._at = weights, plan.indices, plan.at
+        self._classes, self._ignored = plan.classes, plan.static.ignore_index
+
+    def run_value(self, device: Device, arrays: Sequence[Any], *_: Any) -> Any:
+        """The sum; ``arrays`` are addresses."""
+        at, dtypes = self._at, [x.dtype for x in self.tensors]
+        labels, of_classes = (0, "int64"), (0, "float64")
+        if self._indices:
+            labels = arrays[2], dtypes[2]
+            if "weight" in at and self.loss.mean_of_weights:
+                of_classes = arrays[at["weight"]], dtypes[at["weight"]]
+        mask = arrays[at["mask"]] if "mask" in at else 0
+        total = device.empty((), (), "float64")
+        fixed = self._ignored, self._classes
+        launch = self._weights.launcher("divisor", labels[1], "float64", of_classes[1], fixed=fixed)
+        weights = arrays[at["token_weight"]]
+        launch(device.stream(), labels[0], of_classes[0], mask, weights, device.address(total))
+        return total
+
+    def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:
+        raise NotImplementedError("a divisor has no gradients")
+
+    def run_gradients(self, *_: Any) -> list[Any]:
+        raise NotImplementedError("a divisor has no gradients")
