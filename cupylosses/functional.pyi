@@ -1754,8 +1754,8 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
-    token_weight: bool | None = None,
-    main_grad: bool | None = None,
+    token_weight: _Exchangeable | None = None,
+    main_grad: _Exchangeable | None = None,
     options: Any = None,
 ) -> _Array:
     """Softmax cross entropy of the output of a linear layer, without its logits as a whole.
@@ -1888,8 +1888,8 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
-    token_weight: bool | None = None,
-    main_grad: bool | None = None,
+    token_weight: _Exchangeable | None = None,
+    main_grad: _Exchangeable | None = None,
     options: Any = None,
 ) -> RowResult: ...
 @overload
@@ -1918,8 +1918,8 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
-    token_weight: bool | None = None,
-    main_grad: bool | None = None,
+    token_weight: _Exchangeable | None = None,
+    main_grad: _Exchangeable | None = None,
     options: Any = None,
 ) -> RowResult: ...
 @overload
@@ -1948,8 +1948,8 @@ def linear_cross_entropy(
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
     skip_ignored: bool = False,
-    token_weight: bool | None = None,
-    main_grad: bool | None = None,
+    token_weight: _Exchangeable | None = None,
+    main_grad: _Exchangeable | None = None,
     options: Any = None,
 ) -> _Array | RowResult: ...
 def hinge_loss(
@@ -3495,7 +3495,7 @@ def linear_token_log_probs(
     logits_dtype: Any = None,
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
-    main_grad: bool | None = None,
+    main_grad: _Exchangeable | None = None,
 ) -> _Array:
     """Log-probabilities of labels under the output of a linear layer, without its logits as a whole.
 
@@ -3589,7 +3589,7 @@ def linear_token_log_probs(
     logits_dtype: Any = None,
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
-    main_grad: bool | None = None,
+    main_grad: _Exchangeable | None = None,
 ) -> TokenLogProbs: ...
 @overload
 def linear_token_log_probs(
@@ -3608,5 +3608,5 @@ def linear_token_log_probs(
     logits_dtype: Any = None,
     accumulate_dtype: Any = None,
     max_memory: int | None = None,
-    main_grad: bool | None = None,
+    main_grad: _Exchangeable | None = None,
 ) -> _Array | TokenLogProbs: ...

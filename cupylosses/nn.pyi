@@ -1508,8 +1508,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
-        token_weight: bool | None = None,
-        main_grad: bool | None = None,
+        token_weight: torch.Tensor | None = None,
+        main_grad: torch.Tensor | None = None,
         options: Any = None,
     ) -> torch.Tensor: ...
     @overload
@@ -1537,8 +1537,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
-        token_weight: bool | None = None,
-        main_grad: bool | None = None,
+        token_weight: torch.Tensor | None = None,
+        main_grad: torch.Tensor | None = None,
         options: Any = None,
     ) -> RowResult: ...
     @overload
@@ -1566,8 +1566,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
-        token_weight: bool | None = None,
-        main_grad: bool | None = None,
+        token_weight: torch.Tensor | None = None,
+        main_grad: torch.Tensor | None = None,
         options: Any = None,
     ) -> RowResult: ...
     @overload
@@ -1595,8 +1595,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         accumulate_dtype: Any = None,
         max_memory: int | None = None,
         skip_ignored: bool | None = None,
-        token_weight: bool | None = None,
-        main_grad: bool | None = None,
+        token_weight: torch.Tensor | None = None,
+        main_grad: torch.Tensor | None = None,
         options: Any = None,
     ) -> torch.Tensor | RowResult: ...
 

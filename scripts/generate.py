@@ -253,6 +253,8 @@ OF_LAYERS = {
     "accumulate_dtype": "Any",
     "max_memory": "int | None",
     "skip_ignored": "bool",
+    "token_weight": "_Exchangeable | None",
+    "main_grad": "_Exchangeable | None",
     "options": "Any",
     "in_features": "int",
     "num_classes": "int",
