@@ -71,6 +71,9 @@ struct ResidentReader {
   // Vectors that a thread takes together, so that their instructions overlap.
   static constexpr int kUnroll = 4;
 
+  // Fewer where a class takes many registers: 8 classes.
+  static constexpr int kUnrollCapped = kVecSize >= 8 ? 1 : 8 / kVecSize < kUnroll ? 8 / kVecSize : kUnroll;
+
   // This thread's k-th vector is at [k * blockDim.x].
   template <class P>
   static __device__ __forceinline__ P* stage() {
@@ -79,12 +82,14 @@ struct ResidentReader {
   }
 
   // f(v, at) for every staged vector v < end of the thread; `at` is the vector's slot.
-  template <class P, class F>
+  template <int kVectors = kUnroll, class P, class F>
   static __device__ __forceinline__ void for_each_staged(int v, P* at, int end, int count, const F& f) {
+    if constexpr (kVectors > 1) {
 #pragma unroll 1
-    for (; v + (kUnroll - 1) * count < end; v += kUnroll * count, at += kUnroll * blockDim.x) {
+      for (; v + (kVectors - 1) * count < end; v += kVectors * count, at += kVectors * blockDim.x) {
 #pragma unroll
-      for (int k = 0; k < kUnroll; ++k) f(v + k * count, at + k * blockDim.x);
+        for (int k = 0; k < kVectors; ++k) f(v + k * count, at + k * blockDim.x);
+      }
     }
 #pragma unroll 1
     for (; v < end; v += count, at += blockDim.x) f(v, at);
@@ -167,7 +172,8 @@ struct ResidentReader {
     // Products must be relative to the maximum of the whole row.
     if constexpr (kKeepsProducts) sums.softmax.max_logit = group_max(group, sums.softmax.max_logit, sync);
     const Compute shift = exp_shift(sums.softmax.max_logit);
-    for_each_staged(index, row, present, count, [&](int i, P* slot) {
+    constexpr int kVectors = Program::kCapped ? kUnrollCapped : kUnroll;
+    for_each_staged<kVectors>(index, row, present, count, [&](int i, P* slot) {
       if constexpr (kKeepsProducts && kGradient) {
         sums.softmax.exp_sum += ExpSlopeProducts<Compute, P>::store(program, element_of(i), shift, slot, half);
       } else if constexpr (kKeepsExponentials) {
@@ -200,7 +206,7 @@ struct ResidentReader {
           store_gradient(program, gradients + view.first(i), 0, -1, grad_coeffs, true, Pack<Input, kVecSize>{});
         }
       } else {
-        for_each_staged(index, row, stored, count, [&](int i, P* slot) {
+        for_each_staged<kKeepsProducts ? kUnroll : kVectors>(index, row, stored, count, [&](int i, P* slot) {
           if constexpr (kKeepsProducts) {
             Compute g[kVecSize];
             ExpSlopeProducts<Compute, P>::load(slot, half, g);

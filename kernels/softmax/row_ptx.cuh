@@ -11,6 +11,14 @@ __device__ __forceinline__ float exp2_ftz(float x) {
   return y;
 }
 
+// 1 / x to one unit in the last place, with 0 for subnormal results: the bare instruction. Precondition: x is not
+// subnormal.
+__device__ __forceinline__ float reciprocal_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // max(x, y), NaN if x is NaN.
 __device__ __forceinline__ float max_propagating_nan(float x, float y) {
 #if __CUDA_ARCH__ >= 800

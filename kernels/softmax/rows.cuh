@@ -60,11 +60,6 @@ struct PointerTo {
   using type = const Storage*;
 };
 
-template <class X, class Y>
-constexpr bool kSameType = false;
-template <class X>
-constexpr bool kSameType<X, X> = true;
-
 template <class T>
 constexpr bool kIsAbsent = false;
 template <>
@@ -222,7 +217,11 @@ struct RowProgram {
   __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z,
                                                        const RowSums<Compute, kSmoothed>& sums, bool first) const {
     RowResult<Compute> y = inactive_result(t);
-    if (t.active) y = row_result<kSmoothed>(loss, z, sums, t.weight, space.classes);
+    if (t.active) {
+      RowSums<Compute, kSmoothed> all = sums;
+      if (kSmoothed && !kWeighted) all.weight_sum = static_cast<Compute>(space.classes);
+      y = row_result<kSmoothed>(loss, z, all, t.weight, space.classes);
+    }
     if (first) store(t, y, t.active && z == sums.softmax.max_logit);
     return y;
   }
@@ -269,8 +268,14 @@ __device__ __forceinline__ void store_gradient(const Program& program, Pointer t
     unpack(x, raw);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Compute slope = program.logit.slope(raw[i]);
-      g[i] = kKeepsExponentials ? raw[i] : program.logit.exponential(raw[i], grad_coeffs.max_logit);
+      Compute slope = Compute(1);
+      if constexpr (Program::kCapped) {
+        Compute z;
+        program.logit.evaluate(raw[i], z, slope);
+        g[i] = program.logit.exponential_of(z, grad_coeffs.max_logit);
+      } else {
+        g[i] = kKeepsExponentials ? raw[i] : program.logit.exponential(raw[i], grad_coeffs.max_logit);
+      }
       if constexpr (Program::kKeepsProducts) g[i] *= slope;
       g[i] *= grad_coeffs.exp_coeff;
       if constexpr (Program::kSmoothed) g[i] -= grad_coeffs.weight_coeff * program.weight(first + i);
@@ -292,11 +297,16 @@ __device__ __forceinline__ void add_classes(const Program& program, int64 first,
   unpack(x, raw);
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    e[i] = program.logit.exponential(raw[i], max_logit);
     if constexpr (Program::kSmoothed) {
-      const Compute w = program.weight(first + i);
-      sums.weighted_gap += w == Compute(0) ? Compute(0) : w * (z - program.logit.value(raw[i]));
-      sums.weight_sum += w;
+      // The compiler would evaluate a cap twice.
+      const Compute w = program.weight(first + i), of_class = program.logit.value(raw[i]);
+      e[i] = Program::kCapped ? program.logit.exponential_of(of_class, max_logit)
+                              : program.logit.exponential(raw[i], max_logit);
+      sums.weighted_gap += w == Compute(0) ? Compute(0) : w * (z - of_class);
+      // Without class weights finish() knows the sum.
+      if constexpr (Program::kWeighted) sums.weight_sum += w;
+    } else {
+      e[i] = program.logit.exponential(raw[i], max_logit);
     }
   }
   if (exponentials != nullptr) {

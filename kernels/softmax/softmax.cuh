@@ -23,6 +23,11 @@
 #include "core/dual.cuh"
 #include "softmax/online_softmax.cuh"
 
+template <class X, class Y>
+constexpr bool kSameType = false;
+template <class X>
+constexpr bool kSameType<X, X> = true;
+
 __device__ __forceinline__ float with_sign_of(float size, float x) {
   return copysignf(size, x);
 }
@@ -31,13 +36,16 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
 }
 
 // exp(x). In half the instructions of expf: the rounding error of x / log 2 is corrected after the power instead of
-// before it. x is clamped at -1000, where the power is 0, because the correction could be infinite. Precondition: x <=
-// 0, or NaN.
-__device__ __forceinline__ float exp_nonpositive(float x) {
+// before it. Precondition: x <= 0 and finite, or NaN.
+__device__ __forceinline__ float exp_finite(float x) {
   constexpr float kLn2 = 0.693147181f;
-  x = max_propagating_nan(x, -1000.0f);
   const float power = x * kLog2E, e = exp2_ftz(power);
-  return fmaf(e, fmaf(-power, kLn2, x), e);
+  // The minus stands at the constant: before `power` it would take a second product.
+  return fmaf(e, fmaf(power, -kLn2, x), e);
+}
+// The same for -inf too: x is clamped at -1000, where the power is 0, because the correction could be infinite.
+__device__ __forceinline__ float exp_nonpositive(float x) {
+  return exp_finite(max_propagating_nan(x, -1000.0f));
 }
 template <class T>
 __device__ __forceinline__ T exp_nonpositive(T x) {
@@ -45,6 +53,13 @@ __device__ __forceinline__ T exp_nonpositive(T x) {
 }
 
 // z as a function of x. Preconditions: scale > 0 and softcap > 0, so z increases with x.
+//
+// With t = 2 |scale x / softcap|, a cap takes one power and one reciprocal, that of r = 1 / (1 + exp(t)) in (0, 1/2]:
+//
+//   z = softcap (1 - 2 r) sign(x)               dz/dx = 4 scale r (1 - r)
+//
+// r keeps its digits however far x is beyond the cap, and so does the slope. z cancels for small t: in float it is a
+// polynomial there, in 16 bits an error of 2^-24 of the softcap does not count.
 template <class Compute, bool kCapped_>
 struct Logit {
   static constexpr bool kCapped = kCapped_;
@@ -59,10 +74,7 @@ struct Logit {
   }
 
   __device__ __forceinline__ Compute value(Compute x) const {
-    if constexpr (kCapped) {
-      const Compute twice = scalar_abs(ratio * x);
-      return capped(x, twice, scalar_exp(-twice));
-    }
+    if constexpr (kCapped) return capped(x, tail(x));
     return scale * x;
   }
   // exp(value(x) - max_logit). Precondition: value(x) <= max_logit.
@@ -75,33 +87,60 @@ struct Logit {
   // exp(z - max_logit), given z = value(x).
   __device__ __forceinline__ Compute exponential_of(Compute z, Compute max_logit) const {
     if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(fmaf(z, kLog2E, -max_logit * kLog2E));
+    // Capped logits are finite.
+    if constexpr (kCapped && kSameType<Compute, float>) return exp_finite(z - max_logit);
     return exp_nonpositive(z - max_logit);
   }
   // dz/dx is common_slope() * slope(x): the first factor is the same for all logits.
   __device__ __forceinline__ Compute common_slope() const {
-    return scale;
+    return kCapped ? Compute(4) * scale : scale;
   }
   __device__ __forceinline__ Compute slope(Compute x) const {
-    if constexpr (kCapped) return slope_of(scalar_exp(-scalar_abs(ratio * x)));
+    if constexpr (kCapped) return slope_of(tail(x));
     return Compute(1);
   }
   // Value and slope of a capped logit.
   __device__ __forceinline__ void evaluate(Compute x, Compute& value, Compute& slope) const {
-    const Compute twice = scalar_abs(ratio * x), e = scalar_exp(-twice);
-    value = capped(x, twice, e);
-    slope = slope_of(e);
+    const Compute r = tail(x);
+    value = capped(x, r);
+    slope = slope_of(r);
   }
 
  private:
-  // softcap tanh(scale x / softcap), given e = exp(-twice).
-  __device__ __forceinline__ Compute capped(Compute x, Compute twice, Compute e) const {
-    // In 16 bits an error of 2^-24 of the softcap does not count, whatever cancels.
-    const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(twice, e), Compute(1) + e);
-    return with_sign_of(softcap * tanh, x);
+  // r of a capped logit; other types than float have e = exp(-t) in its place.
+  __device__ __forceinline__ Compute tail(Compute x) const {
+    if constexpr (kSameType<Compute, float>) {
+      if (kNarrow) return reciprocal_ftz(1.0f + exp2_ftz(fabsf(x) * (ratio * kLog2E)));
+      // fminf: a NaN has the tail of the largest x, and its z comes from the polynomial.
+      const float e = exp_finite(-fminf(fabsf(ratio * x), 1000.0f)), one_and_e = 1.0f + e;
+      const float inverse = reciprocal_ftz(one_and_e), r = e * inverse;
+      return fmaf(fmaf(-r, one_and_e, e), inverse, r);
+    } else {
+      return scalar_exp(-scalar_abs(ratio * x));
+    }
   }
-  __device__ __forceinline__ Compute slope_of(Compute e) const {
-    const Compute inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
-    return Compute(4) * e * inverse * inverse;
+  // z, given tail(x).
+  __device__ __forceinline__ Compute capped(Compute x, Compute r) const {
+    if constexpr (kSameType<Compute, float>) {
+      const float z = with_sign_of(fmaf(r, -2.0f * softcap, softcap), x);
+      if (kNarrow) return z;
+      // softcap tanh(t / 2) for t < 1, to a quarter of a unit in the last place before it is rounded.
+      const float w = (ratio * x) * (ratio * x), linear = scale * x;
+      const float excess = scalar_polynomial(w, -0.083332859f, 0.0083286716f, -0.00082883064f, 0.0000673464892f);
+      return w >= 1.0f ? z : fmaf(linear * w, excess, linear);
+    } else {
+      const Compute t = scalar_abs(ratio * x), e = r;
+      const Compute tanh = scalar_divide_closely(kNarrow ? Compute(1) - e : scalar_complement(t, e), Compute(1) + e);
+      return with_sign_of(softcap * tanh, x);
+    }
+  }
+  __device__ __forceinline__ Compute slope_of(Compute r) const {
+    if constexpr (kSameType<Compute, float>) {
+      return fmaf(-r, r, r);
+    } else {
+      const Compute e = r, inverse = scalar_divide_closely(Compute(1), Compute(1) + e);
+      return e * inverse * inverse;
+    }
   }
 };
 

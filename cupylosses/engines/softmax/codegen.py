@@ -409,8 +409,9 @@ class _Indices:
         """Threads of a block, and blocks of a multiprocessor."""
         layout, second = kernel.layout, kernel.kind == "hvp"
         bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
-        # Numbers of 8 bytes take two registers, and a cap some more, as weights of classes that are smoothed over.
-        more = kernel.capped or (kernel.smoothed and ITEMSIZE[kernel.input] == 4 and layout == "block")
+        # Numbers of 8 bytes take two registers, and weights of classes that are smoothed over some more. With a cap
+        # fewer classes are in flight, and what is spilled is used once per row.
+        more = kernel.smoothed and not kernel.capped and ITEMSIZE[kernel.input] == 4 and layout == "block"
         fewer = 2 if kernel.compute == "float64" else 1.5 if more else 1
         if layout == "subwarp" and kernel.kind != "denominator" and not second:
             return f"{SUBWARP_BLOCK_THREADS}, {int(SUBWARP_BLOCKS / fewer)}"

@@ -401,6 +401,10 @@ inline float exp2_ftz(float x) {
   return exp2f(x);
 }
 
+inline float reciprocal_ftz(float x) {
+  return 1.0f / x;
+}
+
 inline float max_propagating_nan(float x, float y) {
   return x < y ? y : x;
 }
