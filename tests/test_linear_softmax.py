@@ -326,7 +326,7 @@ def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any)
     """What backward of 3 times the sum of a result adds to a `main_grad` that another backward adds to meanwhile."""
     shape = given["linear_weight"].shape
     dtype = torch.float64 if given["input"].dtype == torch.float64 else torch.float32
-    main_grad = torch.zeros(shape.numel() + offset, dtype=dtype, device=KERNELS)[offset:].view(shape)
+    main_grad = torch.zeros(shape.numel() + offset, dtype=dtype, device=given["input"].device)[offset:].view(shape)
     value = function(**given, main_grad=main_grad, **options).sum()
     assert not main_grad.any()
     main_grad += 0.0  # a new version, which autograd would refuse of a saved tensor

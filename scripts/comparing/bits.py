@@ -123,6 +123,9 @@ def arrays(check: Check) -> Row:
     positions = [i for i, w in enumerate(check.gradients_of) if w]
     function = getattr(functional, check.loss.name)
     differentiate = partial(cupylosses.value_and_grad, function, argnums=positions, **check.options)
+    if check.rescales:
+        # From now on the upstream gradient 1 is the expected one, in both libraries.
+        differentiate(*tensors), differentiate(*crossed)
     expected, expected_gradients = differentiate(*tensors)
     memory.poison(output_bytes(expected, *expected_gradients), check.device, other.name)
     value, gradients = differentiate(*crossed)
