@@ -112,11 +112,27 @@ def adding_to(weight: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Operands as ``torch.nn.functional.linear`` sees them: gathered if they are sharded (FSDP2 hands a weight over as
-    a DTensor), and in autocast's dtype where that is on.
+def _gathered(x: Any) -> torch.Tensor:
+    """The whole of a DTensor, whose gradient is the mean of those that processes compute, each perhaps of other rows:
+    FSDP2's rule. torch would take the gradients for equal, and each shard from a process of its own.
     """
-    found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in tensors]
+    try:
+        from torch.distributed.tensor import Partial
+    except ImportError:  # before 2.5
+        from torch.distributed._tensor.placement_types import _Partial as Partial
+
+    mesh = x.device_mesh
+    found: torch.Tensor = x.full_tensor(grad_placements=[Partial()] * mesh.ndim)
+    if found.requires_grad:
+        found.register_hook(lambda gradient: gradient / mesh.size())
+    return found
+
+
+def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Operands as ``torch.nn.functional.linear`` sees them: gathered if they are sharded (FSDP2 hands the weight of a
+    module over as a DTensor while the module does not run), and in autocast's dtype where that is on.
+    """
+    found = [_gathered(x) if hasattr(x, "full_tensor") else x for x in tensors]
     kind = found[0].device.type
     on = torch.is_autocast_enabled() if kind == "cuda" else kind == "cpu" and is_autocast_cpu_enabled()
     if not on:

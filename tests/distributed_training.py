@@ -109,6 +109,52 @@ def compare_rows(mesh: DeviceMesh, device: str) -> None:
         raise AssertionError("every process raises for a label of one")
 
 
+class LanguageModel(nn.Module):
+    """A layer, and a head whose weight only the loss reads."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.trunk, self.head, self.function = nn.Linear(COLUMNS, COLUMNS), nn.Linear(COLUMNS, 40), function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden, head = torch.tanh(self.trunk(x)), self.head
+        return self.function(hidden, head.weight, y, linear_bias=head.bias, max_memory=3 * 48 * 4)
+
+
+def compare_layers(mesh: DeviceMesh, device: str, mine: slice) -> None:
+    """Compares losses of a linear layer in models of DDP and of FSDP2, whose weight is gathered before the model runs,
+    or comes as the DTensor of a head of its own, with those of one process.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(ROWS, COLUMNS, generator=generator).to(device), torch.randint(40, (ROWS,), generator=generator)
+    y = y.to(device)
+
+    def log_probs(*operands: Tensor, **options: object) -> Tensor:
+        return -F.linear_token_log_probs(*operands, **options).mean()
+
+    def made(function: Callable[..., Tensor]) -> LanguageModel:
+        torch.manual_seed(0)
+        return LanguageModel(function).to(device)
+
+    for function in (F.linear_cross_entropy, log_probs):
+        expected = made(function)
+        expected(x, y).backward()
+        apart = made(function)
+        fully_shard(apart.head, mesh=mesh)
+        models = {
+            "DDP": DistributedDataParallel(made(function)),
+            "FSDP2": fully_shard(made(function), mesh=mesh),
+            "FSDP2 of the head": fully_shard(apart, mesh=mesh),
+        }
+        for kind, model in models.items():
+            model(x[mine], y[mine]).backward()
+            for (name, a), b in zip(model.named_parameters(), expected.parameters(), strict=True):
+                assert a.grad is not None, f"{function.__name__}, {kind}: no gradient of {name}"
+                found = a.grad.full_tensor() if isinstance(a.grad, DTensor) else a.grad
+                message = f"{function.__name__}, {kind}, {name}: {found} is not {b.grad}"
+                torch.testing.assert_close(found, b.grad, rtol=2e-4, atol=1e-6, msg=message)
+
+
 def main(names: list[str], backend: str) -> None:
     """Runs in both processes; the first one reports."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -135,7 +181,9 @@ def main(names: list[str], backend: str) -> None:
         if rank == 0:
             print(f"{name}: DDP and FSDP2 agree with one process", flush=True)
     compare_rows(mesh, device)
+    compare_layers(mesh, device, mine)
     if rank == 0:
+        print("losses of a linear layer agree with one process", flush=True)
         print("losses of rows of DTensors agree with plain tensors", flush=True)
     dist.destroy_process_group()
 

@@ -53,7 +53,7 @@ def test_two_processes_on_the_host() -> None:
     names = [x.name for x in representatives()]
     printed = run(names, "gloo")
     assert all(f"{name}: DDP and FSDP2 agree" in printed for name in names)
-    assert "losses of rows of DTensors agree" in printed
+    assert "losses of rows of DTensors agree" in printed and "losses of a linear layer agree" in printed
 
 
 @pytest.mark.gpu
@@ -63,4 +63,4 @@ def test_two_gpus() -> None:
     names = [x.name for x in representatives()]
     printed = run(names, "nccl")
     assert all(f"{name}: DDP and FSDP2 agree" in printed for name in names)
-    assert "losses of rows of DTensors agree" in printed
+    assert "losses of rows of DTensors agree" in printed and "losses of a linear layer agree" in printed

@@ -41,6 +41,11 @@ PITCH_BYTES = 64
 Launch = Callable[[int, int, int, int, int], None]
 
 
+def most_rows(static: Any, row: int, weight: int) -> int:
+    """Rows that a chunk may have, at ``row`` bytes of logits each, beside a weight of so many bytes."""
+    return max(1, (static.max_memory or max(LEAST_MEMORY, weight)) // row)
+
+
 class LogitsSpec(TensorSpec):
     """A chunk of logits, over which their gradient is written in the same dtype."""
 
@@ -95,9 +100,8 @@ class ChunkedPlan(CompositePlan):
 
     def _rows_of_chunk(self) -> int:
         """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
-        asked, row = self.static.max_memory, self.pitch * ITEMSIZE[self.logits]
-        memory = asked or max(LEAST_MEMORY, self.classes * self.depth * ITEMSIZE[self.weight.dtype])
-        most = max(1, memory // row)
+        of_weight = self.classes * self.depth * ITEMSIZE[self.weight.dtype]
+        most = most_rows(self.static, self.pitch * ITEMSIZE[self.logits], of_weight)
         if self.rows <= most:
             return self.rows
         # Equal chunks, none of which is a small rest.

@@ -22,12 +22,15 @@ from cupylosses.engines.base import (
 from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax import reference as linear_reference
 from cupylosses.engines.linear_softmax.call import Logits, Static, inner_rows, logits_shape, positions
+from cupylosses.engines.linear_softmax.chunks import most_rows
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.linear_softmax.plan import LinearPlan, PackedPlan
+from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import Rows
 from cupylosses.engines.softmax.definition import IGNORED
 from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, row_major
 from cupylosses.engines.strides import dense_strides
+from cupylosses.interop import ITEMSIZE
 
 
 class LinearSoftmaxEngine(SoftmaxEngine):
@@ -136,13 +139,26 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         return found + ([row_major("float32", ())] if static.accuracy else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        if call.static.accuracy and not traced:
-            raise NotImplementedError(
-                f"{call.loss.name}: `return_accuracy` is not available under transforms, got True. Compute it from "
-                "the logits, or leave it out."
-            )
         linear_checks.not_transformed(call.loss, call.static)
         return super().apart(call, promoted, wanted, traced)
+
+    def compared(self, call: Call) -> tuple[Any, Any]:
+        """By products of their own, in chunks as those of kernels."""
+        static, at, rows = call.static, positions(call.static), self.rows(call)
+        layer = [call.arrays[at[x]].detach() for x in ("input", "linear_weight", "linear_bias") if x in at]
+        xp = interop.namespace(layer[0])
+        input, weight, *bias = [x.to(xp.float32) for x in layer] if static.logits_dtype == "float32" else layer
+        classes, depth = weight.shape[:-1], weight.shape[-1]
+        matrix, dtype = weight.reshape(-1, depth).T, checks.dtype_name(weight)
+        count = most_rows(static, matrix.shape[1] * ITEMSIZE[dtype], depth * matrix.shape[1] * ITEMSIZE[dtype])
+        labels = softmax_reference.counted_rows(xp, rows).labels.reshape(-1, *classes[1:])
+        own, largest = [], []
+        for x, label in zip(input.reshape(-1, depth).split(count), labels.split(count), strict=True):
+            z = bias[0].reshape(-1).addmm(x, matrix) if bias else x @ matrix
+            z = z.reshape(-1, *classes)
+            own.append(z.gather(1, label.unsqueeze(1)).squeeze(1))
+            largest.append(z.amax(1))
+        return xp.concat(own).reshape(rows.shape), xp.concat(largest).reshape(rows.shape)
 
     def divisor(self, xp: Any, call: Call) -> Any:
         return linear_reference.divisor(xp, call, self.rows(call))

@@ -199,9 +199,18 @@ class SoftmaxEngine(Engine):
             value = xp.astype(value, getattr(xp, static.out_dtype or promoted))
             if not (static.lse or static.accuracy):
                 return value
-            return RowResult(value, lse, _plain_accuracy(xp, self.rows(call)) if static.accuracy else None)
+            return RowResult(
+                value, lse, _plain_accuracy(xp, self.rows(call), self.compared(call)) if static.accuracy else None
+            )
 
         return Apart((per_row,), finish)
+
+    def compared(self, call: Call) -> tuple[Any, Any]:
+        """The logit of each row's label, and its largest logit, as they lie in memory; of torch's tensors."""
+        rows = self.rows(call)
+        x, dim = rows.operands[0].detach(), rows.class_dim
+        labels = softmax_reference.counted_rows(interop.namespace(x), rows).labels
+        return x.gather(dim, labels.unsqueeze(dim)).squeeze(dim), x.amax(dim)
 
     def divisor(self, xp: Any, call: Call) -> Any:
         """The divisor of the sum of the rows, by the array library."""
@@ -389,14 +398,12 @@ def _accuracy(xp: Any, rows: Rows, correct: Any) -> Any:
     return xp.astype(share, xp.float32)
 
 
-def _plain_accuracy(xp: Any, rows: Rows) -> Any:
+def _plain_accuracy(xp: Any, rows: Rows, compared: tuple[Any, Any]) -> Any:
     """The share of the rows that count in which no logit is larger than the label's."""
     counted = softmax_reference.counted_rows(xp, rows)
-    x, dim = rows.operands[0].detach(), rows.class_dim
-    own = x.gather(dim, counted.labels.unsqueeze(dim)).squeeze(dim)
     wide = xp.float64 if any([checks.dtype_name(y) == "float64" for y in rows.operands]) else xp.float32
     # Scaled and capped: logits that differ may be the same then.
-    own, largest = (softmax_reference.logits(xp, rows, z.to(wide)) for z in (own, x.amax(dim)))
+    own, largest = (softmax_reference.logits(xp, rows, z.to(wide)) for z in compared)
     right = counted.sound & (own == largest)
     return (right.sum(dtype=xp.float64) / counted.used.sum()).to(xp.float32)
 
