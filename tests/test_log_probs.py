@@ -13,6 +13,7 @@ import torch
 from devices import HOST, KERNELS
 from tools import cupy_stand_in as stand_in
 from tools.gate_subsets import fast_compilers
+from tools.log_probs import truth
 
 import cupylosses
 import cupylosses.functional
@@ -46,30 +47,6 @@ def operands(
     if several > 1:
         index[..., 0] = index[..., 1]
     return x.to(getattr(torch, dtype)).to(KERNELS).requires_grad_(), index.to(KERNELS)
-
-
-def truth(
-    logits: torch.Tensor,
-    index: torch.Tensor,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    mask: torch.Tensor | None = None,
-    ignore_index: int = -100,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies in float64, by torch."""
-    z, index = logits.double() * logit_scale, index.long()
-    z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
-    log_p = z.log_softmax(-1)
-    labels = index if index.dim() == z.dim() else index[..., None]
-    used = labels != ignore_index
-    if mask is not None:
-        used = used & mask[..., None]
-    found = log_p.gather(-1, labels.where(used, 0)).where(used, 0.0)
-    entropy = -(log_p.exp() * log_p.where(log_p > -torch.inf, 0.0)).sum(-1)
-    counts = used.any(-1) if labels.shape[-1] else mask
-    entropy = entropy if counts is None else entropy.where(counts, 0.0)
-    return (found if index.dim() == z.dim() else found[..., 0]), entropy
 
 
 def agrees(

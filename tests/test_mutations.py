@@ -19,6 +19,8 @@ from unittest import mock
 import pytest
 import torch
 from tools import host_properties as host_properties
+from tools import log_probs as log_probs_properties
+from tools.linear_softmax import properties as layer_properties
 from tools.mutants import MUTANTS, OUTSIDE
 from tools.mutations import Mutant, StaleMutant, applied
 from tools.representatives import representatives
@@ -150,6 +152,17 @@ def of_shape(check: Callable[..., None], layout: str) -> Callable[[], None]:
     return run
 
 
+def hosted(check: Callable[..., None], *settings: tuple[Any, ...]) -> Callable[[], None]:
+    """A property with each of these arguments."""
+
+    def run() -> None:
+        with host.execution(seed=1):
+            for chosen in settings or ((),):
+                check(*chosen)
+
+    return run
+
+
 #: One element; one block of several groups; several blocks; whole batches but for one element; several batches in each
 #: group.
 SIZES = ((1,), (1001,), (2503,), (2559,), (10301,))
@@ -219,6 +232,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, sure": of_shape(term_properties.terms_keep_sure_rows, "subwarp"),
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),
     "copies": copied,
+    "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),
+    "layers, weighted": hosted(layer_properties.weighs_rows),
+    "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 

@@ -22,6 +22,8 @@ RESIDENT_ROWS = "kernels/softmax/resident_rows.cuh"
 LABEL_ONLY = "kernels/softmax/label_only.cuh"
 COUNT_ROWS = "kernels/softmax/count_rows.cuh"
 DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
+CHUNKS = "kernels/linear_softmax/chunks.cuh"
+LOG_PROBS = "kernels/log_probs/log_probs.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -306,6 +308,57 @@ MUTANTS: tuple[Mutant, ...] = (
         r"cp_async\(at\.t,",
         r"if (v == 0) \g<0>",
         ("dense, block",),
+    ),
+    # Linear layers, whose rows are computed in chunks.
+    Mutant(
+        "value of the last chunk alone",
+        CHUNKS,
+        "finish_value",
+        r"total \+= shares",
+        "total = shares",
+        ("layers, chunks",),
+    ),
+    Mutant(
+        "bias of the last chunk alone",
+        CHUNKS,
+        "add_to_bias",
+        r"first != 0 \? 0\.0 : sums\[column\]",
+        "0.0",
+        ("layers, chunks",),
+    ),
+    Mutant("rescaled the other way", CHUNKS, "rescale", r"given / before", "before / given", ("layers, chunks",)),
+    Mutant(
+        "weights without their mean",
+        "kernels/linear_softmax/row_weights.cuh",
+        "weigh_rows",
+        r"\* scale\);",
+        ");",
+        ("layers, weighted",),
+    ),
+    # Log-probabilities.
+    Mutant(
+        "mean distance to a maximum that has moved",
+        LOG_PROBS,
+        "rescaled_gap",
+        r" - d \* \(softmax\.exp_sum \+ Compute\(1\)\)",
+        "",
+        ("log-probabilities",),
+    ),
+    Mutant(
+        "label looked for in the vector before",
+        LOG_PROBS,
+        "row_upstream",
+        r"own >> log_threads & 63",
+        "(own >> log_threads) - 1 & 63",
+        ("log-probabilities",),
+    ),
+    Mutant(
+        "label counted among the others",
+        LOG_PROBS,
+        "store_log_prob_gradient",
+        r"rest -= of_label\[i\];",
+        "",
+        ("log-probabilities",),
     ),
 )
 

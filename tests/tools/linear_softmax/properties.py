@@ -1,0 +1,32 @@
+"""Properties of softmax losses of a linear layer, on CPU tensors, under whatever runs their kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cupylosses import functional
+from cupylosses.testing.check import Check, perform
+
+LOSS = functional.linear_cross_entropy
+
+
+def agrees_with_truth(layout: str, **case: Any) -> None:
+    """Value and gradients match float64, for an expected grad_output and another one."""
+    outcome = perform(Check(LOSS.loss, case, ("float32",), layout=layout))
+    assert outcome.ok, outcome.problems
+
+
+def weighs_rows(seed: int = 0) -> None:
+    """Value and gradients of a weighted mean are those of the weighted values of its rows."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = (torch.randn(n, 24, generator=generator, requires_grad=True) for n in (37, 43))
+    labels, weights = torch.randint(43, (37,), generator=generator), torch.rand(37, generator=generator)
+    labels[::5] = -100
+    rows = torch.nn.functional.cross_entropy(x.double() @ weight.double().T, labels, reduction="none")
+    exact = (rows * weights).sum() / (weights * (labels != -100)).sum()
+    found = LOSS(x, weight, labels, token_weight=weights, max_memory=8 * 48 * 4)
+    pairs = zip(*(torch.autograd.grad(v, (x, weight), torch.full_like(v, -1.75)) for v in (found, exact)), strict=True)
+    for a, b in ((found.detach(), exact.detach()), *pairs):
+        assert float((a - b).norm()) <= 1e-5 * float(b.norm())
