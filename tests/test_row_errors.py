@@ -13,6 +13,7 @@ import torch
 
 import cupylosses.functional as F
 from cupylosses.definition.registry import registry
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import engine as softmax_engine
 from cupylosses.engines.softmax.definition import SoftmaxLoss, define_softmax
@@ -388,8 +389,7 @@ def test_settings_that_change_are_looked_at_each_time() -> None:
 
 
 def test_settings_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmax_engine, "_MAX_SETTINGS", 5)
-    monkeypatch.setattr(softmax_engine, "_SETTINGS", {})
+    monkeypatch.setattr(softmax_engine, "_SETTINGS", SettingsCache(5))
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     for n in range(12):
         value = F.cross_entropy(x, y, z_loss=0.1 * n)

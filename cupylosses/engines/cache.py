@@ -1,9 +1,11 @@
-"""The one cache of plans."""
+"""The one cache of plans, and checked settings of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from cupylosses import interop
 
 _MAX_PLANS = 4096
 
@@ -36,6 +38,41 @@ class PlanCache:
     def on_clear(self, listener: Callable[[], object]) -> None:
         """Calls ``listener`` whenever plans are dropped."""
         self._listeners.append(listener)
+
+
+class SettingsCache:
+    """What was made of settings, by their identities, which the cache keeps their own."""
+
+    #: Types of which nothing changes unnoticed.
+    _constant = frozenset({"int", "float", "bool", "str", "NoneType", "dtype"})
+
+    def __init__(self, size: int = 1024) -> None:
+        self.size = size
+        self._kept: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+        #: What was made, and the settings, by a key that holds the identities of these; or None.
+        self.get = self._kept.get
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, key: tuple[Any, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What ``make`` returns for these settings and whatever else is in ``key``. A recording of torch's is compared
+        with the next one, so nothing is kept meanwhile.
+        """
+        if interop.tracers and interop.tracers[0]():
+            return make()
+        key = (*key, *map(id, settings))
+        found = self.get(key) or self.keep(key, make(), settings)
+        return found[0]
+
+    def keep(self, key: Any, made: Any, settings: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Keeps what was made, unless of settings that may change; returns both."""
+        found = made, settings
+        if all([type(x).__name__ in self._constant for x in settings]):
+            if len(self._kept) >= self.size:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
 
 
 plans = PlanCache()

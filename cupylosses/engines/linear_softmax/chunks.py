@@ -173,21 +173,24 @@ class ChunkedPlan(CompositePlan):
             narrowed, pitch = device.viewed(workspace, self.input.dtype), 2 * self.pitch
         elif differs:
             narrowed = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.input.dtype)
-        transposed, stream = device.transposed(weight), device.stream()
+        transposed, stream, seen = device.transposed(weight), device.stream(), 0
+        place, apart = device.address(workspace), device.address(narrowed)
         for i, (first, rows) in enumerate(self.spans):
             part = device.rows(inputs, first, rows)
-            logits = device.corner(workspace, rows, self.classes)
+            if rows != seen:
+                # Views take the host as long as launches; all chunks but the last are alike.
+                seen, logits = rows, device.corner(workspace, rows, self.classes)
+                of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, self.classes)
+                turned = device.transposed(of_logits)
             device.matmul(part, transposed, logits, bias)
-            place, apart = device.address(logits), device.address(narrowed)
             launch(i, first, rows, place, apart if differs and self.separate else place)
-            of_logits = device.corner(narrowed, rows, self.classes)
             if differs and not self.overlays and not self.separate:
                 count = rows * self.pitch
                 self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
             if of_input is not None:
                 device.matmul(of_logits, weight, device.rows(of_input, first, rows))
             if total is not None:
-                device.matmul(device.transposed(of_logits), part, total, total if i or onto else None)
+                device.matmul(turned, part, total, total if i or onto else None)
             if sums is not None:
                 blocks = -(-self.classes // codegen.BIAS_COLUMNS)
                 add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cupylosses import checks, interop
-from cupylosses.adoption import adopted
+from cupylosses.adoption import common_library
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import (
     ARGUMENTS,
@@ -19,6 +19,7 @@ from cupylosses.engines.base import (
     TensorSpec,
     Wanted,
 )
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax import reference as linear_reference
 from cupylosses.engines.linear_softmax.call import Logits, Static, inner_rows, logits_shape, positions
@@ -31,6 +32,9 @@ from cupylosses.engines.softmax.definition import IGNORED
 from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, row_major
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
+
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
 
 
 class LinearSoftmaxEngine(SoftmaxEngine):
@@ -51,7 +55,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     ) -> Parts:
         *given, normalizer = arrays
         names = [n for n, x in zip(loss.array_names, given, strict=False) if x is not None]
-        library, present = adopted(loss, names, [x for x in given if x is not None])
+        library, present = common_library(loss, names, tuple([x for x in given if x is not None]))
         found = dict(zip(names, present, strict=True))
         if library == "torch":
             from cupylosses.torch_compat import operands_of_linear
@@ -60,38 +64,23 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             found |= dict(zip(layer, operands_of_linear([found[x] for x in layer]), strict=True))
         input, weight, target = found["input"], found["linear_weight"], found["target"]
         linear_checks.operands(loss, input, weight, found.get("linear_bias"), target)
-        shape = logits_shape(tuple(input.shape), tuple(weight.shape))
-        dim = len(shape) - 1 if len(weight.shape) == 2 else len(shape) - len(weight.shape) + 1
-        chosen = dict(zip(loss.setting_names, settings, strict=True))
-        own = linear_checks.settings(loss, chosen, checks.dtype_name(input))
-        if chosen["ignore_index"] is None:
-            chosen["ignore_index"] = IGNORED
-        chosen |= {"class_dim": dim, "inplace_backward": False}
-        static, scalars = checked_settings(
-            loss.inner,
-            Logits(shape, checks.dtype_name(input)),
-            target,
-            found.get("weight"),
-            found.get("mask"),
-            normalizer,
-            tuple([chosen[x] for x in loss.inner.setting_names]),
-            (),
-        )
-        linear_checks.skips(loss, static, own[-1])
-        if "main_grad" in found:
-            linear_checks.main_grad(loss, found["main_grad"], weight, library)
-        if normalizer is not None:
+        if normalizer is None:
+            key = loss, *names, input.dtype, target.dtype, len(input.shape), len(weight.shape)
+            static, scalars = _SETTINGS.find(key, settings, lambda: _static(loss, found, settings, None))
+        else:
+            static, scalars = _static(loss, found, settings, normalizer)
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
-        rows = shape[:dim] + shape[dim + 1 :]
-        if "token_weight" in found:
-            linear_checks.token_weight(loss, found["token_weight"], rows)
-        for name in ("mask", "token_weight"):
-            if name in found and linear_checks.broadcasts(found[name], shape, dim):
-                found[name] = interop.namespace(input).broadcast_to(found[name], rows)
-        order = ("input", "linear_weight", "target", "linear_bias", "weight", "mask", "token_weight", "main_grad")
-        ordered = tuple([found[x] for x in order if x in found])
-        added = "token_weight" in found, "main_grad" in found
-        return loss, ordered, Static(*static, "linear_bias" in found, *own, *added), scalars, normalizer
+        if static.adds:
+            linear_checks.main_grad(loss, found["main_grad"], weight, library)
+        if static.masked or static.token_weighted:
+            shape, dim = logits_shape(tuple(input.shape), tuple(weight.shape)), static.class_dim
+            rows = shape[:dim] + shape[dim + 1 :]
+            if static.token_weighted:
+                linear_checks.token_weight(loss, found["token_weight"], rows)
+            for name in ("mask", "token_weight"):
+                if name in found and linear_checks.broadcasts(found[name], shape, dim):
+                    found[name] = interop.namespace(input).broadcast_to(found[name], rows)
+        return loss, tuple([found[x] for x in positions(static)]), static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
         return list(positions(call.static))
@@ -241,6 +230,31 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             return None
         plain = (("input", (1, 2), "float32"), ("linear_weight", (2, 2), "float32"), ("target", (1,), "int64"))
         return DTYPE if takes(Question(plain, (reduction,))) is not None else ARGUMENTS
+
+
+def _static(
+    loss: LinearSoftmaxLoss, found: Mapping[str, Any], settings: tuple[Any, ...], normalizer: Any
+) -> tuple[Static, tuple[float, ...]]:
+    """Checked settings and the numbers that kernels take, which depend on dtypes, ranks, and which arrays there are."""
+    input, weight = found["input"], found["linear_weight"]
+    shape = logits_shape(tuple(input.shape), tuple(weight.shape))
+    chosen = dict(zip(loss.setting_names, settings, strict=True))
+    own = linear_checks.settings(loss, chosen, checks.dtype_name(input))
+    if chosen["ignore_index"] is None:
+        chosen["ignore_index"] = IGNORED
+    chosen |= {"class_dim": len(shape) - len(weight.shape) + 1, "inplace_backward": False}
+    static, scalars = checked_settings(
+        loss.inner,
+        Logits(shape, checks.dtype_name(input)),
+        found["target"],
+        found.get("weight"),
+        found.get("mask"),
+        normalizer,
+        tuple([chosen[x] for x in loss.inner.setting_names]),
+        (),
+    )
+    linear_checks.skips(loss, static, own[-1])
+    return Static(*static, "linear_bias" in found, *own, "token_weight" in found, "main_grad" in found), scalars
 
 
 def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:

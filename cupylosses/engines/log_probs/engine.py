@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from cupylosses import checks
-from cupylosses.adoption import adopted
+from cupylosses.adoption import common_library
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import Apart, Engine, Machine, Plan, TensorSpec, Wanted
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.log_probs import checks as log_prob_checks
 from cupylosses.engines.log_probs import reference as log_prob_reference
@@ -19,6 +20,9 @@ from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 from cupylosses.engines.softmax.layout import classes_last
 from cupylosses.interop import ITEMSIZE
+
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
 
 
 class LogProbEngine(Engine):
@@ -35,10 +39,8 @@ class LogProbEngine(Engine):
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
         names = [n for n, x in zip(loss.array_names, arrays, strict=True) if x is not None]
-        _, present = adopted(loss, names, [x for x in arrays if x is not None])
-        given = dict(zip(loss.setting_names, settings, strict=True))
-        scalars = log_prob_checks.scalars(loss, given)
-        entropy, ignored, check = log_prob_checks.settings(loss, given)
+        _, present = common_library(loss, names, tuple([x for x in arrays if x is not None]))
+        scalars, entropy, ignored, check = _SETTINGS.find((loss,), settings, lambda: checked_settings(loss, settings))
         static = Static(
             several=log_prob_checks.several_labels(loss, tuple(present[0].shape), present[1]),
             masked="mask" in names,
@@ -148,6 +150,12 @@ class LogProbEngine(Engine):
             "index": (dtypes[-1] if len(dtypes) > 1 else "int64", index),
             "mask": ("bool", logits[:-1]),
         }
+
+
+def checked_settings(loss: Any, settings: tuple[Any, ...]) -> tuple[tuple[float, float], bool, int, str]:
+    """Scale and softcap, then those that concern results."""
+    given = dict(zip(loss.setting_names, settings, strict=True))
+    return log_prob_checks.scalars(loss, given), *log_prob_checks.settings(loss, given)
 
 
 LOG_PROBS = LogProbEngine()

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cupylosses import checks, interop
-from cupylosses.adoption import adopted
+from cupylosses.adoption import common_library
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import Apart, Machine, Plan, TensorSpec, Wanted
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.linear_softmax import checks as linear_checks
 from cupylosses.engines.linear_softmax.engine import contiguous_copies, layer_of
 from cupylosses.engines.linear_softmax.reference import logits_of_layer, weight_of
@@ -16,9 +17,12 @@ from cupylosses.engines.log_probs import checks as log_prob_checks
 from cupylosses.engines.log_probs import reference as log_prob_reference
 from cupylosses.engines.log_probs.call import LinearStatic, linear_positions, value_shape
 from cupylosses.engines.log_probs.definition import LinearLogProbs
-from cupylosses.engines.log_probs.engine import LogProbEngine
+from cupylosses.engines.log_probs.engine import LogProbEngine, checked_settings
 from cupylosses.engines.log_probs.linear_plan import LinearLogProbPlan
 from cupylosses.engines.softmax.engine import row_major
+
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
 
 
 class LinearLogProbEngine(LogProbEngine):
@@ -34,7 +38,7 @@ class LinearLogProbEngine(LogProbEngine):
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
         names = [n for n, x in zip(loss.array_names, arrays, strict=True) if x is not None]
-        library, present = adopted(loss, names, [x for x in arrays if x is not None])
+        library, present = common_library(loss, names, tuple([x for x in arrays if x is not None]))
         found = dict(zip(names, present, strict=True))
         if library == "torch":
             from cupylosses.torch_compat import operands_of_linear
@@ -44,11 +48,11 @@ class LinearLogProbEngine(LogProbEngine):
         input, weight, index = found["input"], found["linear_weight"], found["index"]
         linear_checks.operands(loss, input, weight, found.get("linear_bias"), index)
         log_prob_checks.weight(loss, weight)
-        given = dict(zip(loss.setting_names, settings, strict=True))
-        scalars = log_prob_checks.scalars(loss, given)
-        entropy, ignored, check = log_prob_checks.settings(loss, given)
         dtype = checks.dtype_name(input)
-        logits, accumulate, memory, _ = linear_checks.settings(loss, given | {"skip_ignored": False}, dtype)
+        own, (logits, accumulate, memory, _) = _SETTINGS.find(
+            (loss, dtype), settings, lambda: _settings_of_layer(loss, settings, dtype)
+        )
+        scalars, entropy, ignored, check = own
         if "main_grad" in found:
             linear_checks.main_grad(loss, found["main_grad"], weight, library)
         rows = tuple(input.shape[:-1])
@@ -150,6 +154,12 @@ class LinearLogProbEngine(LogProbEngine):
 
     def trained(self, call: Call) -> Wanted:
         return self.floating(call)
+
+
+def _settings_of_layer(loss: Any, settings: tuple[Any, ...], dtype: str) -> tuple[Any, Any]:
+    """Those of log-probabilities, then those of the layer."""
+    given = {**dict(zip(loss.setting_names, settings, strict=True)), "skip_ignored": False}
+    return checked_settings(loss, settings), linear_checks.settings(loss, given, dtype)
 
 
 LINEAR_LOG_PROBS = LinearLogProbEngine()

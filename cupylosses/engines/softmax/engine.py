@@ -22,6 +22,7 @@ from cupylosses.engines.base import (
     Wanted,
     contiguous,
 )
+from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.softmax import checks as softmax_checks
 from cupylosses.engines.softmax import labels
@@ -32,13 +33,8 @@ from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
 from cupylosses.engines.softmax.plan import SoftmaxPlan, copied
 from cupylosses.reference_math import divide
 
-#: Settings that were checked before, by the identities of what was given: the result, and what was given, which keeps
-#: the identities its own.
-_SETTINGS: dict[tuple[Any, ...], tuple[tuple[Static, tuple[float, ...]], tuple[Any, ...]]] = {}
-_MAX_SETTINGS = 1024
-
-#: Types of which nothing changes unnoticed.
-_CONSTANT = frozenset({int, float, bool, str, type(None)})
+#: Settings that were checked before.
+_SETTINGS = SettingsCache()
 
 
 class SoftmaxEngine(Engine):
@@ -82,11 +78,8 @@ class SoftmaxEngine(Engine):
                 key = (*key, *map(id, settings))
             kept = _SETTINGS.get(key)
             if kept is None:
-                kept = checked_settings(loss, first, second, weight, mask, None, settings, legacy), settings
-                if all([type(x) in _CONSTANT for x in settings]):
-                    if len(_SETTINGS) >= _MAX_SETTINGS:
-                        _SETTINGS.clear()
-                    _SETTINGS[key] = kept
+                made = checked_settings(loss, first, second, weight, mask, None, settings, legacy)
+                kept = _SETTINGS.keep(key, made, settings)
             static, scalars = kept[0]
         else:
             static, scalars = checked_settings(loss, first, second, weight, mask, normalizer, settings, legacy)
