@@ -143,7 +143,9 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert rest == 0 and unit * places * layout.vec_size >= classes - classes % layout.vec_size
         assert layout.shared <= chip.shared - DECLARED_BYTES
     if layout.kind in ("subwarp", "block", "two_pass"):
-        assert unit >= 2 * (layout.vec_size - 1) and unit & (unit - 1) == 0
+        # Elements at the edges have a thread each.
+        assert unit >= 2 * (layout.vec_size - 1) or classes % layout.vec_size == 0
+        assert unit & (unit - 1) == 0
     if layout.kind == "subwarp":
         assert unit <= WARP and WARP % unit == 0
     if layout.kind == "thread_per_row":
@@ -152,7 +154,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
         assert layout.shared == 0
-    assert (layout.per_thread > 0) == (layout.kind in IN_REGISTERS)
+    assert (layout.per_thread > 0) == (layout.kind in (*IN_REGISTERS, "label_only_tiles"))
     if layout.kind == "packed_rows":
         assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
         assert layout.threads * classes * size <= layout.shared <= SHARED_BYTES

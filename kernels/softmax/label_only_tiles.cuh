@@ -10,8 +10,8 @@
 //    loads overlap.
 // 4. Short rows: a lane writes the gradient of its row's label into an image of the tile in shared memory, which is 0
 //    elsewhere. The warp stores the image as vectors and clears it.
-//    Long rows: the warp stores zeros before it waits for labels, and the gradients of labels over them. A line is
-//    still in L2 then, so that it goes to memory once. Of short rows each sector would be written twice.
+//    Long rows: the warp stores zeros between the loads of labels and their use, and the gradients of labels over them.
+//    Few sectors are written twice, as of short rows each would be.
 //
 // A warp owns its image and its tiles: there are no barriers but __syncwarp().
 //
@@ -20,11 +20,10 @@
 #pragma once
 #include "softmax/label_only.cuh"
 
-template <int kVecSize>
+// kTileVectors: vectors that a lane stores of a tile. kStaged: rows are short.
+template <int kVecSize, int kTileVectors, bool kStaged>
 struct LabelOnlyTiles {
-  // As LABEL_ONLY_STAGED, LABEL_ONLY_TILE_BYTES and THREADS of layout.py.
-  static constexpr int kStagedBytes = 256;
-  static constexpr int kShortTile = 4, kLongTile = 16;  // vectors of a lane
+  static constexpr int kSize = kTileVectors * kWarp * kVecSize;  // elements of a tile
   static constexpr int kWarps = 8;
   static constexpr int kRows = 2;
 
@@ -54,22 +53,17 @@ struct LabelOnlyTiles {
   // The rows of one tile, which begins at element `begin`. Source: see LabelLosses. Precondition: all lanes of the warp
   // call it together.
   template <bool kGradient, class Program, class Source>
-  static __device__ __forceinline__ void visit_tile(const Program& program, Source& source, int64 begin, int size,
-                                                    bool is_short) {
+  static __device__ __forceinline__ void visit_tile(const Program& program, Source& source, int64 begin) {
     using Compute = typename Program::Compute;
     using Gradient = typename Program::Gradient;
     const int64 classes = program.space.classes, left = program.space.rows * classes - begin;
-    const int length = left < size ? static_cast<int>(left) : size, lane = threadIdx.x % kWarp;
+    const int length = left < kSize ? static_cast<int>(left) : kSize, lane = threadIdx.x % kWarp;
     // The tile begins behind `skipped` elements of its first row.
     const int64 first_row = quotient(begin, classes), skipped = begin - first_row * classes;
     // Places in the tile: of its second row, and from there on one row behind the other.
-    const int second = static_cast<int>(classes - skipped < size ? classes - skipped : size),
-              step = static_cast<int>(classes < size ? classes : size);
+    const int second = static_cast<int>(classes - skipped < kSize ? classes - skipped : kSize),
+              step = static_cast<int>(classes < kSize ? classes : kSize);
     Gradient* const to = program.gradients + begin;
-    if constexpr (kGradient) {
-      if (!is_short) store_tile(to, length, [](int) { return Pack<Gradient, kVecSize>{}; });
-      __syncwarp();
-    }
     const auto begins_at = [&](int k) { return k == 0 ? 0 : second + (k - 1) * step; };
     const auto is_owned = [&](int k) { return k != 0 || skipped == 0; };
     // Place of the label of row k, or -1 outside of the tile.
@@ -77,8 +71,11 @@ struct LabelOnlyTiles {
       const int64 place = t.label + (k == 0 ? -skipped : static_cast<int64>(begins_at(k)));
       return t.active && place >= 0 && place < length ? static_cast<int>(place) : -1;
     };
+    // The image was cleared by other lanes.
+    if constexpr (kGradient && kStaged) __syncwarp();
+    // All lanes make the first round, because they store zeros together.
 #pragma unroll 1
-    for (int k = lane; begins_at(k) < length; k += kRows * kWarp) {
+    for (int k = lane; k == lane || begins_at(k) < length; k += kRows * kWarp) {
       typename Program::LabelLoad labels[kRows] = {};
       typename Source::template Load<Program> loads[kRows] = {};
       RowTarget<Compute> t[kRows];
@@ -96,6 +93,10 @@ struct LabelOnlyTiles {
         const int row = k + j * kWarp;
         if (t[j].active && (is_owned(row) || place_of(row, t[j]) >= 0)) loads[j] = source.load(program, t[j]);
       }
+      if (kGradient && !kStaged && k == lane) {
+        store_tile(to, length, [](int) { return Pack<Gradient, kVecSize>{}; });
+        __syncwarp();
+      }
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
         const int row = k + j * kWarp, place = place_of(row, t[j]);
@@ -103,13 +104,12 @@ struct LabelOnlyTiles {
         if (!owned && place < 0) continue;
         const Compute gradient = source.gradient(program, t[j], loads[j], owned);
         if constexpr (kGradient) {
-          Gradient* const tile = is_short ? reinterpret_cast<Gradient*>(image()) : to;
+          Gradient* const tile = kStaged ? reinterpret_cast<Gradient*>(image()) : to;
           if (place >= 0) tile[place] = Narrow<Gradient>::from(gradient);
         }
       }
     }
-    if constexpr (kGradient) {
-      if (!is_short) return;
+    if constexpr (kGradient && kStaged) {
       __syncwarp();
       store_tile(to, length, [&](int k) {
         uint4* const slot = image() + lane + k * kWarp;
@@ -125,16 +125,14 @@ struct LabelOnlyTiles {
   static __device__ __forceinline__ void for_each_chunk(const Program& program, const SubwarpGroup& group,
                                                         Source& source, int64 chunks, const Finish& finish) {
     const int64 elements = program.space.rows * program.space.classes;
-    const bool is_short = program.space.classes * sizeof(typename Program::Gradient) < kStagedBytes;
-    const int size = (is_short ? kShortTile : kLongTile) * kWarp * kVecSize;
-    if constexpr (kGradient) {
-      for (int k = 0; k < kShortTile; ++k) image()[threadIdx.x % kWarp + k * kWarp] = uint4{};
+    if constexpr (kGradient && kStaged) {
+      for (int k = 0; k < kTileVectors; ++k) image()[threadIdx.x % kWarp + k * kWarp] = uint4{};
     }
 #pragma unroll 1
     for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
 #pragma unroll 1
-      for (int64 begin = chunk * size; begin < elements; begin += chunks * size) {
-        visit_tile<kGradient>(program, source, begin, size, is_short);
+      for (int64 begin = chunk * kSize; begin < elements; begin += chunks * kSize) {
+        visit_tile<kGradient>(program, source, begin);
       }
       finish(chunk);
     }
@@ -143,7 +141,7 @@ struct LabelOnlyTiles {
  private:
   // The warp's image of a short tile.
   static __device__ __forceinline__ uint4* image() {
-    __shared__ uint4 images[kWarps][kShortTile * kWarp];
+    __shared__ uint4 images[kWarps][kStaged ? kTileVectors * kWarp : 1];
     return images[threadIdx.x / kWarp];
   }
 };
@@ -199,24 +197,27 @@ struct StoredLabelGradients {
 };
 
 // As TwoPassReader.
-template <int kVecSize>
+template <int kVecSize, int kTileVectors, bool kStaged>
 struct LabelOnlyTilesReader {
   template <bool kGradient, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const SubwarpGroup& group, Scale& scale,
                                                int64 chunks, const Workspace& work) {
     LabelLosses<Scale> source{scale, 0.0};
-    LabelOnlyTiles<kVecSize>::template for_each_chunk<kGradient>(program, group, source, chunks, [&](int64 chunk) {
+    const auto finish = [&](int64 chunk) {
       finish_chunk(group, scale, chunk, source.total, work.partials);
       source.total = 0.0;
-    });
+    };
+    LabelOnlyTiles<kVecSize, kTileVectors, kStaged>::template for_each_chunk<kGradient>(program, group, source, chunks,
+                                                                                        finish);
   }
 };
 
 // As apply_grad_coeffs.
-template <int kVecSize, class Program, class Stored>
+template <int kVecSize, int kTileVectors, bool kStaged, class Program, class Stored>
 __device__ __forceinline__ void apply_grad_coeffs_label_only_tiles(const Program& program, const SubwarpGroup& group,
                                                                    int64 chunks, int64 result_stride, double scale,
                                                                    const Stored* grad_output) {
   StoredLabelGradients<Stored> source{grad_output, result_stride, scale};
-  LabelOnlyTiles<kVecSize>::template for_each_chunk<true>(program, group, source, chunks, [](int64) {});
+  LabelOnlyTiles<kVecSize, kTileVectors, kStaged>::template for_each_chunk<true>(program, group, source, chunks,
+                                                                                 [](int64) {});
 }

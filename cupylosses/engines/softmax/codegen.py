@@ -15,7 +15,7 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
     COLUMN_THREADS,
-    LABEL_ONLY_RESIDENT,
+    LABEL_ONLY_TILES,
     PACKED_THREADS,
     STREAMED_THREADS,
     SUBWARP_BLOCK_THREADS,
@@ -24,6 +24,7 @@ from cupylosses.engines.softmax.layout import (
     TWO_PASS_DENSE_VECTORS,
     TWO_PASS_VECTORS,
     block_blocks,
+    label_only_staged,
     packed_rows_of_lane,
 )
 from cupylosses.interop import ITEMSIZE
@@ -82,7 +83,7 @@ class SoftmaxKernel(Kernel):
     of rows that count, which the kernel finds itself (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if
     the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has
     a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". Of rows in registers
-    ``warps`` share a row, and a thread takes ``per_thread`` classes.
+    ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of gradients, so many vectors.
     """
 
     loss: SoftmaxLoss
@@ -129,7 +130,8 @@ class SoftmaxKernel(Kernel):
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
         switches = "many", "smoothed", "capped", "plain", "counted", "self_counting", "prefetch"
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
-        parts += [f"{self.warps}-warps-of-{self.per_thread}"] if self.per_thread else []
+        parts += [f"{self.warps}-warps"] if self.warps > 1 else []
+        parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
         parts += [f"in-place-{STORAGE[self.in_place][1]}"] if self.in_place else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
@@ -363,7 +365,7 @@ class _Indices:
         if kernel.layout == "label_only":
             return "SubwarpGroup group{width}", "LabelOnlyReader"
         if kernel.layout == "label_only_tiles":
-            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{kernel.vec_size}>"
+            return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{_Indices._tile(kernel)}>"
         if kernel.layout == "thread_per_row_packed":
             return "SubwarpGroup group{width}", "PackedThreadPerRowReader"
         if kernel.layout == "thread_per_row":
@@ -393,11 +395,15 @@ class _Indices:
         return f"{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS if kernel.kind == 'hvp' else TWO_PASS_VECTORS}"
 
     @staticmethod
+    def _tile(kernel: SoftmaxKernel) -> str:
+        return f"{kernel.vec_size}, {kernel.per_thread}, {_bool(label_only_staged(kernel.per_thread))}"
+
+    @staticmethod
     def from_residual(kernel: SoftmaxKernel) -> str:
         if kernel.layout == "label_only":
             return "apply_grad_coeffs_label_only(program, group, result_stride, scale, grad_output)"
         if kernel.layout == "label_only_tiles":
-            call = f"apply_grad_coeffs_label_only_tiles<{kernel.vec_size}>"
+            call = f"apply_grad_coeffs_label_only_tiles<{_Indices._tile(kernel)}>"
             return f"{call}(program, group, chunks, result_stride, scale, grad_output)"
         if kernel.layout == "thread_per_row":
             return f"apply_grad_coeffs_thread_per_row<{kernel.vec_size}>(program, result_stride, scale, grad_output)"
@@ -425,7 +431,8 @@ class _Indices:
         if layout == "columns":
             return f"{COLUMN_THREADS if kernel.warps == 1 else kernel.warps * WARP}"
         if layout == "label_only_tiles" and not second:
-            return f"{bounds}, {LABEL_ONLY_RESIDENT // THREADS}"
+            (resident,) = [threads for _, vectors, threads in LABEL_ONLY_TILES if vectors == kernel.per_thread]
+            return f"{bounds}, {resident // THREADS}"
         if layout == "streamed":
             return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
         return bounds

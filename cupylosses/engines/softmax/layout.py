@@ -41,11 +41,11 @@ NEAR = 2
 #: 0.204 ms so, and 0.182 from a copy; 65536 of 1000 take 0.089 and 0.623.
 LABEL_ONLY_CLASSES = 2048
 LABEL_ONLY_ROWS = 4608
-#: Bytes of a row of gradients from which on warps write them as long rows, the vectors of a lane in a tile of shorter
-#: and of longer rows, and threads that a multiprocessor has registers for: as `kernels/softmax/label_only_tiles.cuh`.
-LABEL_ONLY_STAGED_BYTES = 256
-LABEL_ONLY_TILE_VECTORS = 4, 16
-LABEL_ONLY_RESIDENT = 1024
+#: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile, and a multiprocessor
+#: runs so many threads at once. Rows of the first kind are staged.
+LABEL_ONLY_TILES = ((256, 4, 1024), (2048, 16, 512), (1 << 63, 64, 512))
+#: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
+LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread reads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
 #: The same of rows with a target for each class, of which there are two vectors.
@@ -122,7 +122,8 @@ class RowLayout:
     take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
     that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
-    the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes.
+    the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
+    gradients a lane stores ``per_thread`` vectors.
     """
 
     kind: str
@@ -165,8 +166,9 @@ def row_layout(
         return found
     if together and classes > FEW_CLASSES:
         vector = vec_size * max(logits.itemsize, kept)
+        edges = not _whole(classes, vec_size, (logits, gradients), strides[:2])
         kind, width, threads, cluster = _on_chip(
-            classes, vec_size, vector, rows, chip, (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES
+            classes, vec_size, vector, rows, chip, (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES, edges
         )
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
@@ -321,16 +323,23 @@ def label_only_layout(
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, 0)
     words, many = space_words(prod(shape), classes, class_strides, sizes, strides), len(sizes) > 1
     if (classes == 1 or gradients.class_stride == 1) and _without_gaps(classes, sizes, strides[1]):
-        vectors = LABEL_ONLY_TILE_VECTORS[classes * gradients.itemsize >= LABEL_ONLY_STAGED_BYTES]
-        tiles = -(-prod(shape) * classes * gradients.itemsize // (16 * WARP * vectors))
+        row = classes * gradients.itemsize
+        vectors, resident = next(x[1:] for x in LABEL_ONLY_TILES if row < x[0])
+        tiles = -(-prod(shape) * row // (16 * WARP * vectors))
+        chunks = _chunks(tiles) if label_only_staged(vectors) else max(1, min(tiles, LABEL_ONLY_CHUNKS))
         vec_size, per_block = 16 // gradients.itemsize, THREADS // WARP
         return RowLayout(
-            "label_only_tiles", vec_size, 1, THREADS, _chunks(tiles), per_block, 0, many, words,
-            resident=LABEL_ONLY_RESIDENT,
+            "label_only_tiles", vec_size, 1, THREADS, chunks, per_block, 0, many, words,
+            resident=resident, per_thread=vectors,
         )  # fmt: skip
     width = WARP if gradients.class_stride == 1 and classes > 1 else 1
     units = -(-prod(shape) // (WARP // width))
     return RowLayout("label_only", 1, width, THREADS, _chunks(units), THREADS // WARP, 0, many, words)
+
+
+def label_only_staged(vectors: int) -> bool:
+    """True if rows are short where a lane stores so many vectors of a tile."""
+    return vectors == LABEL_ONLY_TILES[0][1]
 
 
 def dense_layout(
@@ -549,16 +558,31 @@ def _stage(vectors: int, count: int) -> int:
     return max(1, -(-vectors // count))
 
 
+def _whole(classes: int, vec_size: int, tensors: Sequence[RowStrides], strides: Sequence[Sequence[int]]) -> bool:
+    """True if all rows begin and end with a vector."""
+    starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors] + [x % vec_size for s in strides for x in s]
+    return classes % vec_size == 0 and not any(starts)
+
+
 def _on_chip(
-    classes: int, vec_size: int, vector: int, rows: int, chip: Chip, threads: tuple[int, int], each: int, part: int
+    classes: int,
+    vec_size: int,
+    vector: int,
+    rows: int,
+    chip: Chip,
+    threads: tuple[int, int],
+    each: int,
+    part: int,
+    edges: bool = True,
 ) -> tuple[str, int, int, int]:
     """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
     vector has so many bytes, and a thread of a block takes ``each`` of them. Blocks whose lanes share rows, and those
-    that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest.
+    that share a row, have up to so many threads; one of these takes ``part`` bytes where others can take the rest. If
+    rows have ``edges``, each element there is one thread's.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // vec_size)
-    width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // WARP_VECTORS)))
+    width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // WARP_VECTORS)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         of_thread = _stage(classes // vec_size, width) * vector

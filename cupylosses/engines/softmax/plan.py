@@ -215,6 +215,10 @@ class SoftmaxPlan(Plan):
             layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
             width = x.threads * x.cluster
             blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
+        elif stage == "unreduced" and layout == "label_only_tiles":
+            # Without gradients a row is a label and a number.
+            layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
+            blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
         elif forward:
             blocks = softmax_layout.blocks(x, chunks, processors, gradient=False)
         elif stage == "denominator":

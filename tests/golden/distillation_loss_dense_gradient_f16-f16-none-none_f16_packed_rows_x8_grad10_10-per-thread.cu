@@ -11,7 +11,7 @@ struct Term {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.term"
     return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_packed_rows_x8_grad10_1-warps-of-10>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_packed_rows_x8_grad10_10-per-thread>.entries"
   }
 };
 
@@ -28,7 +28,7 @@ struct Penalty {
     const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.penalty"
     return ::lift<float>(0);
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_packed_rows_x8_grad10_1-warps-of-10>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_packed_rows_x8_grad10_10-per-thread>.entries"
   }
 };
 

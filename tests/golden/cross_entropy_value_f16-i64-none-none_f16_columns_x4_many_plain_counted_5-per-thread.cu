@@ -18,7 +18,7 @@ struct Loss {
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
-#line 1 "<cross_entropy_value_f16-i64-none-none_f16_columns_x4_many_plain_counted_1-warps-of-5>.entries"
+#line 1 "<cross_entropy_value_f16-i64-none-none_f16_columns_x4_many_plain_counted_5-per-thread>.entries"
   }
 };
 
