@@ -540,8 +540,11 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
     for column in ("loss", "shape", "case"):
         known.setdefault(column, set()).update(x[column] for x in of_rows)
     known["elements"].add(softmax.SoftmaxWorkload.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
-    # What a layer costs beside its products has no bar yet, and each off-headline case has its own.
-    assert {bar.section for bar in BARS} == set(report.TABLES) - {"linear", "cliffs"}
+    known["loss"] |= {"linear_cross_entropy", "linear_token_log_probs", "token_log_probs"}
+    known["variant"] = {*linear.VARIANTS, *MODES}
+    known["shape"] |= {figures.spell_shape(x) for x, _ in (*figures.LAYERS, figures.LOG_PROBS)}
+    # Each off-headline case has its own bar.
+    assert {bar.section for bar in BARS} == set(report.TABLES) - {"cliffs"}
     for bar in BARS:
         columns = benchmark.section(bar.section).COLUMNS
         assert {bar.column, *bar.where} <= set(columns), bar.what
@@ -702,6 +705,9 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         shape, dtype = getattr(figures, name)
         monkeypatch.setattr(softmax, name, (little(shape), dtype))
     monkeypatch.setattr(linear, "LAYERS", [(little(sizes), names) for sizes, names in figures.LAYERS])
+    for name in ("LOG_PROBS", "LINEAR_LOG_PROBS"):
+        sizes, bars = getattr(figures, name)
+        monkeypatch.setattr(figures, name, (little(sizes), bars))
     monkeypatch.setattr(linear_softmax, "LARGE_LAYER", (little(figures.LARGE_LAYER[0]), "bfloat16"))
 
 
@@ -797,6 +803,16 @@ def test_a_run_of_layers_has_each_variant_beside_its_products(
     arguments = ["--loss", "linear_cross_entropy", "--sections", "linear,memory,host", "--target", "0.001"]
     assert benchmark.main([*arguments, "--out", str(tmp_path)]) == 0
     rows = records.read(tmp_path / "linear.csv")
+    of_tokens = [r for r in rows if r["loss"] != "linear_cross_entropy"]
+    assert [(r["loss"], r["variant"], r["provider"]) for r in of_tokens] == [
+        (*x, provider)
+        for x in (("token_log_probs", "forward"), ("token_log_probs", "forward+backward"),
+                  ("linear_token_log_probs", "forward+backward"))
+        for provider in (figures.OURS, figures.EAGER)
+    ]  # fmt: skip
+    assert {r["status"] for r in of_tokens} == {"ok"} and of_tokens[-1]["products"] == 4
+    assert of_tokens[2]["copy_fraction"] == pytest.approx(1.5 * of_tokens[2]["copy_ms"] / of_tokens[2]["ms"], rel=1e-4)
+    rows = [r for r in rows if r["loss"] == "linear_cross_entropy"]
     ours = [r for r in rows if r["provider"] == figures.OURS]
     assert [r["variant"] for r in ours] == [x for _, names in figures.LAYERS for x in names]
     assert {r["status"] for r in ours} == {"ok"} and len({r["shape"] for r in ours}) == len(figures.LAYERS)
@@ -806,12 +822,20 @@ def test_a_run_of_layers_has_each_variant_beside_its_products(
     assert all(0 < r["peak_gb"] < gpu_stand_ins.PEAK / linear.GB and r["rounds"] == timing.ROUNDS for r in timed)
     rivals = {r["provider"]: r["status"] for r in rows if r["variant"] == "default"}
     assert rivals[figures.EAGER] == "ok"
-    assert {*rivals} == {figures.OURS, figures.EAGER, linear.CHUNKED, figures.LIGER, linear.CUT}
+    assert {*rivals} == {figures.OURS, figures.EAGER, linear.CHUNKED, figures.LIGER, linear.CUT, figures.QUACK}
     assert all(x == "ok" or x.startswith("absent: ") for x in rivals.values()), rivals
     assert {r["loss"] for name in ("memory", "host") for r in records.read(tmp_path / f"{name}.csv")} == {
         "linear_cross_entropy"
     }
     assert "products of matrices" in capsys.readouterr().out
+
+
+def test_a_row_of_layers_says_if_it_meets_its_bars() -> None:
+    row = {"loss": "linear_cross_entropy", "shape": "8192x4096x128256", "variant": "default", "provider": figures.OURS}
+    assert report.bars_of({**row, "ratio": 1.04, "peak_gb": 1.05}, "linear") == ("≤ 1.05 x, ≤ 1.1 GB", "yes")
+    assert report.bars_of({**row, "ratio": 1.06, "peak_gb": 1.05}, "linear")[1] == "no"
+    assert report.bars_of({**row, "status": "out of memory"}, "linear")[1] == "no"
+    assert report.bars_of({**row, "provider": figures.EAGER}, "linear") == ("", "")
 
 
 def test_a_quick_run_of_layers_has_the_first_call_alone(stand_ins: None, tmp_path: Path) -> None:

@@ -74,22 +74,29 @@ ODD = (8192, 50257)
 #: The logits for peak memory, and those for host time.
 LARGE_LOGITS, TINY_LOGITS = ((8192, 128256), "bfloat16"), ((64, 10), "float32")
 
-#: Rows, features and classes of linear layers, with the variants (`linear.VARIANTS`) that are measured.
-LAYERS: Sequence[tuple[tuple[int, int, int], Sequence[str]]] = (
+#: Rows, features and classes of linear layers, with the variants (`linear.VARIANTS`) that are measured and their bars:
+#: time as a ratio to the products of matrices, and peak GB.
+LAYERS: Sequence[tuple[tuple[int, int, int], Mapping[str, tuple[float, float | None]]]] = (
     (
         (8192, 4096, 128256),
-        (
-            "default",
-            "max_memory=550000000",
-            "logits_dtype=float32",
-            "half ignored, skip_ignored=True",
-            "frozen weight",
-            "forward",
-        ),
+        {
+            "default": (1.05, 1.1),
+            "max_memory=550000000": (1.08, 0.55),
+            "logits_dtype=float32": (1.12, 2.2),
+            "half ignored, skip_ignored=True": (0.58, None),
+            "frozen weight": (1.06, 1.1),
+            "forward": (1.05, 1.1),
+        },
     ),
-    ((16384, 2048, 32000), ("default",)),
-    ((32768, 4096, 128256), ("accumulate_dtype=bfloat16",)),
+    ((16384, 2048, 32000), {"default": (1.10, 0.3)}),
+    ((32768, 4096, 128256), {"accumulate_dtype=bfloat16": (1.06, 1.1)}),
 )
+#: Logits of log-probabilities with entropies, and how often each mode reads or writes them, with its part of a copy's
+#: bandwidth; the layer of the linear form, with the bars of forward and backward.
+LOG_PROBS: tuple[tuple[int, int], Mapping[str, tuple[int, float]]] = (
+    (8192, 128256), {"forward": (1, 0.85), "forward+backward": (3, 0.8)}
+)  # fmt: skip
+LINEAR_LOG_PROBS: tuple[tuple[int, int, int], tuple[float, float]] = (8192, 4096, 128256), (1.06, 1.1)
 #: The layers for peak memory, and for host time.
 LARGE_LAYER, TINY_LAYER = ((8192, 4096, 128256), "bfloat16"), ((64, 16, 10), "float32")
 
@@ -248,6 +255,25 @@ def _forward(dtype: str) -> Bar:
     return _rows(f"{dtype}, forward, of copy bandwidth", "copy_fraction", 0.95, ROWS, "forward", **where)
 
 
+def _layers() -> list[Bar]:
+    """What losses of linear layers and log-probabilities may take beside products of matrices, or copies."""
+    bars = [("linear_cross_entropy", sizes, x, *bar) for sizes, found in LAYERS for x, bar in found.items()]
+    sizes, bar = LINEAR_LOG_PROBS
+    found = []
+    for loss, shape, variant, ratio, peak in [*bars, ("linear_token_log_probs", sizes, "forward+backward", *bar)]:
+        where = {"loss": (loss,), "shape": (spell_shape(shape),), "variant": (variant,), **_OURS}
+        what = f"{loss}, {spell_shape(shape)}, {variant}"
+        found.append(Bar(f"{what}, of the products", "linear", "ratio", ratio, where, unit=" x"))
+        if peak:
+            found.append(Bar(f"{what}, peak memory", "linear", "peak_gb", peak, where, unit=" GB"))
+    shape, modes = LOG_PROBS
+    for mode, (_, fraction) in modes.items():
+        where = {"loss": ("token_log_probs",), "shape": (spell_shape(shape),), "variant": (mode,), **_OURS}
+        what = f"token_log_probs with entropy, {spell_shape(shape)}, {mode}, of copy bandwidth"
+        found.append(Bar(what, "linear", "copy_fraction", fraction, where, at_least=True, unit=" x"))
+    return found
+
+
 def _startup(cache: str, limit: float) -> Bar:
     what = f"first loss in a process, {cache} kernel cache"
     return Bar(what, "startup", "total_s", limit, {"cache": (cache,)}, unit=" s")
@@ -326,6 +352,7 @@ BARS = (
         unit=" MiB",
         scale=MIB,
     ),
+    *_layers(),
 )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """Softmax losses of a linear layer beside the bare products of matrices: time as a ratio to them, and peak memory.
 
 Every provider takes turns with the products that it cannot do without, `torch.mm` into buffers that exist already: one
-of logits alone, two with the gradient of one factor, three with both. A measurement covers several calls, so that the
-host runs ahead of the GPU. The clock of a GPU depends on the moments before: compare ratios, and milliseconds only
-within a pair.
+of logits alone, two with the gradient of one factor, three with both, and four for log-probabilities, whose backward
+needs the logits again. Log-probabilities of given logits take turns with a copy of these. A measurement covers several
+calls, so that the host runs ahead of the GPU. The clock of a GPU depends on the moments before: compare ratios, and
+milliseconds only within a pair.
 
 Where eager torch is among the wanted rivals, so is its own function in chunks (torch 2.13); with Liger comes Cut Cross
-Entropy. What is not installed is absent.
+Entropy; QuACK's is the one in chunks. What is not installed is absent.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import Any
 
 import torch
 
-from benchmarking import memory, timing, workloads
-from benchmarking.figures import EAGER, LAYERS, LIGER, OURS, spell_case, spell_shape
+from benchmarking import figures, memory, timing, workloads
+from benchmarking.figures import EAGER, LAYERS, LIGER, OURS, QUACK, spell_case, spell_shape
 from benchmarking.linear_softmax import LinearSoftmaxWorkload, layer
 from benchmarking.providers import OK, Absent, attempt
 from benchmarking.records import Row
 from benchmarking.selection import Run
 from benchmarking.workloads import Inputs, step
+from cupylosses import functional
 from cupylosses.testing.eager import Call
 
 #: Peers beside those of the other sections.
@@ -37,7 +39,7 @@ GB = 1e9
 
 COLUMNS = (
     "loss", "shape", "dtype", "variant", "provider", "status", "ms", "ms_low", "ms_high", "rounds", "products",
-    "products_ms", "ratio", "peak_gb",
+    "products_ms", "ratio", "passes", "copy_ms", "copy_fraction", "peak_gb",
 )  # fmt: skip
 
 
@@ -80,11 +82,13 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all shapes, variants and providers; in a quick run those of the first shape without options."""
+    """Rows of all shapes, variants and providers; in a quick run those of the first shape without options. Then those
+    of log-probabilities.
+    """
     for loss in run.losses_of(LinearSoftmaxWorkload):
         for sizes, names in LAYERS[: 1 if run.quick else None]:
             products = None
-            for variant in [VARIANTS[x] for x in names[: 1 if run.quick else None]]:
+            for variant in [VARIANTS[x] for x in [*names][: 1 if run.quick else None]]:
                 workload = layer(loss, sizes, DTYPE, case=variant.case, ignored=variant.ignored)
                 if run.begin(f"{workload}: {variant.name}"):
                     products = products or Products(sizes)
@@ -92,10 +96,13 @@ def measure(run: Run) -> Iterator[Row]:
             del products
             gc.collect()
             torch.cuda.empty_cache()
+        if not run.quick:
+            yield from _log_probs(run)
+            yield from _linear_log_probs(run)
 
 
 class Products:
-    """Up to three products of matrices of a layer, into buffers of their own."""
+    """Up to four products of matrices of a layer, into buffers of their own: the fourth is the first one again."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         rows, features, classes = sizes
@@ -109,7 +116,8 @@ class Products:
             self._buffers = [torch.randn(x, dtype=kind, device=workloads.DEVICE) for x in self._shapes]
             self._buffers += [torch.empty_like(x) for x in self._buffers[:2]]
         x, w, logits, of_x, of_w = self._buffers
-        torch.mm(x, w.T, out=logits)
+        for _ in range(2 if count > 3 else 1):
+            torch.mm(x, w.T, out=logits)
         if count > 1:
             torch.mm(logits, w, out=of_x)
         if count > 2:
@@ -129,9 +137,89 @@ def _measure(workload: LinearSoftmaxWorkload, variant: Variant, products: Produc
         yield {**describe, "provider": OURS, "status": f"inputs: {made}"}
         return
     inputs.differentiate(variant.differentiated)
-    operands = inputs[0]
     calls = {OURS: workload.ours(), **(rivals(workload, run.providers) if variant.rivals else {})}
-    baseline = partial(products, variant.products)
+    yield from _paired(describe, inputs[0], calls, partial(products, variant.products), _beside_products, run)
+
+
+def _log_probs(run: Run) -> Iterator[Row]:
+    """Log-probabilities and entropies of given logits, beside copies of these."""
+    shape, modes = figures.LOG_PROBS
+    for mode, (passes, _) in modes.items():
+        describe = {"loss": "token_log_probs", "shape": spell_shape(shape), "dtype": DTYPE, "variant": mode}
+        if not run.begin(" ".join(describe.values())):
+            continue
+        status, drawn = attempt(lambda: (*_drawn(shape), _labels(*shape)))
+        if drawn is None:
+            yield {**describe, "passes": passes, "provider": OURS, "status": f"inputs: {status}"}
+            continue
+        logits, labels = drawn
+        other = torch.empty_like(logits)
+        logits.requires_grad_(mode != "forward")
+        calls = {OURS: _mean_of(functional.token_log_probs)}
+        calls |= {EAGER: _eager_log_probs} if EAGER in run.providers else {}
+        described, copy = {**describe, "passes": passes}, partial(other.copy_, logits.detach())
+        yield from _paired(described, (logits, labels), calls, copy, partial(_beside_copies, passes), run)
+        del logits, other, drawn, copy
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _linear_log_probs(run: Run) -> Iterator[Row]:
+    """Forward and backward of log-probabilities and entropies of a layer's output."""
+    sizes, _ = figures.LINEAR_LOG_PROBS
+    rows, features, classes = sizes
+    describe = {"loss": "linear_token_log_probs", "shape": spell_shape(sizes), "dtype": DTYPE}
+    describe["variant"] = "forward+backward"
+    if run.begin(" ".join(describe.values())):
+        status, drawn = attempt(lambda: (*_drawn((rows, features), (classes, features)), _labels(rows, classes)))
+        if drawn is None:
+            yield {**describe, "products": 4, "provider": OURS, "status": f"inputs: {status}"}
+            return
+        x, w, labels = drawn
+        with torch.no_grad():
+            w.mul_(features**-0.5)
+        operands = x.requires_grad_(), w.requires_grad_(), labels
+        calls = {OURS: _mean_of(functional.linear_token_log_probs)}
+        if EAGER in run.providers:
+            calls[EAGER] = lambda x, w, labels: _eager_log_probs(torch.nn.functional.linear(x, w), labels)
+        baseline = partial(Products(sizes), 4)
+        yield from _paired({**describe, "products": 4}, operands, calls, baseline, _beside_products, run)
+
+
+def _drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(x, dtype=getattr(torch, DTYPE), device=workloads.DEVICE) for x in shapes]
+
+
+def _labels(rows: int, classes: int) -> torch.Tensor:
+    return torch.randint(classes, (rows,), device=workloads.DEVICE)
+
+
+def _mean_of(function: Callable[..., Any]) -> Call:
+    """A number that depends on all log-probabilities and entropies, as losses of policies do."""
+
+    def call(*operands: torch.Tensor) -> torch.Tensor:
+        log_probs, entropy = function(*operands, return_entropy=True)
+        mean: torch.Tensor = log_probs.mean() + 0.01 * entropy.mean()
+        return mean
+
+    return call
+
+
+def _eager_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    log_p = torch.log_softmax(logits, -1, dtype=torch.float32)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(-1, labels[:, None]).mean() + 0.01 * entropy.mean()
+
+
+def _paired(
+    describe: Row,
+    operands: tuple[torch.Tensor, ...],
+    calls: Mapping[str, Call],
+    baseline: Callable[[], object],
+    times: Callable[[timing.Timing, timing.Timing], Row],
+    run: Run,
+) -> Iterator[Row]:
+    """A row per provider, each of which takes turns with the baseline."""
     for name, call in calls.items():
         row: dict[str, Any] = {**describe, "provider": name}
         status, sizes = attempt(partial(_peak, call, operands))
@@ -139,9 +227,9 @@ def _measure(workload: LinearSoftmaxWorkload, variant: Variant, products: Produc
             row["peak_gb"] = sizes / GB
             candidate = partial(step, call, operands)
             status, found = attempt(partial(timing.paired, baseline, candidate, run.target))
-            row |= _times(*found) if found else {}
+            row |= times(*found) if found else {}
         if status != OK:
-            run.say(f"{workload}, {variant.name}: {name} {status}")
+            run.say(f"{describe['loss']} {describe['shape']}, {describe['variant']}: {name} {status}")
         for x in operands:
             x.grad = None
         yield {**row, "status": status}
@@ -156,15 +244,18 @@ def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
     return most - outputs
 
 
-def _times(products: timing.Timing, found: timing.Timing) -> Row:
-    return {
-        "ms": found.median,
-        "ms_low": found.low,
-        "ms_high": found.high,
-        "rounds": found.repetitions,
-        "products_ms": products.median,
-        "ratio": found.median / products.median,
-    }
+def _times(found: timing.Timing) -> Row:
+    return {"ms": found.median, "ms_low": found.low, "ms_high": found.high, "rounds": found.repetitions}
+
+
+def _beside_products(products: timing.Timing, found: timing.Timing) -> Row:
+    return {**_times(found), "products_ms": products.median, "ratio": found.median / products.median}
+
+
+def _beside_copies(passes: int, copy: timing.Timing, found: timing.Timing) -> Row:
+    """A copy reads and writes the logits once each."""
+    fraction = passes / 2 * copy.median / found.median
+    return {**_times(found), "copy_ms": copy.median, "copy_fraction": fraction}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -179,6 +270,8 @@ def rivals(workload: LinearSoftmaxWorkload, wanted: Sequence[str]) -> dict[str, 
         found |= {EAGER: eager, CHUNKED: _found_when_called(_chunked)}
     if LIGER in wanted:
         found |= {LIGER: _found_when_called(_liger), CUT: _found_when_called(_cut)}
+    if QUACK in wanted:
+        found[QUACK] = _found_when_called(_quack)
     return found
 
 
@@ -212,3 +305,9 @@ def _cut() -> Call:
     from cut_cross_entropy import linear_cross_entropy
 
     return lambda input, weight, target: linear_cross_entropy(input, weight, target)
+
+
+def _quack() -> Call:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return lambda input, weight, target: chunked_linear_cross_entropy(input, weight, target)

@@ -175,15 +175,24 @@ def linear(rows: Sequence[Row]) -> Table:
             f"{r['loss']}, {r['shape']} {r['dtype']}, {r['variant']}, {r['provider']}",
             _status(r, "ms", ".2f"),
             f"{fixed(r.get('ms_low'), '.2f')}…{fixed(r.get('ms_high'), '.2f')}",
-            f"{r['products']}",
+            str(r.get("products") or "-"),
             fixed(r.get("products_ms"), ".2f"),
             fixed(r.get("ratio"), ".3f"),
+            fixed(r.get("copy_fraction"), ".3f"),
             fixed(r.get("peak_gb"), ".2f"),
+            *bars_of(r, "linear"),
         ]
         for r in rows
     ]
-    title = "Losses of a linear layer beside the products of matrices that they take at least"
-    return table(title, ["call", "ms", "20…80 %", "products", "ms", "ratio", "peak GB"], lines)
+    title = "Losses of a linear layer beside the products of matrices that they take at least, or a copy of the logits"
+    columns = ["call", "ms", "20…80 %", "products", "ms", "ratio", "of copy", "peak GB", "bars", "met"]
+    return table(title, columns, lines)
+
+
+def bars_of(row: Row, section: str) -> tuple[str, str]:
+    """The bars of one row, and whether it meets them all; nothing where there are none."""
+    found = [verdict(bar, {section: [row]}) for bar in BARS if bar.section == section and bar.selects(row)]
+    return ", ".join(x.limit for x in found), ("yes" if all(x.within for x in found) else "no") if found else ""
 
 
 def cliffs(rows: Sequence[Row]) -> Table:
