@@ -12,8 +12,9 @@
 Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
 CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options),
 linear (time and peak memory of losses of a linear layer beside the bare products of matrices, and of log-probabilities
-beside a copy), throughput (TB/s and speed-ups of all other losses) and, only if asked for, cliffs (shapes, layouts and options off the headline, beside
-eager and a copy, with their bars). Each section appends to a CSV file, with the GPU, the versions and the commit.
+beside a copy), throughput (TB/s and speed-ups of all other losses) and, only if asked for, cliffs (shapes, layouts and
+options off the headline, beside eager and a copy, with their bars). Each section appends to a CSV file, with the GPU,
+the versions and the commit.
 
 The rivals are torch in several ways and, if they are installed, Liger, QuACK and Cut Cross Entropy. A workload that a
 rival does not support is reported, and recorded as its status. Compiling takes most of the time: --providers eager

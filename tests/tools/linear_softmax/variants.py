@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from cupylosses import checks, functional
 from cupylosses.engines.linear_softmax.codegen import ChunkKernel
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
+from cupylosses.engines.linear_softmax.row_weights import RowWeightKernel
 from cupylosses.engines.record import KernelRecorder, placeholder
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.jit.gpu import Chip
@@ -36,7 +37,19 @@ class LinearSoftmaxVariants(Variants):
             wide = [None, "float32"] if dtype in ("float16", "bfloat16") else [None]
             for logits, reduction in product(wide, ("mean", "none")):
                 self._call(recorder, dtype, classes, dense, {"logits_dtype": logits, "reduction": reduction})
-        return list(recorder.kernels)
+        found = list(recorder.kernels)
+        for dtype in dtypes:
+            found += self._added(dtype)
+        return found
+
+    def _added(self, dtype: str) -> Iterator[ChunkKernel | RowWeightKernel]:
+        """Those of weights of rows and of `main_grad`, whose arrays no rehearsal has."""
+        wide = "float64" if dtype == "float64" else "float32"
+        for kind in ("add", "add_unaligned"):
+            yield ChunkKernel(self.loss, kind, wide if kind == "add" else dtype, wide)
+        yield RowWeightKernel(self.loss, "weigh", "float64", dtype, wide)
+        yield RowWeightKernel(self.loss, "sum", wide, dtype, dtype)
+        yield RowWeightKernel(self.loss, "divisor", "int64", dtype, of_classes=dtype)
 
     def _call(
         self, recorder: KernelRecorder, dtype: str, classes: int, dense: bool, options: Mapping[str, Any]
@@ -57,15 +70,18 @@ class LinearSoftmaxVariants(Variants):
         """Each kernel, layout and dtype for BROADEST; for others the kernels between products."""
         if architecture == BROADEST:
             return cover(self.kernels(), dtypes)
-        return [x for x in self.kernels(fast=True) if isinstance(x, ChunkKernel)]
+        return [x for x in self.kernels(fast=True) if not isinstance(x, SoftmaxKernel)]
 
     @classmethod
     def newest(
         cls, losses: Sequence[LinearSoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout; those that convert whole gradients also for the others in turn."""
+        """Each kernel between products, and each layout that writes over logits: row kernels that do not are those of
+        the logits' loss. Kernels that convert whole gradients also for the others in turn.
+        """
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        for variant in cover(kernels, structure):
+        own = [x for x in kernels if x.kind != "add_unaligned" and getattr(x, "in_place", True)]
+        for variant in cover(own, structure):
             yield variant, broadest
         for variant in cover([x for x in kernels if x.kind in ("narrow", "rescale")], structure):
             yield variant, next(others)
@@ -74,31 +90,31 @@ class LinearSoftmaxVariants(Variants):
     def older(
         cls, losses: Sequence[LinearSoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel between products."""
+        """The kernels between products that convert arrays."""
         kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
-        for variant in cover([x for x in kernels if isinstance(x, ChunkKernel)], structure):
+        for variant in cover([x for x in kernels if x.kind in ("narrow", "rescale", "add", "weigh")], structure):
             yield variant, broadest
 
     @staticmethod
     def wide_accesses(variant: ChunkKernel) -> tuple[int, int]:
-        """Those of the kernel that rescales whole gradients."""
-        return (1, 1) if variant.kind == "rescale" else (0, 0)
+        """Those of the kernels that rescale whole gradients."""
+        return {"rescale": (1, 1), "add": (2, 1)}.get(variant.kind, (0, 0))
 
     @staticmethod
-    def described(variant: ChunkKernel) -> Mapping[str, str]:
-        return {"dtypes": variant.dtype, "layout": "", "access": "", "gradients": "", "flags": ""}
+    def described(variant: ChunkKernel | RowWeightKernel) -> Mapping[str, str]:
+        return {"dtypes": "-".join(variant.storage), "layout": "", "access": "", "gradients": "", "flags": ""}
 
 
-def structure(variant: ChunkKernel | SoftmaxKernel) -> Iterator[Hashable]:
+def structure(variant: ChunkKernel | RowWeightKernel | SoftmaxKernel) -> Iterator[Hashable]:
     """The kernel, and the layout of a row kernel with what it writes over what."""
-    if isinstance(variant, ChunkKernel):
-        yield variant.kind
+    if not isinstance(variant, SoftmaxKernel):
+        yield type(variant), variant.kind
     else:
         yield variant.indices, variant.kind, variant.layout
         yield variant.indices, variant.in_place, variant.in_place != variant.input
 
 
-def dtypes(variant: ChunkKernel | SoftmaxKernel) -> Iterator[Hashable]:
+def dtypes(variant: ChunkKernel | RowWeightKernel | SoftmaxKernel) -> Iterator[Hashable]:
     """Besides, the dtypes."""
     yield from structure(variant)
     yield variant.kind, variant.storage, variant.result
