@@ -22,6 +22,7 @@ from cupylosses.engines.softmax.layout import (
     MAX_CHUNKS,
     MAX_CLUSTER,
     PACKED_CLASSES,
+    PACKED_CLASSES_WHOLE,
     PACKED_THREADS,
     PART_BYTES,
     ROWS_PER_THREAD,
@@ -345,7 +346,12 @@ def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: i
     [
         ((MANY_ROWS, 10), "float32", "packed_rows"),
         ((MANY_ROWS - 1, 10), "float32", "thread_per_row_packed"),
-        ((MANY_ROWS, PACKED_CLASSES), "bfloat16", "packed_rows"),
+        ((MANY_ROWS, PACKED_CLASSES - 1), "bfloat16", "packed_rows"),
+        ((MANY_ROWS, PACKED_CLASSES_WHOLE), "bfloat16", "packed_rows"),
+        # Rows of whole vectors.
+        ((MANY_ROWS, PACKED_CLASSES_WHOLE + 8), "bfloat16", "subwarp"),
+        ((MANY_ROWS, 2048), "float32", "subwarp"),
+        ((MANY_ROWS, 2050), "float32", "block"),
         ((MANY_ROWS, PACKED_CLASSES + 1), "bfloat16", "subwarp"),
         ((4, 8, 64, 64), "float32", "columns"),
         ((4, 9, 64, 64), "float32", "thread_per_row"),

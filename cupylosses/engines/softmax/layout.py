@@ -86,6 +86,8 @@ MANY_ROWS = 1 << 14
 COLUMN_ROWS = 1 << 13
 #: Classes of a row in the registers of one lane, at most: contiguous ones; and registers of columns that lie there.
 PACKED_CLASSES = 112
+#: The same of rows of whole vectors, which few lanes of a warp share well.
+PACKED_CLASSES_WHOLE = 72
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
 COLUMN_CLASSES = 8
@@ -211,7 +213,9 @@ def _in_registers(
         return None
     if together:
         follow = strides[1] == strides[0] and _without_gaps(classes, sizes, strides[0])
-        if rows < MANY_ROWS or classes * max(size, 4) > 4 * PACKED_CLASSES or not follow:
+        whole = _whole(classes, 16 // size, (logits, gradients), ())
+        most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES
+        if rows < MANY_ROWS or classes * max(size, 4) > 4 * most or not follow:
             return None
         kind, warps, per_thread, threads = "packed_rows", 1, classes, PACKED_THREADS
         vec_size = gcd(16, logits.misalignment, gradients.misalignment) // size
@@ -582,7 +586,9 @@ def _on_chip(
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
     vectors = -(-classes // vec_size)
-    width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // WARP_VECTORS)))
+    # A warp takes whole vectors of many rows that are twice as long.
+    of_lane = WARP_VECTORS * (1 if edges or rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else 2)
+    width = power_of_two(max(1, 2 * (vec_size - 1) * edges, -(-vectors // of_lane)))
     few, room = rows <= MANY_BLOCKS // 2, chip.shared - DECLARED_BYTES
     if width <= WARP and not (few and vectors > 2 * WARP):
         of_thread = _stage(classes // vec_size, width) * vector
