@@ -30,6 +30,11 @@ without_torch_function: Any = torch._C.DisableTorchFunction
 is_legacy_batched: Callable[[Any], bool] | None = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
 
 
+def assume_constant_result(function: Any) -> None:
+    """As torch's own, which imports all of Dynamo to set this attribute: that takes seconds."""
+    function._dynamo_marked_constant = True
+
+
 if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
 
     def is_autocast_cpu_enabled() -> bool:

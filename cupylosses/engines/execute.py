@@ -12,11 +12,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from cupylosses import options
 from cupylosses.engines.base import Plan, Step, Wanted
 from cupylosses.engines.device import Device, Divisor
 from cupylosses.jit import compiler
+
+
+def _at_once(device: Device) -> AbstractContextManager[None]:
+    """Within this context, kernels that are not compiled yet are left to other threads."""
+    stream = device.stream()
+    alone = device.launcher is not None or (stream != 0 and device.capturing())
+    return nullcontext() if alone else compiler.background()
+
+
+def begin(plan: Plan, device: Device, wanted: Wanted) -> None:
+    """Has all kernels of the first call with gradients compiled at once, that of its divisor on the device included."""
+    one_pass = options.one_pass_enabled() and not (plan.composite or plan.single_use)
+    if one_pass and (wanted, True) not in plan.one_pass and any(plan.writable(wanted)):
+        counting = plan.denominator()[0]
+        with _at_once(device):
+            counting.launcher("value", counting.nothing, False)
+        plan.one_pass[wanted, True] = OnePass(plan, device, wanted, True)
 
 
 class OnePass:
@@ -44,8 +63,9 @@ class OnePass:
         self.complete = written == wanted
         self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
         self.partials, self.records = plan.partials, plan.records
+        with _at_once(device):
+            self.check = plan.launcher("verify_gradient", written, counted)
         self.first = plan.launcher("value_and_gradient", written, counted)
-        self.check = plan.launcher("verify_gradient", written, counted)
         # Both take their arguments from one buffer, where grad_output, which only the check has, stands last.
         tensors, place = len(written) + len(self.buffers), len(self.first.format)
         own = tensors + len(plan.auxiliary)

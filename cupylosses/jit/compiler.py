@@ -8,6 +8,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain
@@ -190,8 +191,11 @@ class Launcher:
     def __init__(
         self, variant: Kernel, grid: int, block: int, fixed: Sequence[int | float | Sequence[int]], shared: int = 0
     ) -> None:
-        launch, function = self.load(variant, shared)
-        self._launch = partial(launch, function, grid, 1, 1, block, 1, 1, shared)
+        geometry = grid, 1, 1, block, 1, 1, shared
+        if getattr(_background, "active", False) and variant not in _kernels:
+            self._launch: Callable[..., None] = _Loading(self, variant, geometry)
+        else:
+            self._launch = _located(self.load(variant, shared), geometry)
         #: Format of the variable arguments for :mod:`struct`; `pack` writes them into a buffer.
         self.format = variant.argument_format
         self.pack = struct.Struct("=" + self.format).pack_into
@@ -244,6 +248,61 @@ class Launcher:
         buffer, (table,) = arguments(count, [(self, range(count))])
         self._local.memory = buffer, table
         return self._local.memory
+
+
+def _located(loaded: tuple[Callable[..., Any], Any], geometry: tuple[int, ...]) -> Callable[..., None]:
+    launch, function = loaded
+    return partial(launch, function, *geometry)
+
+
+_background = threading.local()
+
+
+@contextmanager
+def background() -> Iterator[None]:
+    """Within this context, launchers whose kernels are not compiled yet have them compiled by a thread of their own,
+    for which their first launch waits. So the launches of one call compile at once. Precondition: no graph is captured.
+    """
+    _background.active = True
+    try:
+        yield
+    finally:
+        _background.active = False
+
+
+class _Loading:
+    """The launch of a kernel that is being compiled. It puts the launch of the compiled one in its place."""
+
+    def __init__(self, launcher: Launcher, variant: Kernel, geometry: tuple[int, ...]) -> None:
+        self._launcher, self._geometry, self._loaded = launcher, geometry, Future[Any]()
+        arguments = launcher.load, variant, geometry[-1], self._loaded, current_device()
+        threading.Thread(target=_load, args=arguments).start()
+
+    def __call__(self, *arguments: int) -> None:
+        launch = self._launcher._launch = _located(self._loaded.result(), self._geometry)
+        launch(*arguments)
+
+
+def _load(load: Callable[..., Any], variant: Kernel, shared: int, result: Future[Any], device: int) -> None:
+    try:
+        use_device(device)
+        result.set_result(load(variant, shared))
+    except BaseException as error:
+        result.set_exception(error)
+
+
+def current_device() -> int:
+    """The device on which this thread loads kernels."""
+    from cupy.cuda import runtime
+
+    return int(runtime.getDevice())
+
+
+def use_device(device: int) -> None:
+    """Makes this thread load kernels on a device."""
+    from cupy.cuda import runtime
+
+    runtime.setDevice(device)
 
 
 def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) -> tuple[Any, list[int]]:

@@ -20,6 +20,7 @@ from cupylosses.call import Call, Parts
 from cupylosses.engines import execute
 from cupylosses.engines.strides import dense_strides
 from cupylosses.torch_compat import (
+    assume_constant_result,
     current_device,
     dispatch_mode_count,
     is_compiling,
@@ -29,9 +30,8 @@ from cupylosses.torch_compat import (
 
 __all__ = ["PLAIN", "evaluate", "evaluate_with_gradients"]
 
-if hasattr(getattr(torch, "compiler", None), "assume_constant_result"):  # 2.1
-    # Dynamo cannot trace a walk up the frames: it calls this while it traces, so that a compiled call warns once.
-    torch.compiler.assume_constant_result(checks.warn)
+# Dynamo cannot trace a walk up the frames: it calls this while it traces, so that a compiled call warns once.
+assume_constant_result(checks.warn)
 
 
 def _is_tracing() -> bool:
@@ -87,6 +87,8 @@ def evaluate(call: Parts, warn: bool = True) -> Any:
             on_device = type(normalizer) is not float
         if on_device and (not plan.scalar or (plan.divides_by and any([wanted[i] for i in plan.divides_by]))):
             return _apart(Call(*call), plan, wanted)
+        if plan.counted and plan.scalar and True in wanted:
+            execute.begin(plan, device, wanted)
         divisor = execute.denominator(plan, device, pointers, of_call, normalizer)
     stored: Any = ()
     auxiliary: Any = ()

@@ -127,6 +127,9 @@ class SoftmaxVariants(Variants):
         flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch
         flags += ["counts its rows"] * variant.self_counting
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
+        flags += ["plain"] * variant.plain
+        flags += [f"{variant.per_thread} per thread"] if variant.per_thread else []
+        flags += [f"{variant.warps} warps"] if variant.warps > 1 else []
         dtypes = [variant.input, target, variant.weight and f"weight:{variant.weight}", variant.mask and "mask"]
         names = [x.name for x, on in zip(variant.loss.operands, wanted, strict=True) if on]
         return {

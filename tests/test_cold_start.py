@@ -1,0 +1,89 @@
+"""The first call of a process: kernels that compile at once, and modules that are not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tools.representatives import representatives
+from tools.variants import variants
+
+from cupylosses import torch_compat
+from cupylosses.jit import compiler
+from cupylosses.jit.kernel import Kernel
+
+
+class Loads(compiler.Launcher):
+    """A launcher whose load waits until another one has begun, or fails."""
+
+    both = threading.Barrier(2)
+    error: Exception | None = None
+
+    @classmethod
+    def load(cls, variant: Kernel, shared: int = 0) -> Any:
+        cls.both.wait(10)
+        if cls.error is not None:
+            raise cls.error
+        return lambda *arguments: launched.append((threading.get_ident(), arguments)), 7
+
+    def _enter(self) -> None:
+        pass
+
+
+launched: list[Any] = []
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(compiler, "current_device", lambda: 3)
+    monkeypatch.setattr(compiler, "use_device", lambda device: devices.append(device))
+    devices.clear()
+    launched.clear()
+    return variants(representatives()[0], fast=True)[:2]
+
+
+devices: list[int] = []
+
+
+def test_kernels_of_one_call_compile_at_once(kernels: list[Any]) -> None:
+    with compiler.background():
+        second = Loads(kernels[1], 5, 32, ())
+    Loads(kernels[0], 5, 32, ())
+    second.launch(11, 13)
+    second.launch(11, 13)
+    assert launched == [(threading.get_ident(), (7, 5, 1, 1, 32, 1, 1, 0, 11, 13, 0))] * 2 and devices == [3]
+
+
+def test_the_first_launch_raises_what_the_compilation_did(kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loads, "error", compiler.KernelError("no compiler"))
+    with compiler.background():
+        second = Loads(kernels[1], 5, 32, ())
+    with pytest.raises(compiler.KernelError, match="no compiler"):
+        Loads(kernels[0], 5, 32, ())
+    with pytest.raises(compiler.KernelError, match="no compiler"):
+        second.launch(11, 13)
+
+
+def test_a_first_loss_imports_no_graph_compiler() -> None:
+    """Dynamo and what it imports take seconds, also of those who never compile a graph."""
+    code = (
+        "import sys, torch, cupylosses.functional as F\n"
+        "x = torch.ones(3, 4, requires_grad=True)\n"
+        "(F.mse_loss(x, torch.zeros(3, 4)) + F.cross_entropy(x, torch.zeros(3, dtype=torch.int64))).backward()\n"
+        "print(*[x for x in ('torch._dynamo', 'torch._inductor', 'sympy') if x in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_functions_are_marked_as_torch_marks_them() -> None:
+    def ours() -> None: ...
+    def theirs() -> None: ...
+
+    torch_compat.assume_constant_result(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}
