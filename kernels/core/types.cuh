@@ -158,6 +158,54 @@ __device__ __forceinline__ Pack<Storage, kVecSize> load_reused(const Storage* po
   return pack;
 }
 
+// A pack at an address that is a multiple of its elements only: the aligned words that cover it. `align` shifts its
+// elements to the front, within the registers of a thread.
+template <class Storage, int kVecSize>
+struct UnalignedPack {
+  using P = Pack<Storage, kVecSize>;
+  static constexpr int kWords = P::kWords + 1;
+  static constexpr int kRegistersOfWord = P::kWordBytes / 4;
+  static constexpr int kRegisters = kWords * kRegistersOfWord;
+  static_assert(P::kWordBytes >= 4, "words are shifted in registers of four bytes");
+  typename P::Word word[kWords];
+  int skipped;  // bytes in front of the first element
+
+  __device__ __forceinline__ void align() {
+    unsigned (&x)[kRegisters] = reinterpret_cast<unsigned (&)[kRegisters]>(word);
+#pragma unroll
+    for (int step = kRegistersOfWord / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int j = 0; j + step < kRegisters; ++j) x[j] = (skipped / 4) & step ? x[j + step] : x[j];
+    }
+    if constexpr (sizeof(Storage) < 4) {
+#pragma unroll
+      for (int j = 0; j + kRegistersOfWord < kRegisters; ++j) {
+        x[j] = static_cast<unsigned>((static_cast<unsigned long long>(x[j + 1]) << 32 | x[j]) >> (8 * (skipped % 4)));
+      }
+    }
+  }
+
+  // Precondition: aligned.
+  __device__ __forceinline__ Storage element(int i) const {
+    return reinterpret_cast<const Storage*>(word)[i];
+  }
+};
+
+// Neighbouring threads read neighbouring packs, so each word comes from the L1 cache the second time. Precondition: the
+// word behind the pack's last one may be read, too.
+template <int kVecSize, class Storage>
+__device__ __forceinline__ UnalignedPack<Storage, kVecSize> load_unaligned(const Storage* pointer) {
+  using P = UnalignedPack<Storage, kVecSize>;
+  using Word = typename P::P::Word;
+  P pack;
+  const unsigned long long address = reinterpret_cast<unsigned long long>(pointer);
+  pack.skipped = static_cast<int>(address % sizeof(Word));
+  const Word* first = reinterpret_cast<const Word*>(address - pack.skipped);
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) pack.word[i] = __ldg(first + i);
+  return pack;
+}
+
 template <int kVecSize, class Storage>
 __device__ __forceinline__ void store_stream(Storage* pointer, const Pack<Storage, kVecSize>& pack) {
   using P = Pack<Storage, kVecSize>;

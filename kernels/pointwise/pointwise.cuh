@@ -27,7 +27,8 @@
 //   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
-// Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout.
+// Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
+// sources whose access is kShifted. Of these, no element lies behind the last one of the index space.
 #pragma once
 #include "core/dual.cuh"
 #include "core/layout.cuh"
@@ -48,8 +49,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
   return vectors > 1 && vectors * words > most ? vectors_in_flight(vectors / 2, words, most) : vectors;
 }
 
-// How an operand is read. kSplat: one number for the whole vector (stride 0 along it).
-enum class Access { kStream, kReused, kSplat };
+// How an operand is read. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
+// that are no multiples of them.
+enum class Access { kStream, kReused, kSplat, kShifted };
 
 struct Absent {};
 
@@ -72,15 +74,45 @@ struct Loaded {
   static constexpr bool kSplat = S::kAccess == Access::kSplat;
   Pack<typename S::Storage, kSplat ? 1 : kVecSize> pack;
 
+  __device__ __forceinline__ void settle() {
+  }
   template <class Compute>
   __device__ __forceinline__ Compute element(int i) const {
     return widen<Compute>(pack.element[kSplat ? 0 : i]);
   }
 };
+// Shifted in `settle`, not when it is loaded: loads of other vectors are issued in between.
+template <class Storage, int kVecSize>
+struct LoadedShifted {
+  UnalignedPack<Storage, kVecSize> pack;
+
+  __device__ __forceinline__ void settle() {
+    pack.align();
+  }
+  template <class Compute>
+  __device__ __forceinline__ Compute element(int i) const {
+    return widen<Compute>(pack.element(i));
+  }
+};
+
+template <class S, int kVecSize>
+struct LoadedOf {
+  using type = Loaded<S, kVecSize>;
+};
+template <class Storage, int kVecSize>
+struct LoadedOf<Source<Storage, Access::kShifted>, kVecSize> {
+  using type = LoadedShifted<Storage, kVecSize>;
+};
+template <class Storage>
+struct LoadedOf<Source<Storage, Access::kShifted>, 1> {
+  using type = Loaded<Source<Storage, Access::kShifted>, 1>;
+};
 
 template <int kVecSize, class S>
-__device__ __forceinline__ Loaded<S, kVecSize> load(const S& source, int64 offset) {
-  if constexpr (S::kAccess == Access::kSplat) {
+__device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& source, int64 offset) {
+  if constexpr (S::kAccess == Access::kShifted && kVecSize > 1) {
+    return {load_unaligned<kVecSize>(source.pointer + offset)};
+  } else if constexpr (S::kAccess == Access::kSplat) {
     return {load_reused<1>(source.pointer + offset)};
   } else if constexpr (S::kAccess == Access::kReused) {
     return {load_reused<kVecSize>(source.pointer + offset)};
@@ -134,7 +166,7 @@ struct LoadedElement {
 };
 template <class Storage, Access kAccess, int kVecSize>
 struct LoadedElement<Source<Storage, kAccess>, kVecSize> {
-  using type = Loaded<Source<Storage, kAccess>, kVecSize>;
+  using type = typename LoadedOf<Source<Storage, kAccess>, kVecSize>::type;
 };
 
 // Loaded vectors of all operands.
@@ -142,8 +174,21 @@ template <int kVecSize, class T>
 struct LoadedTuple;
 template <int kVecSize, class... S>
 struct LoadedTuple<kVecSize, Tuple<S...>> {
-  using type = Tuple<Loaded<S, kVecSize>...>;
+  using type = Tuple<typename LoadedOf<S, kVecSize>::type...>;
 };
+
+template <class... S>
+__device__ constexpr bool any_shifted(const Tuple<S...>*) {
+  return ((S::kAccess == Access::kShifted) || ... || false);
+}
+template <class Element>
+__device__ constexpr bool is_shifted(const Element*) {
+  return false;
+}
+template <class Storage>
+__device__ constexpr bool is_shifted(const Source<Storage, Access::kShifted>*) {
+  return true;
+}
 
 template <class Loss_, class Layout_, int kVecSize, class Sources_, class Sinks_, class Element_>
 struct Pointwise {
@@ -159,6 +204,9 @@ struct Pointwise {
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
+  // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
+  static constexpr int kReadsAhead =
+      any_shifted(static_cast<const Sources_*>(nullptr)) || is_shifted(static_cast<const Element_*>(nullptr));
   // Registers of a vector between its load and its results: what was loaded, and offsets of the results.
   static constexpr int kVectorWords = (sizeof(typename LoadedTuple<kVecSize, Sources_>::type) +
                                        sizeof(typename LoadedElement<Element_, kVecSize>::type)) /
@@ -182,7 +230,10 @@ struct Pointwise {
       layout.advance(cursor);
     }
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) evaluate(vectors[u], sum, scale.factor(), Slots{});
+    for (int u = 0; u < kBatch; ++u) {
+      settle(vectors[u], Slots{});
+      evaluate(vectors[u], sum, scale.factor(), Slots{});
+    }
   }
 
   // A vector that is only partly present, element by element. Rare, so kept small.
@@ -220,6 +271,12 @@ struct Pointwise {
     to.element_offset = layout.template offset<kElementStream, false>(at) + i;
   }
 
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void settle(Registers<kWidth>& x, Indices<kSlot...>) const {
+    (get<kSlot>(x.operands).settle(), ...);
+    if constexpr (kScaledPerElement) x.grad_output.settle();
+  }
+
   template <int kStream, class S>
   __device__ __forceinline__ int64 source_offset(const Cursor& at, int i, const S&) const {
     constexpr bool kSplat = S::kAccess == Access::kSplat;
@@ -254,10 +311,10 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   // Vectors in flight: a batch, or fewer where registers would be spilled. A double takes two registers. So does the
   // offset of each stream of each vector, and computing offsets in many dimensions takes more. A heavy loss needs
-  // registers for its arithmetic. With one vector of 16-bit numbers it still waits for memory: two vectors gave up to a
-  // sixth more bandwidth.
+  // registers for its arithmetic, and shifting needs some. With one vector of 16-bit numbers it still waits for memory:
+  // two vectors gave up to a sixth more bandwidth.
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
-  constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1);
+  constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
   constexpr int kFree = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
   constexpr bool kRoom = kNarrow && Program::Loss::kHeavy == 1 && Program::Layout::kOuter == 0;
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
@@ -275,7 +332,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
 #pragma unroll 1
       for (int run = 0; run < kRun && first < vectors; ++run, first += chunks * kBatch) {
         auto cursor = program.layout.at(first + lane);
-        if (program.layout.whole_up_to(first + kBatch - 1)) {
+        if (program.layout.whole_up_to(first + kBatch - 1 + Program::kReadsAhead)) {
 #pragma unroll 1
           for (int u = 0; u < kUnroll; u += kFlight) program.template visit<kFlight>(cursor, partial, scale);
         } else {

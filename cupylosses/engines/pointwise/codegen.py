@@ -46,7 +46,7 @@ REDUCED = frozenset({"value", "value_and_gradient"})
 SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
-_ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat"}
+_ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted"}
 
 
 @dataclass(frozen=True)

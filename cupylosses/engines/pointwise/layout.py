@@ -48,11 +48,14 @@ TARGET_WARPS = 1 << 14
 
 @dataclass(frozen=True)
 class Stream:
-    """One tensor as the layout sees it: strides in elements, bytes per element, address modulo 16."""
+    """One tensor as the layout sees it: strides in elements, bytes per element, address modulo 16, and whether kernels
+    only read it.
+    """
 
     strides: tuple[int, ...]
     itemsize: int
     misalignment: int = 0
+    read: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,10 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
         vec_size = _widest(sizes, strides, streams, flat)
-    access = tuple(_access(s, vec_size, flat) for s in strides)
+    access = tuple(
+        "shifted" if vec_size > 1 and s[0] == 1 and not _aligned(x, s, vec_size) else _access(s, vec_size, flat)
+        for x, s in zip(streams, strides, strict=True)
+    )
     kind = "flat" if flat else "matrix" if len(sizes) <= 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access)
 
@@ -116,12 +122,25 @@ def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Seq
         fits = flat or sizes[0] % vec_size == 0
         for stream, stride in zip(streams, strides, strict=True):
             if stride[0] == 1:
-                word = min(16, vec_size * stream.itemsize)
-                fits = fits and stream.misalignment % word == 0 and all(s % vec_size == 0 for s in stride[1:])
+                fits = fits and (_aligned(stream, stride, vec_size) or _shiftable(stream, stride, sizes, vec_size))
         if fits:
             break
         vec_size //= 2
     return vec_size
+
+
+def _aligned(stream: Stream, strides: Sequence[int], vec_size: int) -> bool:
+    """True if every vector of a stream lies at a multiple of its words."""
+    word = min(16, vec_size * stream.itemsize)
+    return stream.misalignment % word == 0 and all(s % vec_size == 0 for s in strides[1:])
+
+
+def _shiftable(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec_size: int) -> bool:
+    """True if vectors of a stream may be shifted within registers. That reads words behind a vector, which must belong
+    to the tensor: in all but the last vector of the index space, whose elements must be the last in memory.
+    """
+    rows_in_order = len(sizes) == 1 or (len(sizes) == 2 and strides[1] >= sizes[0])
+    return stream.read and rows_in_order and vec_size * stream.itemsize >= 4
 
 
 def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
@@ -230,6 +249,7 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> S
 
     Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added.
     """
+    streams = [replace(s, read=False) for s in streams]
     along = x.kept if x.columns else x.reduced
     strides = list(zip(*((x.kept_strides, x.reduced_strides) if x.columns else (x.reduced_strides, x.kept_strides))))
     everything = [*streams, result] if x.columns else list(streams)

@@ -207,7 +207,10 @@ class PointwisePlan(Plan):
         """
         streams = [
             pointwise_layout.Stream(
-                broadcast_strides(x.shape, x.strides, self.full_shape), interop.ITEMSIZE[x.dtype], x.misalignment
+                broadcast_strides(x.shape, x.strides, self.full_shape),
+                interop.ITEMSIZE[x.dtype],
+                x.misalignment,
+                read=True,
             )
             for x in self.tensors
         ]
@@ -271,5 +274,8 @@ class PointwisePlan(Plan):
     def upstream_stream(self, strides: Sequence[int], misalignment: int) -> pointwise_layout.Stream:
         """A ``grad_output`` per index of the result as the layout sees it."""
         return pointwise_layout.Stream(
-            self.keep(strides) if not self.elementwise else tuple(strides), interop.ITEMSIZE[self.result], misalignment
+            self.keep(strides) if not self.elementwise else tuple(strides),
+            interop.ITEMSIZE[self.result],
+            misalignment,
+            read=True,
         )

@@ -1,0 +1,115 @@
+"""Memory layouts that the pointwise engine treats apart: operands that are not aligned.
+
+The kernels run on the host with checks for races, and are compared with the float64 truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from devices import KERNELS
+from grids import in_turn
+
+import cupylosses.functional as F
+from cupylosses.checks import FLOATING
+from cupylosses.definition.registry import registry
+from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.pointwise.layout import Stream
+from cupylosses.testing import properties
+from cupylosses.testing.check import Check, run
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*broadcast"), pytest.mark.kernels]
+
+MSE: Loss = registry(Loss)["mse_loss"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operands that are not aligned
+
+
+@pytest.mark.parametrize(("reduction", "dtype"), in_turn(["mean", "none"], FLOATING))
+def test_unaligned_operands_agree_with_the_truth(reduction: str, dtype: str) -> None:
+    properties.agrees_with_truth(
+        F.mse_loss, MSE, dtypes=(dtype,), layout="misaligned", reduction=reduction, device=KERNELS, shape=(67, 129)
+    )
+
+
+def gradients(operands: Sequence[torch.Tensor], reduction: str = "mean", grad_output: Any = 1.0) -> list[Any]:
+    """Value and gradients of mse_loss."""
+    call = Check(MSE, reduction=reduction, device=KERNELS).ours()
+    found = run(call, operands, (True, True), grad_output)
+    return [found.value, *found.gradients]
+
+
+def drawn(dtype: str, *shape: int) -> torch.Tensor:
+    """Random numbers."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(shape, generator=generator).to(KERNELS, getattr(torch, dtype))
+
+
+def shifted(x: torch.Tensor, offset: int) -> torch.Tensor:
+    """A copy that begins ``offset`` elements behind an aligned address and ends with its memory."""
+    return x.new_full((offset + x.numel(),), float("nan"))[offset:].copy_(x)
+
+
+@pytest.mark.addresses
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_misalignment_has_the_bits_of_aligned_operands(dtype: str) -> None:
+    # Whole vectors, of which the last one may not be read as a whole, and a partial one.
+    for count in (2048, 2051):
+        x, y = drawn(dtype, 2, count).unbind()
+        y = y.clone()
+        expected = gradients([x, y])
+        for offset in range(1, 16 // x.element_size()):
+            found = gradients([shifted(x, offset), y])
+            assert all(map(torch.equal, found, expected)), (count, offset)
+        both = gradients([shifted(x, 1), shifted(y, 3)])
+        assert all(map(torch.equal, both, expected))
+
+
+@pytest.mark.addresses
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_which_none_is_aligned_have_the_bits_of_aligned_rows(dtype: str) -> None:
+    x, y = drawn(dtype, 2, 33, 64).unbind()
+    expected = gradients([x.clone(), y.clone()])[1:]
+    for part in (slice(0, 64), slice(1, 65)):
+        apart = x.new_full((33, 65), float("nan"))
+        apart[:, part] = x
+        assert all(map(torch.equal, gradients([apart[:, part], y.clone()])[1:], expected)), part
+
+
+def test_upstream_gradients_that_are_not_aligned() -> None:
+    x, y = drawn("bfloat16", 2, 2051).unbind()
+    y = y.clone()
+    grad_output = drawn("bfloat16", 2051)
+    expected = gradients([x, y], "none", grad_output)
+    found = gradients([x, y], "none", shifted(grad_output, 1))
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("stream", "vec_size", "access"),
+    [
+        # The words behind a vector belong to the tensor.
+        (Stream((1,), 2, 2, read=True), 8, "shifted"),
+        (Stream((1,), 4, 4, read=True), 4, "shifted"),
+        # Stores cannot be shifted.
+        (Stream((1,), 2, 2), 1, "stream"),
+    ],
+)
+def test_unaligned_vectors_are_read_and_not_stored(stream: Stream, vec_size: int, access: str) -> None:
+    found = pointwise_layout.layout((1024,), [Stream((1,), stream.itemsize), stream])
+    assert (found.vec_size, found.access) == (vec_size, ("stream", access))
+
+
+def test_rows_out_of_order_are_not_shifted() -> None:
+    """The last vector of the index space would not be the last in memory."""
+    aligned = Stream((64, 1), 4)
+    assert pointwise_layout.layout((8, 64), [aligned, Stream((65, 1), 4, read=True)]).access[1] == "shifted"
+    for strides in ((0, 1), (32, 1), (-65, 1)):
+        found = pointwise_layout.layout((8, 64), [aligned, Stream(strides, 4, 4, read=True)])
+        assert (found.vec_size, "shifted" in found.access) == (1, False), strides
