@@ -15,6 +15,7 @@ from devices import KERNELS
 import cupylosses.functional
 from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
+from cupylosses.backends.torch import formulas
 from cupylosses.engines.linear_softmax.plan import LinearPlan
 
 F: Any = cupylosses.functional
@@ -545,6 +546,64 @@ def test_second_derivatives() -> None:
 
     inputs = [given[x] for x in ("input", "linear_weight", "linear_bias")]
     torch.autograd.gradgradcheck(value, inputs)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("moving", "options"),
+    [
+        (("input",), {}),
+        (("linear_weight", "linear_bias"), {"label_smoothing": 0.1, "softcap": 5.0}),
+        (("input", "linear_weight", "linear_bias"), {"weight": torch.rand(300), "mask": torch.arange(41) % 3 > 0}),
+        (("input", "linear_weight"), {"token_weight": torch.rand(41)}),
+    ],
+    ids=lambda x: "-".join(x) or "defaults",
+)
+def test_hessian_vector_products_in_chunks(
+    moving: tuple[str, ...], options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By kernels, along tangents of some operands, with all gradients, and with no more logits than allowed."""
+    given = {k: x.detach() for k, x in operands(dtype=dtype).items()}
+    names = ("input", "linear_weight", "linear_bias")
+    tangents = {k: torch.randn_like(given[k]) for k in moving}
+    wide = {k: x.cpu().double() if x.is_floating_point() else x.cpu() for k, x in given.items()}
+    chosen = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
+
+    def product(f: Any, given: dict[str, Any], tangents: dict[str, Any]) -> Any:
+        def gradients(*moved: torch.Tensor) -> Any:
+            now = given | dict(zip(moving, moved, strict=True))
+            return torch.func.grad(lambda *x: f(now | dict(zip(names, x, strict=True))), (0, 1, 2))(
+                *[now[k] for k in names]
+            )
+
+        return torch.func.jvp(gradients, tuple(given[k] for k in moving), tuple(tangents[k] for k in moving))
+
+    def exact(given: dict[str, Any]) -> torch.Tensor:
+        logits = T.linear(given["input"], given["linear_weight"], given["linear_bias"])
+        of_logits = {k: x for k, x in options.items() if k != "token_weight"}
+        value = F.cross_entropy(logits, given["target"], class_dim=-1, reduction="none", **of_logits)
+        counts = (given["target"] != -100) & options.get("mask", torch.tensor(True))
+        share = counts * options.get("weight", torch.ones(300)).double()[given["target"].clamp(min=0)]
+        weights = options.get("token_weight", torch.ones(41)).double()
+        return (value * weights).sum() / (share * weights).sum()
+
+    before = torch_device.set_host(None)
+    try:
+        with torch.device("cpu"):
+            expected = product(exact, wide, {k: x.cpu().double() for k, x in tangents.items()})
+    finally:
+        torch_device.set_host(before)
+    device, sizes = torch_device.device_of(given["input"]), []
+    kind = type(device)
+    empty = kind.empty
+    monkeypatch.setattr(formulas, "hvp", None)
+    monkeypatch.setattr(kind, "empty", lambda *x: sizes.append((tuple(x[1]), x[3])) or empty(*x))
+    found = product(lambda x: F.linear_cross_entropy(**x, **chosen, max_memory=3 * SMALL), given, tangents)
+    for a, b in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
+        assert float((a.cpu().double() - b).norm() / b.norm()) <= (3e-2 if dtype == "bfloat16" else 2e-6)
+    rows = 8 if dtype == "bfloat16" else 4
+    assert {shape[0] for shape, _ in sizes if shape[1:] in ((304,), (320,))} <= {rows, 3 * rows}
 
 
 @kernels

@@ -40,7 +40,7 @@ each = pytest.mark.parametrize("name", FUNCTIONS)
 def operands(dtype: torch.dtype = torch.float32, device: str = KERNELS) -> tuple[torch.Tensor, ...]:
     """Features and weight, which require a gradient, and labels, of which two do not count."""
     x = torch.randn(ROWS, FEATURES).to(device, dtype).requires_grad_()
-    w = torch.randn(CLASSES, FEATURES).to(device, dtype).requires_grad_()
+    w = torch.randn(CLASSES, FEATURES).mul(0.3).to(device, dtype).requires_grad_()
     y = torch.randint(CLASSES, (ROWS,))
     y[[1, 6]] = -100
     return x, w, y.to(device)

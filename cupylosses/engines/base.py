@@ -166,6 +166,7 @@ class Plan(ABC):
     run_value_and_gradients: Callable[..., Any]
     run_gradients: Callable[..., Any]
     run_from_residual: Callable[..., Any]
+    run_hvp: Callable[..., Any]
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine

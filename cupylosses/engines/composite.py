@@ -70,6 +70,12 @@ class CompositePlan(Plan):
         """The gradients from the residual of forward, for plans that have one."""
         raise NotImplementedError("this plan has no residual")
 
+    def run_hvp(
+        self, device: Device, arrays: Sequence[Any], scalars: Sequence[float], wanted: Wanted, grad_output: int
+    ) -> tuple[Any, list[Any]]:
+        """Of the plan of a derivative along tangents: the derivative of a value per row, and its gradients."""
+        raise NotImplementedError("this plan has no second derivatives")
+
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         raise NotImplementedError("a composite plan runs itself")
 

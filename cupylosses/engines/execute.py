@@ -398,6 +398,8 @@ def hvp(
     """Of the plan of a derivative along tangents: its value, and its gradients for a ``grad_output``, which are the
     product of the second derivatives with the tangents. One launch if the engine has a kernel for both.
     """
+    if plan.composite:
+        return plan.run_hvp(device, pointers, scalars, wanted, grad_output)
     if plan.fused_hvp:
         value = device.empty(plan.shape, plan.strides, plan.result)
         wanted = tuple([w or a for w, a in zip(wanted, plan.always_written, strict=True)])

@@ -165,6 +165,8 @@ def hvp(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Te
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
             return hvp(call, grad_output, wanted)
+    if plan.composite:
+        pointers = call.arrays
     scalars = scalars_of(call, plan, device)
     divisor = _divisor(call, plan, device, pointers)
     grad_output, strides = upstream(plan, grad_output)

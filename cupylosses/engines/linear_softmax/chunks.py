@@ -64,6 +64,8 @@ class ChunkedPlan(CompositePlan):
     #: otherwise a kernel copies them.
     overlays = False
     separate = False
+    #: Chunks of logits that exist at the same time.
+    chunk_buffers = 1
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class ChunkedPlan(CompositePlan):
     def _rows_of_chunk(self) -> int:
         """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
         of_weight = self.classes * self.depth * ITEMSIZE[self.weight.dtype]
-        most = most_rows(self.static, self.pitch * ITEMSIZE[self.logits], of_weight)
+        most = most_rows(self.static, self.chunk_buffers * self.pitch * ITEMSIZE[self.logits], of_weight)
         if self.rows <= most:
             return self.rows
         # Equal chunks, none of which is a small rest.

@@ -26,6 +26,7 @@ from cupylosses.engines.linear_softmax.call import Logits, Static, inner_rows, l
 from cupylosses.engines.linear_softmax.chunks import most_rows
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.linear_softmax.plan import LinearPlan, PackedPlan
+from cupylosses.engines.linear_softmax.second import LinearHvpPlan
 from cupylosses.engines.softmax import reference as softmax_reference
 from cupylosses.engines.softmax.call import Rows
 from cupylosses.engines.softmax.definition import IGNORED
@@ -97,6 +98,8 @@ class LinearSoftmaxEngine(SoftmaxEngine):
 
     def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
         kind = PackedPlan if call.static.skip_ignored else LinearPlan
+        if any(call.static.has_tangent):
+            kind = LinearHvpPlan
         return kind(self, call, tensors, promoted, machine)
 
     def copies(

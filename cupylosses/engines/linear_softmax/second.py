@@ -1,0 +1,193 @@
+"""Second derivatives of linear softmax losses in chunks of rows: for tangents X', W', b' of the layer, and a
+grad_output g per row,
+
+    Z = X W^T + b      Z' = X' W^T + X W'^T + b'      G = g dL/dZ      H = the derivative of G along Z'
+
+    along = sum of Z' dL/dZ per row      d/dX = H W + G W'      d/dW = H^T X + G^T X'      d/db = sum_n H
+
+A row kernel of the softmax loss reads Z and Z', and writes H; where X and W both matter, another one writes G over Z. H
+is not written over Z', since each thread of a row reads the tangent of the label. A chunk takes two or three products
+of matrices for Z and Z', and one or two for each gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, TensorSpec, Wanted, contiguous
+from cupylosses.engines.device import Device, Divisor
+from cupylosses.engines.execute import gradient_buffers
+from cupylosses.engines.linear_softmax.chunks import LogitsSpec
+from cupylosses.engines.linear_softmax.codegen import BIAS_COLUMNS
+from cupylosses.engines.linear_softmax.plan import LinearPlan
+from cupylosses.engines.softmax import SOFTMAX
+from cupylosses.engines.softmax.plan import SoftmaxPlan
+from cupylosses.interop import ITEMSIZE
+
+
+class TangentSpec(LogitsSpec):
+    """A chunk of logits, beside which the derivative of their gradient is written in the same layout."""
+
+    in_place = False
+
+
+class LinearHvpPlan(LinearPlan):
+    """The plan of a derivative along tangents: of values per row, against class indices, with logits in the operands'
+    dtype. The formula has all others.
+    """
+
+    chunk_buffers = 3
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        static = self.static
+        rest = iter(range(len(tensors) - sum(static.has_tangent), len(tensors)))
+        #: Positions of tangents, by those of their arrays.
+        self._tangents = {i: next(rest) for i, moves in enumerate(static.has_tangent) if moves}
+        layer = {0, 1, self.at.get("linear_bias")}
+        self.empty = not (
+            self.rows and self.classes and self.depth and self.weight.ndim == 2
+            and self.indices and not self.scalar and not self.asks and self.logits == self.input.dtype
+            and {*self._tangents} <= layer and {0, 1} & {*self._tangents}
+            and {tensors[i].dtype for i in self._tangents.values()} == {self.input.dtype}
+        )  # fmt: skip
+        self._second: list[SoftmaxPlan] = []
+        if not self.empty:
+            self.divide()
+
+    def _row_plans(self) -> list[SoftmaxPlan]:
+        """The plan of each chunk's row kernel."""
+        if not self._second:
+            self._second = [self._along(first, rows) for first, rows in self.spans]
+        return self._second
+
+    def _along(self, first: int, rows: int) -> SoftmaxPlan:
+        static, at = self.static, self.at
+        logits = TangentSpec(self.logits, (rows, self.classes), (self.pitch, 1))
+        arrays = [contiguous(self.target.dtype, (rows,))]
+        arrays += [self.tensors[at["weight"]]] if static.weighted else []
+        arrays += [contiguous("bool", (rows,))] if static.masked else []
+        own = static.softmax._replace(
+            reduction="none", out_dtype=self._per_row, class_dim=1, inplace=False, has_tangent=(True,)
+        )
+        tensors = (logits, *arrays, logits)
+        site = (self.rows_shape, first)
+        return SoftmaxPlan(SOFTMAX, Call(self.loss.inner, (), own), tensors, self.promoted, self.machine, site)
+
+    @property
+    def _per_row(self) -> str:
+        """The dtype of values and grad_outputs of row kernels."""
+        return self.result if self.token_weights is None else self.compute
+
+    def run_hvp(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        wanted: Wanted,
+        grad_output: int,
+    ) -> tuple[Any, list[Any]]:
+        """The derivative of the values along the tangents, and the gradients of its sum, weighted by ``grad_output``,
+        that are wanted.
+        """
+        at, stream = self.at, device.stream()
+        along = losses = device.empty(self.shape, self.strides, self.result)
+        weights, kept = self.token_weights, None
+        if weights is not None:
+            losses = device.empty((self.rows,), (1,), self.compute)
+            kept = weights.weigh(device, arrays, grad_output, 1, (self.result, self.compute))
+            grad_output = device.address(kept)
+        gradients, _ = gradient_buffers(self, device, (*wanted, *[False] * (len(self.tensors) - len(wanted))))
+        first_order = bool((wanted[0] and 1 in self._tangents) or (wanted[1] and 0 in self._tangents))
+        read = [(device.address(arrays[at[x]]), size) for x, size in self._read() if x in at]
+        size, values = ITEMSIZE[self._per_row], device.address(losses)
+        writes, number = (True, False), (1.0, 1.0)
+        base = self.chunks("none", self._per_row) if first_order else []
+
+        def launch(i: int, first: int, place: int, tangent: int, change: int) -> None:
+            rows = [x + step * first for x, step in read]
+            upstream = grad_output + size * first
+            second = self._row_plans()[i].launcher("hvp", writes, False)
+            second(stream, place, *rows, tangent, change, values + size * first, upstream, *scalars, *number)
+            if first_order:
+                gradient = base[i].plan.launcher("gradient", writes, False)
+                gradient(stream, place, *rows, place, upstream, *scalars, *number)
+
+        self._multiply(device, arrays, gradients, first_order, launch)
+        if weights is not None:
+            weights.weigh(device, arrays, values, 1, (self.compute, self.result), to=along)
+        return along, gradients[: len(wanted)]
+
+    def _read(self) -> list[tuple[str, int]]:
+        """The arrays that row kernels read besides logits, and the bytes from a row to the next."""
+        widths = {"target": 1, "weight": 0, "mask": 1}
+        return [(x, width * ITEMSIZE[self.tensors[self.at[x]].dtype]) for x, width in widths.items() if x in self.at]
+
+    def _multiply(
+        self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], first_order: bool, launch: Any
+    ) -> None:
+        """All chunks: logits and their tangents, ``launch``, and the products for ``gradients``."""
+        moving = {i: arrays[j] for i, j in self._tangents.items()}
+        bias_at, stream = self.at.get("linear_bias", -1), device.stream()
+        inputs = device.matrix(arrays[0], self.rows, self.depth)
+        along_inputs = device.matrix(moving[0], self.rows, self.depth) if 0 in moving else None
+        weight, along_weight = arrays[1], moving.get(1)
+        bias = arrays[bias_at] if bias_at >= 0 else None
+        of_input, of_weight = gradients[:2]
+        of_bias = gradients[bias_at] if bias_at >= 0 else None
+        if of_input is not None:
+            of_input = device.matrix(of_input, self.rows, self.depth)
+        total, widened = of_weight, of_weight is not None and self.accumulated != self.weight.dtype
+        if widened:
+            total = device.empty((self.classes, self.depth), (self.depth, 1), self.accumulated)
+        sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
+        spaces = [device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits) for _ in range(3)]
+        for i, (first, rows) in enumerate(self.spans):
+            part = device.rows(inputs, first, rows)
+            z, along, change = (device.corner(x, rows, self.classes) for x in spaces)
+            device.matmul(part, device.transposed(weight), z, bias)
+            added = moving.get(bias_at)
+            if along_inputs is not None:
+                along_part = device.rows(along_inputs, first, rows)
+                device.matmul(along_part, device.transposed(weight), along, added)
+                added = along
+            if along_weight is not None:
+                device.matmul(part, device.transposed(along_weight), along, added)
+            launch(i, first, *map(device.address, spaces))
+            if of_input is not None:
+                to = device.rows(of_input, first, rows)
+                device.matmul(change, weight, to)
+                if along_weight is not None:
+                    device.matmul(z, along_weight, to, to)
+            if total is not None:
+                device.matmul(device.transposed(change), part, total, total if i else None)
+                if along_inputs is not None:
+                    device.matmul(device.transposed(z), along_part, total, total)
+            if sums is not None:
+                blocks = -(-self.classes // BIAS_COLUMNS)
+                add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, self.pitch))
+                places = device.address(change), device.address(sums), device.address(of_bias)
+                add(stream, *places, rows, int(i == 0), int(i == len(self.spans) - 1))
+        if widened:
+            count = self.classes * self.depth
+            narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
+            narrow(stream, device.address(total), device.address(of_weight), count)
+
+    def run_value(
+        self,
+        device: Device,
+        arrays: Sequence[Any],
+        scalars: Sequence[float],
+        divisor: Divisor,
+        auxiliary: Sequence[int],
+    ) -> Any:
+        # The row kernel has no variant without H: its grad_outputs may be anything.
+        unused = device.empty((self.rows,), (1,), self.result)
+        return self.run_hvp(device, arrays, scalars, (False, False, False), device.address(unused))[0]
+
+    def run_gradients(self, *_: Any) -> list[Any]:
+        raise NotImplementedError("gradients of a derivative come with it")
