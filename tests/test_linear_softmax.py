@@ -383,6 +383,25 @@ def test_main_grad_is_no_saved_tensor() -> None:
 
 
 @kernels
+def test_main_grad_without_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where forward writes no gradient, products add to it: one more of them, and no memory of the weight's size."""
+    given, main_grad, shapes = operands(), torch.zeros(300, 24, device=KERNELS), []
+    kind = type(torch_device.device_of(given["input"]))
+    empty = kind.empty
+    monkeypatch.setattr(kind, "empty", lambda *x: shapes.append(tuple(x[1])) or empty(*x))
+    module = nn.LinearCrossEntropyLoss(24, 300, device=KERNELS, max_memory=SMALL)
+    for one_pass, products_of_chunk in ((True, 3), (False, 4)):
+        shapes.clear()
+        main_grad.zero_()
+        with cupylosses.set_one_pass(one_pass), products() as found:
+            module(given["input"], given["target"], main_grad=main_grad).backward()
+        assert len(found) == products_of_chunk * -(-41 // 4) and ((300, 24) in shapes) == one_pass
+        weight = module.linear.weight.detach().requires_grad_()
+        exact = truth({**given, "linear_weight": weight} | {"linear_bias": torch.zeros(300).to(KERNELS)}, 1.0)[1]
+        torch.testing.assert_close(main_grad.cpu().double(), exact["linear_weight"], rtol=1e-4, atol=1e-7)
+
+
+@kernels
 def test_main_grad_is_for_backward_alone() -> None:
     given = {k: x.detach() for k, x in operands().items()} | {"main_grad": torch.zeros(300, 24, device=KERNELS)}
     message = "linear_cross_entropy: `main_grad` is for backward in eager mode"

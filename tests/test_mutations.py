@@ -233,6 +233,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),
     "copies": copied,
     "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),
+    "layers, second": hosted(layer_properties.second_agrees_with_truth),
     "layers, weighted": hosted(layer_properties.weighs_rows),
     "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),

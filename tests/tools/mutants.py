@@ -328,6 +328,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("rescaled the other way", CHUNKS, "rescale", r"given / before", "before / given", ("layers, chunks",)),
     Mutant(
+        "gradient of the logits left out of second derivatives",
+        "cupylosses/engines/linear_softmax/second.py",
+        "run_hvp",
+        r"wanted\[1\] and 0 in self\._tangents",
+        "False",
+        ("layers, second",),
+    ),
+    Mutant(
+        "tangents of the last chunk alone",
+        "cupylosses/engines/linear_softmax/second.py",
+        "_multiply",
+        r"total if i else None",
+        "None",
+        ("layers, second",),
+    ),
+    Mutant(
         "weights without their mean",
         "kernels/linear_softmax/row_weights.cuh",
         "weigh_rows",
