@@ -47,7 +47,7 @@ FILES = {
     "label_only": "label_only",
     "label_only_tiles": "label_only_tiles",
 }
-#: The same of dense targets.
+#: The file that moves rows with dense targets.
 DENSE_FILES = {
     "subwarp": "resident_dense_rows",
     "block": "resident_dense_rows",

@@ -86,7 +86,7 @@ MANY_ROWS = 1 << 14
 COLUMN_ROWS = 1 << 13
 #: Classes of a row in the registers of one lane, at most: contiguous ones; and registers of columns that lie there.
 PACKED_CLASSES = 112
-#: The same of rows of whole vectors, which few lanes of a warp share well.
+#: Fewer classes of rows that consist of whole vectors, which few lanes of a warp share well.
 PACKED_CLASSES_WHOLE = 72
 COLUMN_REGISTERS = 64
 #: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better.
@@ -271,7 +271,7 @@ def _column_shape(rows: int, classes: int, size: int, vec_size: int) -> tuple[in
 
 
 def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """Whether a warp reads neighbouring rows in whole lines."""
+    """True if a warp reads neighbouring rows in whole lines."""
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
