@@ -1818,10 +1818,11 @@ def linear_cross_entropy(
             the host, which waits for the GPU. Default False. Default False.
         token_weight: Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss,
             without a gradient of its own. A mean divides by the sum of the weights of the rows that count, times their
-            class weights if there are any. Default None, weights of 1.
+            class weights if there are any. Forward then reads the logits of a chunk twice. Default None, weights of 1.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
-            it is. For eager backward of torch only. Default None.
+            it is. A buffer of that size, in `accumulate_dtype` or that of `main_grad`, holds the gradient from forward
+            to backward, which takes one pass over both. For eager backward of torch only. Default None.
         options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
 
     Returns:
@@ -3534,8 +3535,8 @@ def linear_token_log_probs(
             and products of fewer than some 2000 rows are slower. Default None: the size of the weight, at least 256
             MiB.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
-            which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
-            it is. For eager backward of torch only. Default None.
+            which the products of backward add the gradient of `linear_weight`, in place of memory for it;
+            `linear_weight.grad` stays as it is. For eager backward of torch only. Default None.
 
     Returns:
         The log-probabilities, in the shape of `index`, in float32 (float64 for float64 logits), on the device and of

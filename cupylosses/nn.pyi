@@ -1397,10 +1397,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             number of tokens of all accumulated batches. Default None.
         token_weight: Weight of each row, floating, which broadcasts to the shape of the rows: a factor of its loss,
             without a gradient of its own. A mean divides by the sum of the weights of the rows that count, times their
-            class weights if there are any. Default None, weights of 1.
+            class weights if there are any. Forward then reads the logits of a chunk twice. Default None, weights of 1.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
-            it is. For eager backward of torch only. Default None.
+            it is. A buffer of that size, in `accumulate_dtype` or that of `main_grad`, holds the gradient from forward
+            to backward, which takes one pass over both. For eager backward of torch only. Default None.
         label_smoothing: Overrides the option of the constructor for this call, unless None.
         z_loss: Overrides the option of the constructor for this call, unless None.
         gamma: Overrides the option of the constructor for this call, unless None.

@@ -119,7 +119,7 @@ class LinearLogProbs(LogProbs):
 
     @property
     def common_texts(self) -> Mapping[str, str]:
-        return {**LAYER_TEXTS, **_TEXTS}
+        return {**LAYER_TEXTS, **_TEXTS, "main_grad": _MAIN_GRAD}
 
     @property
     def symbols(self) -> str:
@@ -141,6 +141,12 @@ _TEXTS = {
     "the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. Its log-probability is NaN meanwhile, "
     "with a gradient of 0. On CPU arrays 'lazy' is 'sync'.",
 }
+
+_MAIN_GRAD = (
+    "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to which the "
+    "products of backward add the gradient of `linear_weight`, in place of memory for it; `linear_weight.grad` stays as "
+    "it is. For eager backward of torch only. Default None."
+)
 
 
 def define_log_probs(kind: type[LogProbs] = LogProbs, **fields: Any) -> LogProbs:
