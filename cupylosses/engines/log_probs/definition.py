@@ -144,8 +144,8 @@ _TEXTS = {
 
 _MAIN_GRAD = (
     "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to which the "
-    "products of backward add the gradient of `linear_weight`, in place of memory for it; `linear_weight.grad` stays as "
-    "it is. For eager backward of torch only. Default None."
+    "products of backward add the gradient of `linear_weight`, in place of memory for it; `linear_weight.grad` stays "
+    "as it is. For eager backward of torch only. Default None."
 )
 
 
