@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.definition.kernel_sources import kernel_directory
 from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.pointwise.layout import TILE, TILED
 from cupylosses.engines.strides import MAX_RANK, broadcast_strides, dense_strides, dimension_words, merge
 from cupylosses.jit import gpu
 
@@ -185,12 +186,46 @@ class StridedLayout:
         return (row + 1, column - self.vectors_per_row) if column >= self.vectors_per_row else (row, column)
 
 
+class TiledLayout(StridedLayout):
+    """``TiledLayout`` of ``kernels/core/layout.cuh``."""
+
+    def __init__(self, words: Sequence[int], streams: int, rank: int) -> None:
+        self.size_a, self.size_b, self.tiles_a, self.per_plane, self.planes = words[:5]
+        self.stride_a, self.stride_b = words[5 : 5 + streams], words[5 + streams : 5 + 2 * streams]
+        super().__init__([0] * (4 + streams) + list(words[5 + 2 * streams :]), streams, rank)
+
+    def vectors(self) -> int:
+        return self.planes * self.per_plane * TILE * TILE
+
+    def place(self, vector: int) -> tuple[int, int, int]:
+        """The plane, and the two coordinates."""
+        tile, within = divmod(vector, TILE * TILE)
+        plane, rest = divmod(tile, self.per_plane)
+        step, lane = divmod(within, gpu.WARP)
+        a = rest % self.tiles_a * TILE + step // 4 * 8 + lane % 8
+        return plane, a, rest // self.tiles_a * TILE + step % 4 * 4 + lane // 8
+
+
+def visited_in_tiles(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
+    """As `visited`."""
+    tiles = TiledLayout(layout.words(), len(layout.strides), 1 if layout.kind == "tiles" else MAX_RANK)
+    assert tiles.vectors() == layout.vectors
+    for vector in range(tiles.vectors()):
+        plane, a, b = tiles.place(vector)
+        if a < tiles.size_a and b < tiles.size_b:
+            base = zip(tiles.base(plane), tiles.stride_a, tiles.stride_b, strict=True)
+            yield 0, [x + a * y + b * z for x, y, z in base]
+
+
 def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
     """Each element that a lane visits: its place in the vector, and its offset in every stream."""
     streams = len(layout.strides)
     if layout.kind == "flat":
         for element in range(layout.elements):
             yield element % layout.vec_size, [0 if a == "splat" else element for a in layout.access]
+        return
+    if layout.kind in TILED:
+        yield from visited_in_tiles(layout)
         return
     rows = StridedLayout(layout.words(), streams, 1 if layout.kind == "matrix" else MAX_RANK)
     assert rows.vectors() == layout.vectors
@@ -211,6 +246,27 @@ def test_layout_visits_every_element_where_it_is(space: tuple[tuple[int, ...], l
     assert found == addresses(shape, [s.strides for s in streams])
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "kind"),
+    [
+        ((35, 50), ((50, 1), (1, 35), (0, 1), (1, 0), (0, 0)), "tiles"),
+        ((16, 16), ((16, 1), (1, 16)), "tiles"),
+        ((3, 17, 33), ((561, 33, 1), (561, 1, 17)), "tiles"),
+        ((2, 3, 17, 33), ((2000, 561, 33, 1), (3000, 600, 1, 17)), "tiles_of_planes"),
+        # A side is shorter than a tile.
+        ((35, 15), ((15, 1), (1, 35)), "matrix"),
+        # Three streams, three innermost dimensions.
+        ((16, 16, 16), ((256, 16, 1), (256, 1, 16), (1, 16, 256)), "rows"),
+    ],
+)
+def test_streams_that_disagree_are_visited_in_tiles(
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], kind: str
+) -> None:
+    layout = pointwise_layout.layout(shape, [pointwise_layout.Stream(s, 4) for s in strides])
+    assert layout.kind == kind and layout.elements == prod(shape)
+    assert Counter(tuple(offsets) for _, offsets in visited(layout)) == addresses(shape, strides)
+
+
 @given(stream_spaces())
 def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[pointwise_layout.Stream]]) -> None:
     shape, streams = space
@@ -225,7 +281,7 @@ def test_vector_loads_are_aligned(space: tuple[tuple[int, ...], list[pointwise_l
 @given(stream_spaces())
 def test_advance_is_a_warp_of_vectors(space: tuple[tuple[int, ...], list[pointwise_layout.Stream]]) -> None:
     layout = pointwise_layout.layout(*space)
-    if layout.kind == "flat":
+    if layout.kind in ("flat", *TILED):
         return
     rows = StridedLayout(layout.words(), len(layout.strides), 1 if layout.kind == "matrix" else MAX_RANK)
     for vector in range(0, rows.vectors(), 7):
@@ -261,7 +317,7 @@ def stream(shape: Sequence[int], itemsize: int, misalignment: int = 0) -> pointw
         # A slice whose rows begin at odd places.
         ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
         # Transposed and not transposed: no order suits both.
-        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "matrix", 1),
+        ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 1),
         ((4, 5, 6), [pointwise_layout.Stream((100, 12, 1), 4)], "rows", 2),
     ],
 )

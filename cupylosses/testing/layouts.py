@@ -163,7 +163,7 @@ LAYOUTS: dict[str, Layout] = {
             rank=2,
         ),
         Layout("misaligned", "addresses off by one element: vectors shifted", "flat", True, store=_misaligned),
-        Layout("mixed", "operands that disagree about the order", "matrix", False, store=_others(_transposed), rank=2),
+        Layout("mixed", "operands that disagree about the order", "tiles", False, store=_others(_transposed), rank=2),
         Layout("sliced", "rows with gaps and an offset", "matrix", False, store=_sliced, rank=2),
         Layout("strided", "every second element: no unit stride at all", "matrix", False, store=_strided, rank=1),
         Layout(

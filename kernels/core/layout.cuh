@@ -3,12 +3,13 @@
 //   index space = broadcast shape of the loss, dimensions reordered and merged as far as all streams allow
 //   vector v    = elements [v * kVecSize, (v + 1) * kVecSize) along the innermost dimension
 //
-// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Two layouts cover all cases:
+// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Three layouts cover all cases:
 //
 // clang-format off: the formatter would join the lines of this list.
 //   FlatLayout      one dimension: dense tensors of any rank and dimension order, and operands that are single numbers.
 //   StridedLayout   an innermost dimension of whole vectors and kRank outer ones (1 for a matrix, or up to kMaxRank):
 //                   broadcast operands, slices, and with kVecSize = 1 arbitrary strides.
+//   TiledLayout     two dimensions, each of unit stride in some streams, and kRank outer ones: a transposed operand.
 // clang-format on
 //
 // A Cursor is the position of one lane; `advance` moves it by kWarp vectors. All indices have 64 bits: 2^31 elements of
@@ -124,5 +125,64 @@ struct StridedLayout {
     // kVecSize > 1 implies unit stride, which spares the multiplication.
     const int64 element = cursor.column * kVecSize;
     return cursor.base[kStream] + (kVecSize > 1 ? element : element * inner_stride[kStream]);
+  }
+};
+
+// Elements of streams that disagree about the innermost dimension: tiles of kSide x kSide elements along a and b, each
+// of unit stride in some streams. A tile is what a warp visits in one batch, in steps of 8 x 4 elements: along a, a
+// step reads whole sectors of 32 bytes of float32, along b two steps in turn do, of which the second finds them in L1.
+//
+// Vectors are single elements, numbered tile by tile. Those outside of the index space, in tiles at its ends, are not
+// present. Precondition: batches begin at multiples of kSide * kSide.
+template <int kStreams, int kRank>
+struct TiledLayout {
+  static constexpr int kOuter = kRank;
+  static constexpr int kSide = 16;
+  static constexpr int kStepA = 8, kStepB = kWarp / kStepA, kSteps = kSide / kStepB;  // steps along b before the next a
+  struct Cursor {
+    int64 a, b;
+    int step;
+    int64 base[kStreams];
+  };
+  int64 size_a, size_b;
+  int64 tiles_a;    // tiles along a
+  int64 per_plane;  // tiles of one plane of a and b
+  int64 planes;
+  int64 stride_a[kStreams], stride_b[kStreams];
+  Dimensions<kStreams, kRank> outer;
+
+  __device__ __forceinline__ int64 vectors() const {
+    return planes * per_plane * (kSide * kSide);
+  }
+  __device__ __forceinline__ bool whole_up_to(int64 vector) const {
+    if (vector >= vectors()) return false;
+    const int64 tile = vector / (kSide * kSide) % per_plane;
+    return (tile % tiles_a + 1) * kSide <= size_a && (tile / tiles_a + 1) * kSide <= size_b;
+  }
+  __device__ __forceinline__ Cursor at(int64 vector) const {
+    const int64 tile = vector / (kSide * kSide), plane = tile / per_plane, rest = tile - plane * per_plane;
+    const int within = static_cast<int>(vector % (kSide * kSide)), lane = within % kWarp;
+    const int64 tile_b = rest / tiles_a;
+    Cursor cursor;
+    cursor.step = within / kWarp;
+    cursor.a = (rest - tile_b * tiles_a) * kSide + cursor.step / kSteps * kStepA + lane % kStepA;
+    cursor.b = tile_b * kSide + cursor.step % kSteps * kStepB + lane / kStepA;
+    outer.offsets(plane, cursor.base);
+    // A tile behind the last one.
+    if (plane >= planes) cursor.a = size_a;
+    return cursor;
+  }
+  // Within a tile.
+  __device__ __forceinline__ void advance(Cursor& cursor) const {
+    const bool next_a = ++cursor.step % kSteps == 0;
+    cursor.a += next_a ? kStepA : 0;
+    cursor.b += next_a ? kStepB - kSide : kStepB;
+  }
+  __device__ __forceinline__ int64 present(const Cursor& cursor) const {
+    return cursor.a < size_a && cursor.b < size_b;
+  }
+  template <int kStream, bool kSplat>
+  __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
+    return cursor.base[kStream] + cursor.a * stride_a[kStream] + cursor.b * stride_b[kStream];
   }
 };

@@ -14,7 +14,14 @@ from cupylosses.checks import FLOATING
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 from cupylosses.engines.pointwise.jvp import TangentLoss
-from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM, BLOCKS_PER_SM_OTHERS, MAX_THREADS, UNROLL, max_rank
+from cupylosses.engines.pointwise.layout import (
+    BLOCKS_PER_SM,
+    BLOCKS_PER_SM_OTHERS,
+    MAX_THREADS,
+    TILED,
+    UNROLL,
+    max_rank,
+)
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import (
     STORAGE,
@@ -284,7 +291,7 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
 
 def _rank(variant: PointwiseKernel) -> int:
     """The outer dimensions that a kernel has room for: with one there is no division to find them."""
-    return 1 if variant.layout == "matrix" else max_rank(len(variant.loss.operands))
+    return 1 if variant.layout in ("matrix", TILED[0]) else max_rank(len(variant.loss.operands))
 
 
 def _pointwise_entry(variant: PointwiseKernel) -> str:
@@ -296,7 +303,10 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         layout_local = ["  const Layout layout{elements};"]
     else:
         rank = _rank(variant)
-        layout_type = f"StridedLayout<{variant.vec_size}, {2 * len(operands) + 1}, {rank}>"
+        streams = 2 * len(operands) + 1
+        layout_type = f"StridedLayout<{variant.vec_size}, {streams}, {rank}>"
+        if variant.layout in TILED:
+            layout_type = f"TiledLayout<{streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.vec_size]}>"
     element, call = {

@@ -46,6 +46,12 @@ SLICE_TERMS = 128
 TARGET_WARPS = 1 << 14
 
 
+#: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side of
+#: a tile, as ``kSide`` of ``kernels/core/layout.cuh``.
+TILED = ("tiles", "tiles_of_planes")
+TILE = 16
+
+
 @dataclass(frozen=True)
 class Stream:
     """One tensor as the layout sees it: strides in elements, bytes per element, address modulo 16, and whether kernels
@@ -75,11 +81,19 @@ class Layout:
 
     @property
     def vectors(self) -> int:
-        """The number of vectors; only a flat layout may end in a partial one."""
+        """The number of vectors. A flat layout may end in a partial one, and tiles in some that are absent."""
+        if self.kind in TILED:
+            return prod(-(-n // TILE) * TILE for n in self.sizes[:2]) * prod(self.sizes[2:])
         return -(-self.elements // self.vec_size)
 
     def words(self) -> list[int]:
-        """The kernel's ``Rows`` as 64-bit words, in the order of its fields."""
+        """The kernel's layout as 64-bit words, in the order of its fields."""
+        if self.kind in TILED:
+            across, down = (-(-n // TILE) for n in self.sizes[:2])
+            strides = [s[d] for d in (0, 1) for s in self.strides]
+            head = [*self.sizes[:2], across, across * down, prod(self.sizes[2:]), *strides]
+            rank = 1 if self.kind == TILED[0] else max_rank(len(self.strides) // 2)
+            return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
         head = [rows, vectors_per_row, WARP // vectors_per_row, WARP % vectors_per_row, *inner]
@@ -102,6 +116,11 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
+    other = _other_fast_dimension(sizes, strides)
+    if other:
+        order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
+        sizes, strides = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
+        return Layout(TILED[len(sizes) > 3], 1, sizes, strides, ("reused",) * len(streams))
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
         vec_size = _widest(sizes, strides, streams, flat)
@@ -111,6 +130,16 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
     )
     kind = "flat" if flat else "matrix" if len(sizes) <= 2 else "rows"
     return Layout(kind, vec_size, sizes, strides, access)
+
+
+def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
+    """The dimension of unit stride in streams that have another stride in the innermost one, or None if streams agree
+    about the innermost dimension, or one of the two is short.
+    """
+    if not any(s[0] == 1 for s in strides) or sizes[0] < TILE:
+        return None
+    found = {d for s in strides if s[0] not in (0, 1) for d in range(1, len(sizes)) if s[d] == 1 and sizes[d] >= TILE}
+    return found.pop() if len(found) == 1 else None
 
 
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:

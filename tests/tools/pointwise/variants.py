@@ -139,9 +139,10 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     for i, dtype in enumerate(dtypes):
         for shape in [(COLUMNS,)] if fast else [(COLUMNS,), (ROWS, 1), ()]:
             yield (*contiguous[:i], placeholder(dtype, shape), *contiguous[i + 1 :])
-    if fast:
-        return
     first, *others = contiguous
+    if fast:
+        yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others
+        return
     itemsize = interop.ITEMSIZE[first.dtype]
     yield Placeholder(first.dtype, first.shape, first.strides, itemsize % 16), *others
     yield Placeholder(first.dtype, first.shape, first.strides[::-1], 0), *others

@@ -15,20 +15,20 @@ struct Loss {
     const auto from_probability = where(log_target, mass * (target - log(input)), times_log_ratio(target, input));
 #line 1 "kl_div.value"
     return ::lift<float>(where(mass == 0.0, zero_unless_nan(input), where(log_input, from_log, from_probability)));
-#line 1 "<kl_div_elements_bf16-bf16_bf16_matrix_x8_stream-reused-none_grad00_flags10>.entries"
+#line 1 "<kl_div_elements_bf16-bf16_bf16_tiles_x1_reused-reused-none_grad00_flags10>.entries"
   }
 };
 
 using Result = bfloat16_t;
-using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Access::kReused>>;
+using Sources = Tuple<Source<bfloat16_t, Access::kReused>, Source<bfloat16_t, Access::kReused>>;
 using Sinks = Tuple<Absent, Absent>;
 using Element = Sink<bfloat16_t>;
-using Layout = StridedLayout<8, 5, 1>;
+using Layout = TiledLayout<5, 1>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 kl_div_elements_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result* values, double divisor, double scale, int64 chunks, const __grid_constant__ Layout layout) {
-  const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
-      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kReused>{target_}),
+  const Pointwise<Loss, Layout, 1, Sources, Sinks, Element> program{
+      Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kReused>{input_}, Source<bfloat16_t, Access::kReused>{target_}),
       make_tuple(Absent{}, Absent{}), Element{values}};
-  map_elements<4>(program, chunks, scale);
+  map_elements<8>(program, chunks, scale);
 }
