@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from cupylosses import options
@@ -21,19 +21,18 @@ from cupylosses.engines.device import Device, Divisor
 from cupylosses.jit import compiler
 
 
-def _at_once(device: Device) -> AbstractContextManager[None]:
-    """Within this context, kernels that are not compiled yet are left to other threads."""
+def _compiles_at_once(device: Device) -> bool:
+    """True if kernels that are not compiled yet may be left to other threads."""
     stream = device.stream()
-    alone = device.launcher is not None or (stream != 0 and device.capturing())
-    return nullcontext() if alone else compiler.background()
+    return device.launcher is None and not (stream != 0 and device.capturing())
 
 
 def begin(plan: Plan, device: Device, wanted: Wanted) -> None:
     """Has all kernels of the first call with gradients compiled at once, that of its divisor on the device included."""
     one_pass = options.one_pass_enabled() and not (plan.composite or plan.single_use)
-    if one_pass and (wanted, True) not in plan.one_pass and any(plan.writable(wanted)):
+    if one_pass and (wanted, True) not in plan.one_pass and any(plan.writable(wanted)) and _compiles_at_once(device):
         counting = plan.denominator()[0]
-        with _at_once(device):
+        with compiler.background():
             counting.launcher("value", counting.nothing, False)
         plan.one_pass[wanted, True] = OnePass(plan, device, wanted, True)
 
@@ -63,9 +62,9 @@ class OnePass:
         self.complete = written == wanted
         self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
         self.partials, self.records = plan.partials, plan.records
-        with _at_once(device):
+        with compiler.background() if _compiles_at_once(device) else nullcontext():
+            self.first = plan.launcher("value_and_gradient", written, counted)
             self.check = plan.launcher("verify_gradient", written, counted)
-        self.first = plan.launcher("value_and_gradient", written, counted)
         # Both take their arguments from one buffer, where grad_output, which only the check has, stands last.
         tensors, place = len(written) + len(self.buffers), len(self.first.format)
         own = tensors + len(plan.auxiliary)

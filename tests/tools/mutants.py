@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors at any address",
         LAYOUT_RULES,
-        "_widest",
+        "_aligned",
         r"stream\.misalignment % word == 0",
         "True",
         ("truth, misaligned",),
