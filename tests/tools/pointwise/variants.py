@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, cycle, product
 from typing import ClassVar
 
@@ -27,12 +28,7 @@ class PointwiseVariants(Variants):
     Definition: ClassVar = Loss
 
     def kernels(self, fast: bool = False) -> list[PointwiseKernel]:
-        recorder = KernelRecorder()
-        for flags, dtypes in product(flag_settings(self.loss), dtype_settings(self.loss, fast)):
-            for tensors in layout_settings(dtypes, fast):
-                _call(recorder, self.loss, flags, tensors, fast)
-            _call_forms(recorder, self.loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
-        return list(recorder.kernels)
+        return list(_kernels(self.loss, fast))
 
     def broad(self, architecture: str, whole: bool = True) -> list[PointwiseKernel]:
         """Each kernel and layout occurs, and each dtype; for :data:`BROADEST` also each choice of dtypes, setting of
@@ -112,6 +108,16 @@ class PointwiseVariants(Variants):
             "gradients": " ".join(gradients),
             "flags": " ".join(flags),
         }
+
+
+@cache  # Half a second for a loss, several times in a run of the tests.
+def _kernels(loss: Loss, fast: bool) -> tuple[PointwiseKernel, ...]:
+    recorder = KernelRecorder()
+    for flags, dtypes in product(flag_settings(loss), dtype_settings(loss, fast)):
+        for tensors in layout_settings(dtypes, fast):
+            _call(recorder, loss, flags, tensors, fast)
+        _call_forms(recorder, loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
+    return tuple(recorder.kernels)
 
 
 def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
