@@ -11,6 +11,7 @@ import pytest
 import torch
 from cupy_memory import array, tensor
 from devices import KERNELS
+from grids import in_turn
 
 import cupylosses.functional
 from cupylosses import interop, nn
@@ -117,8 +118,7 @@ def test_chunks_agree_with_the_loss_of_the_logits(dtype: str) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("classes", [5, 30, 301, 2050, 9001])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("classes", "reduction"), in_turn([5, 30, 301, 2050, 9001], ["mean", "none"]))
 def test_rows_of_any_length(classes: int, reduction: str) -> None:
     """Rows of a thread, of a warp, of a block, and too long for a block; odd ones too."""
     agrees(operands((13,), 7, classes), reduction=reduction, max_memory=5 * classes * 4)

@@ -557,9 +557,12 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
     return [*found, torch.autograd.grad(call(), x, create_graph=True)[0].detach()]
 
 
-@pytest.mark.parametrize(
-    ("layout", "masked"), in_turn([x for x in LAYOUTS if x not in softmax_layout.IN_REGISTERS], [False, True])
-)
+#: Layouts of few rows, and one of each kernel that counts labels.
+FEW_ROWS = [x for x in LAYOUTS if x not in softmax_layout.IN_REGISTERS]
+COUNTING = [x for x in FEW_ROWS if x not in ("block, cluster", "subwarp, copied", "label_only_tiles, long")]
+
+
+@pytest.mark.parametrize(("layout", "masked"), in_turn(short_or_full(COUNTING, FEW_ROWS), [False, True]))
 def test_few_labels_are_counted_without_a_launch(
     layout: str, masked: bool, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

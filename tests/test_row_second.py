@@ -11,7 +11,7 @@ import pytest
 import torch
 from devices import KERNELS
 from grids import identity, in_turn, short_or_full
-from test_rows import OPTIONS, build, cases
+from test_rows import build, cases, few_cases
 from tools.softmax.properties import (
     TERM_LAYOUTS,
     TERM_LOSSES,
@@ -76,10 +76,10 @@ def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_f
 @pytest.mark.formulas
 @pytest.mark.parametrize(
     ("what", "setting"),
-    [x for name in OPTIONS if name in LOSSES for x in cases(short_or_full(1, 2)) if x.values[0] == name],
+    short_or_full(few_cases, list)([x for x in cases(short_or_full(1, 2)) if x.values[0] in LOSSES]),
 )
 def test_options(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every option; of every two options with ``--thorough``."""
+    """Every choice of every option with some loss; of every two options with each loss with ``--thorough``."""
     name, arguments = build(what, setting, KERNELS)
     x = arguments["input"].detach().requires_grad_()
     along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
@@ -106,7 +106,7 @@ MIXED_DERIVATIVES = [
 
 @pytest.mark.parametrize(
     ("row_loss", "layout", "case"),
-    in_turn(list(TERM_LOSSES), ["subwarp", "block", "thread_per_row"], range(len(MIXED_DERIVATIVES)), times=2),
+    in_turn(list(TERM_LOSSES), ["subwarp", "block", "thread_per_row"], range(len(MIXED_DERIVATIVES))),
 )
 def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: None) -> None:
     """Includes mixed derivatives, and derivatives of one operand alone."""
