@@ -56,8 +56,7 @@ def agrees(loss: Loss, **setting: Any) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.every_loss
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "reduction"), in_turn(LOSSES, ["none", "mean"]))
 def test_kernels_of_every_loss(loss: Loss, reduction: str) -> None:
     agrees(loss, reduction=reduction, device=KERNELS)
 

@@ -400,6 +400,7 @@ def test_jacobian_vector_product(loss: Loss, device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+@pytest.mark.representatives
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_torch_compile(loss: Loss, reduction: str, device: str) -> None:
     """Traced by Dynamo; without its code generator, which would need a C++ compiler."""

@@ -56,7 +56,7 @@ def test_the_table_is_complete() -> None:
     assert found >= {(loss, x.name) for loss, x in possible if not x.gpu}
 
 
-@chosen(gpu=False, times=2)
+@chosen(gpu=False)
 @pytest.mark.kernels
 def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
     """In kernels: the formula would work as well, and is not called."""
