@@ -578,6 +578,28 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(x.suffix == ".so" for x in left)
 
 
+def test_files_of_many_kernels_are_precompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, after a few kernels have shown that they share them; a kernel compiles beside a damaged header too."""
+    if "clang" in Path(build.compiler()[0]).resolve().name:
+        pytest.skip("Clang has other options for it")
+    monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
+    tmp_path.chmod(0o700)
+
+    def result(i: int) -> float:
+        text = "__device__ double twice(double x) {\n  return 2 * x;\n}\n"
+        text += f'#line 1 "<kernel {i}>"\nextern "C" __global__ void shared{i}(double* a) {{ *a = twice({i}); }}'
+        memory = numpy.zeros(1)
+        host.run_source(f"shared{i}", text, [memory.ctypes.data], block=1)
+        return memory[0]
+
+    assert [result(i) for i in range(4)] == [0, 2, 4, 6]
+    assert not [*tmp_path.glob("*.gch")]
+    assert [result(i) for i in range(4, 8)] == [8, 10, 12, 14]
+    (header,) = tmp_path.glob("*.gch")
+    header.write_bytes(header.read_bytes()[:5000])
+    assert result(8) == 16
+
+
 def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded kernels are those that run: nothing is left to compile; recording itself compiles and launches
     nothing.

@@ -23,10 +23,14 @@ class Counters:
     host_kernels: set[str] = field(default_factory=set)
     nvrtc_kernels: set[str] = field(default_factory=set)
 
-    def count_compilation(self, seconds: float) -> None:
-        """Counts an object compiled for the host; thread-safe."""
+    def count_compiled(self) -> None:
+        """Counts an object that the cache lacked; thread-safe."""
         with _lock:
             self.compiled += 1
+
+    def count_compiling(self, seconds: float) -> None:
+        """Adds processor time of the host's compiler; thread-safe."""
+        with _lock:
             self.compiling += seconds
 
     def count_nvrtc(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The cache of shared objects that host execution loads.
+"""The cache of shared objects that host execution loads, and of precompiled headers that it builds them with.
 
 A shared object is code: whoever can write to the cache runs code in every test process. So the directory must belong to
 the user and be writable by nobody else. Each file ends in a checksum, which detects an object that a crash or a full
@@ -94,7 +94,7 @@ def prune(cache: Path, most: int = MAX_BYTES) -> None:
         if stat.S_ISDIR(status.st_mode):
             if time.time() - status.st_mtime > ABANDONED:
                 shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix == ".so":
+        elif path.suffix in (".so", ".gch"):
             objects.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in objects)
     if total <= most:
