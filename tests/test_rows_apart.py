@@ -54,6 +54,9 @@ def test_which_rows_are_copied() -> None:
     # Several warps take one where rows are many.
     assert not copied((8, 193, 64, 64)) and not copied((8, 97, 64, 64), size=8) and copied((8, 1100, 64, 64))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
+    # Rows with gaps, of which every second one begins within a word.
+    assert copied((64, 1000), (1001, 1), size=2) and not copied((64, 1000), (1001, 1))
+    assert not copied((64, 1000), (1002, 1), size=2) and not copied((64, 9000), (9001, 1), size=2)
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
     # Log-probabilities are read at the labels only, and their gradients written.

@@ -34,6 +34,9 @@ FEW_CLASSES = 32
 #: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
 ROWS_PER_THREAD = 4
 THREAD_PER_ROW_THREADS_MIN = 64
+#: Classes of 16-bit rows from which on single elements are as fast as a copy, where rows with gaps begin at odd
+#: elements and those of their gradients do not.
+ODD_CLASSES = 8192
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
 #: Classes of log-probabilities whose gradients a thread writes alone, at most, and rows from which on there are enough
@@ -287,14 +290,19 @@ def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], re
     ``tensors``, operands and gradients, and a row of the operands, the first ``read`` tensors, fits into shared memory.
     So images (N, C, H, W) are taken as they are up to C = 192 in float32. A thread alone would read a longer row
     several times, at the speed of one thread if rows are few, and lose digits in a long sum of number after number.
+    Contiguous classes are copied, too, if rows of 16-bit logits have gaps such that they could be read only one by one.
     """
     rows = prod(shape)
     if not softmax:
         # Of the operand one element of each row is read, wherever it lies.
         tensors = tensors[read:]
-    if not rows or classes <= 1 or all(x.class_stride == 1 for x in tensors):
+    if not rows or classes <= 1:
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
+    if all(x.class_stride == 1 for x in tensors):
+        # Half words: gradients have no gaps, so no vector begins alike in both.
+        odd = any((a - b) % 2 for a, b, n in zip(strides[0], strides[-1], sizes, strict=True) if n > 1)
+        return softmax and read == 1 and tensors[0].itemsize == 2 and odd and FEW_CLASSES < classes < ODD_CLASSES
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if softmax and read == 1 and _near(sizes, strides) and _column_shape(rows, classes, tensors[0].itemsize, 1):
