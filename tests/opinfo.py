@@ -68,6 +68,10 @@ def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         from torch.testing._internal import common_utils
         from torch.testing._internal.common_methods_invocations import op_db
         from torch.testing._internal.common_modules import module_db
+        from torch.testing._internal.opinfo import core
+    for module in (common_utils, core):
+        # It looks for a TestCase in every frame of the stack, which takes longer than drawing the samples.
+        setattr(module, "extract_test_fn", lambda: None)  # noqa: B010 -- mypy knows it as a function
     if not torch.cuda.is_available():
         # torch.manual_seed, called before each sample, formats a traceback for each absent kind of device: a third of
         # the time of these tests.
