@@ -41,7 +41,9 @@ class PlanCache:
 
 
 class SettingsCache:
-    """What was made of settings, by their identities, which the cache keeps their own."""
+    """A cache of values by the identities of the settings that they were made of. It keeps the settings, so that no
+    other object gets their identities.
+    """
 
     #: Types of which nothing changes unnoticed.
     _constant = frozenset({"int", "float", "bool", "str", "NoneType", "dtype"})
@@ -49,15 +51,15 @@ class SettingsCache:
     def __init__(self, size: int = 1024) -> None:
         self.size = size
         self._kept: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
-        #: What was made, and the settings, by a key that holds the identities of these; or None.
+        #: Value and settings by a key that holds the identities of these; or None.
         self.get = self._kept.get
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, key: tuple[Any, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What ``make`` returns for these settings and whatever else is in ``key``. A recording of torch's is compared
-        with the next one, so nothing is kept meanwhile.
+        """The value that ``make`` returns for these settings and whatever else is in ``key``. A recording of torch's is
+        compared with the next one, so nothing is kept meanwhile.
         """
         if interop.tracers and interop.tracers[0]():
             return make()

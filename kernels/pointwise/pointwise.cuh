@@ -49,7 +49,7 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
   return vectors > 1 && vectors * words > most ? vectors_in_flight(vectors / 2, words, most) : vectors;
 }
 
-// How an operand is read. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
+// Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
 // that are no multiples of them.
 enum class Access { kStream, kReused, kSplat, kShifted };
 

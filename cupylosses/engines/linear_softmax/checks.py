@@ -69,7 +69,7 @@ def token_weight(loss: Any, array: Any, rows: tuple[int, ...]) -> None:
 
 
 def main_grad(loss: Any, array: Any, weight: Any, library: str) -> None:
-    """What backward adds to has the shape of the weight, one dtype, no gaps and no gradient of its own."""
+    """Raises unless `main_grad` has the shape of the weight, one dtype, no gaps and no gradient of its own."""
     if library != "torch":
         raise TypeError(
             f"{loss.name}: `main_grad` is added to by torch's backward, got operands of {library}. Add up what "

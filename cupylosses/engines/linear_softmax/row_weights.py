@@ -107,8 +107,8 @@ class RowWeights:
         divisor: Divisor | None = None,
         to: Any = None,
     ) -> Any:
-        """What lies at the address ``read``, a number (``step`` 0) or one per row, times the weights and divided: new,
-        or in ``to``. ``dtypes`` are those of what is read and of what is written.
+        """Products of the weights and of what lies at the address ``read``, a number (``step`` 0) or one per row,
+        divided: new, or in ``to``. ``dtypes`` are those of what is read and of what is written.
         """
         found = device.empty((self.rows,), (1,), dtypes[1]) if to is None else to
         weights, below = device.address(arrays[self._at]), _arguments(divisor)

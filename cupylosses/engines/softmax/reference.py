@@ -200,8 +200,8 @@ def _weights(xp: Any, call: Rows, like: Any) -> Any:
 
 
 def divisor(xp: Any, call: Rows, rows: RowMask, row_weights: Any = None) -> Any:
-    """What the sum of the rows, which may have weights, is divided by: a number, or an array without dimensions. Bad
-    rows do not count.
+    """The divisor of the sum of the rows, which may have weights: a number, or an array without dimensions. Bad rows do
+    not count.
     """
     if call.normalizer is not None:
         return call.normalizer

@@ -47,7 +47,7 @@ _KERNEL_GCC = (
 #: Kernels compiled with the same files of ``kernels/`` before these are precompiled. Precompiling saves an eighth of
 #: each further compilation, and takes as long as four of these savings.
 _COMPILED_BEFORE_PRECOMPILING = 4
-#: Where the glue of one kernel begins, behind the text of the files (`Kernel.source`).
+#: The beginning of the glue of one kernel, behind the text of the files (`Kernel.source`).
 _GLUE = '\n#line 1 "<'
 
 #: Bytes of `extern __shared__` memory, as many as a kernel gets on every GPU without asking for more.
