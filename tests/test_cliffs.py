@@ -30,7 +30,7 @@ WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025
 
 
 def small(case: Case) -> Case:
-    """The same case with a few elements: equal sizes stay equal, and 1 stays 1."""
+    """The case with a few elements: equal sizes stay equal, and 1 stays 1."""
     sizes = sorted({n for shape in case.workload.shapes for n in shape if n > 1})
     names = {1: 1, **{n: 2 + i for i, n in enumerate(sizes)}}
     shapes = tuple(tuple(names[n] for n in shape) for shape in case.workload.shapes)
@@ -82,7 +82,7 @@ def test_every_case_has_a_title_of_its_own_and_every_engine_its_cases() -> None:
     assert len({x.title for x in cases}) == len(cases)
     assert {x.workload.loss.engine.name for x in cases} == {"pointwise", "softmax"}
     assert {x.cliffs for x in Workload.classes()} == {"pointwise_cliffs", "softmax_cliffs", None}
-    # What a GPU of 16 GB holds beside gradients and copies.
+    # A GPU of 16 GB holds so much beside gradients and copies.
     assert max(x.workload.bytes for x in cases) < 3e9
 
 

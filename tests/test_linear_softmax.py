@@ -324,7 +324,7 @@ def test_transforms_of_token_weights() -> None:
 
 
 def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any) -> torch.Tensor:
-    """What backward of 3 times the sum of a result adds to a `main_grad` that another backward adds to meanwhile."""
+    """The sum that backward of 3 times the sum of a result adds to a `main_grad` that another backward adds to meanwhile."""
     shape = given["linear_weight"].shape
     dtype = torch.float64 if given["input"].dtype == torch.float64 else torch.float32
     main_grad = torch.zeros(shape.numel() + offset, dtype=dtype, device=given["input"].device)[offset:].view(shape)

@@ -169,7 +169,7 @@ struct LabelLosses {
   }
 };
 
-// The same from stored coefficients.
+// As LabelLosses, from stored coefficients.
 template <class Stored>
 struct StoredLabelGradients {
   const Stored* grad_output;

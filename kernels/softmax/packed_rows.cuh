@@ -16,7 +16,7 @@
 #pragma once
 #include "softmax/register_rows.cuh"
 
-// Where the rows of a lane are in shared memory: the first one, the others kWarp rows apart.
+// The rows of a lane in shared memory: the first one, the others kWarp rows apart.
 template <class Storage, int kClasses, int kRows>
 struct PackedSource {
   static constexpr int kVecSize = kRows;

@@ -40,7 +40,7 @@ struct LabelsOfLane {
   }
 };
 
-// What warps of a block exchange about the rows that they share: sums of each warp, and coefficients of each row.
+// The exchange between warps of a block about rows that they share: sums of each warp, coefficients of each row.
 template <class Sums, class Coeffs, int kVecSize, int kWarps>
 struct SharedRows {
   // Arrays of words, because the types may have constructors.

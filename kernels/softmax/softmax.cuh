@@ -43,7 +43,7 @@ __device__ __forceinline__ float exp_finite(float x) {
   // The minus stands at the constant: before `power` it would take a second product.
   return fmaf(e, fmaf(power, -kLn2, x), e);
 }
-// The same for -inf too: x is clamped at -1000, where the power is 0, because the correction could be infinite.
+// exp(x), also of -inf: x is clamped at -1000, where the power is 0, because the correction could be infinite.
 __device__ __forceinline__ float exp_nonpositive(float x) {
   return exp_finite(max_propagating_nan(x, -1000.0f));
 }

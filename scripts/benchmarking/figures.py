@@ -256,7 +256,7 @@ def _forward(dtype: str) -> Bar:
 
 
 def _layers() -> list[Bar]:
-    """What losses of linear layers and log-probabilities may take beside products of matrices, or copies."""
+    """Bars of losses of linear layers and log-probabilities, relative to matrix products or copies."""
     bars = [("linear_cross_entropy", sizes, x, *bar) for sizes, found in LAYERS for x, bar in found.items()]
     sizes, bar = LINEAR_LOG_PROBS
     found = []
