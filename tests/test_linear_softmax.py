@@ -324,7 +324,7 @@ def test_transforms_of_token_weights() -> None:
 
 
 def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any) -> torch.Tensor:
-    """The sum that backward of 3 times the sum of a result adds to a `main_grad` that another backward adds to meanwhile."""
+    """The gradient that backward of 3 times a sum adds to a `main_grad`, to which another backward adds meanwhile."""
     shape = given["linear_weight"].shape
     dtype = torch.float64 if given["input"].dtype == torch.float64 else torch.float32
     main_grad = torch.zeros(shape.numel() + offset, dtype=dtype, device=given["input"].device)[offset:].view(shape)
@@ -384,7 +384,7 @@ def test_main_grad_is_no_saved_tensor() -> None:
 
 @kernels
 def test_main_grad_without_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where forward writes no gradient, products add to it: one more of them, and no memory of the weight's size."""
+    """Products add to it if forward writes no gradient: one more of them, and no memory of the weight's size."""
     given, main_grad, shapes = operands(), torch.zeros(300, 24, device=KERNELS), []
     kind = type(torch_device.device_of(given["input"]))
     empty = kind.empty
