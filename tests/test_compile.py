@@ -90,6 +90,17 @@ def fast_jobs() -> list[gate.Job]:
 
 
 @needs_nvrtc
+def test_two_shifted_operands_with_offsets_of_their_own_spill_nothing() -> None:
+    """They take more registers than the bound of other reduced losses leaves."""
+    access = ("shifted", "shifted", "none")
+    variant = PointwiseKernel(
+        registry(Loss)["smooth_l1_loss"], (), "value_and_gradient", ("float64",) * 2, "float64", "matrix", 2, access,
+        (True, True), compute="float64",
+    )  # fmt: skip
+    assert Nvrtc().compile(variant.source(), "sm_90").resources.spills == 0
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_pass_the_gate(part: int, counts: Counter[str]) -> None:
     """The fast subset, in parts that several processes may take."""
