@@ -57,7 +57,8 @@ def main() -> int:
     driver = driver_cuda()
     cupy = choose_cupy(options.cupy, driver)
     extras = [*extras, *([cupy] if cupy else [])]
-    variables = dict(os.environ)
+    # Bytecode is kept, in `__pycache__`: the suite's many processes would compile the library and the tests again.
+    variables = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if options.here:
         python = Path(sys.executable)
         check_requirements(extras)

@@ -34,6 +34,8 @@ _OPTIONS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
 #: their __shared__ variables; no start files, so that a kernel has no other writable memory.
 _KERNEL = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing")
 _LINK_KERNEL = ("-nostartfiles", "-nodefaultlibs")
+#: Linkers that take 5 ms less than the default one for an object as small as a kernel's, the fastest first.
+_LINKERS = ("lld", "gold")
 #: Passes of GCC that cost more compile time than the short runs of a kernel give back: 11 to 15 % of a compilation.
 _KERNEL_GCC = (
     "-fno-exceptions",
@@ -94,6 +96,13 @@ def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
             "no compiler checks for thread and address at once"
         )
     return names
+
+
+@cache
+def _linker() -> tuple[str, ...]:
+    """The option for a faster linker, if one is installed beside the default one."""
+    found = next((x for x in _LINKERS if shutil.which(f"ld.{x}")), None)
+    return (f"-fuse-ld={found}",) if found else ()
 
 
 @cache
@@ -217,7 +226,8 @@ def kernel(entry: str, source: str, sanitize: tuple[str, ...] = Settings.sanitiz
         libraries.insert(0, str(sanitizer_library()))
     trimmed = () if "clang" in _version() else _KERNEL_GCC
     options = (*_KERNEL, *trimmed, *checks, *(["-gdwarf-4"] if debug else []))
-    return _build(entry, text, options, (*_LINK_KERNEL, *checks, str(runtime()), *libraries), _SHIM)
+    link = (*_linker(), *_LINK_KERNEL, *checks, str(runtime()), *libraries)
+    return _build(entry, text, options, link, _SHIM)
 
 
 def _dynamic_shared(source: str) -> str:
