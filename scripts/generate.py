@@ -447,9 +447,8 @@ def generated() -> dict[Path, str]:
     return files
 
 
-def stale() -> list[Path]:
-    """Generated files that are outdated, missing or superfluous."""
-    files = generated()
+def stale(files: Mapping[Path, str]) -> list[Path]:
+    """Paths of generated files that are outdated, missing or superfluous."""
     wrong = [p for p, text in files.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
     return wrong + sorted(set(golden().glob("*.cu")) - set(files))
 
@@ -459,7 +458,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is stale")
     check = parser.parse_args().check
     files = generated()
-    outdated = stale()
+    outdated = stale(files)
     for path in outdated:
         if not check and path in files:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,9 +64,7 @@ MEMORY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("layout", "memory", "reduction"), in_turn(WAYS, MEMORY, ["mean", "none"], times=2), ids=identity
-)
+@pytest.mark.parametrize(("layout", "memory", "reduction"), in_turn(WAYS, MEMORY, ["mean", "none"]), ids=identity)
 def test_layouts(layout: str, memory: tuple[str, str, str], reduction: str, no_formula: None) -> None:
     place, how, dtype = memory
     given = row_properties.of_layout(layout, device=KERNELS, place=place, dtype=dtype)
@@ -115,8 +113,11 @@ def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: No
     second_agrees_with_truth(call, moving=moving)
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (3, 43), (2, 301)], ids=str)
-@pytest.mark.parametrize("row_loss", ["distillation_loss, mixed", "cross_entropy with everything"])
+@pytest.mark.parametrize(
+    ("shape", "row_loss"),
+    in_turn([(4, 6), (3, 43), (2, 301)], ["distillation_loss, mixed", "cross_entropy with everything"]),
+    ids=str,
+)
 def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int, ...], no_formula: None) -> None:
     terms_second_of_equal_logits(draw_terms(row_loss, shape, KERNELS))
 
@@ -138,8 +139,9 @@ def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> No
         assert all(map(same_bits, found, expected)) and all(bool((x[out] == 0).all()) for x in found)
 
 
-@pytest.mark.parametrize("layout", WAYS)
-@pytest.mark.parametrize("options", [{}, {"gamma": 1.5, "z_loss": 0.1, "label_smoothing": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "options"), in_turn(WAYS, [{}, {"gamma": 1.5, "z_loss": 0.1, "label_smoothing": 0.1}]), ids=str
+)
 def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: None) -> None:
     """Any of the largest logits, which serve as reference, may be the label's."""
     given = row_properties.of_layout(layout, device=KERNELS)

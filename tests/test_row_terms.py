@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -51,15 +52,23 @@ FEW = ("cross_entropy", "distillation_loss, mixed")
 #: A loss for each layout in turn, for the slow rows of `two_pass` the one with fewest arrays.
 LOSS_OF_LAYOUT = [*list(TERM_LOSSES)[3:], *list(TERM_LOSSES)[:3]]
 
+#: Dtypes of logits and targets, as many as there are layouts.
+MIXED_TERMS = (
+    ("bfloat16", "float32"),
+    ("float64", "float64"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("float32", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("float32", "float64"),
+)
+
 in_each_layout = pytest.mark.parametrize("layout", TERM_LAYOUTS)
 #: Every loss in one layout, and every layout with few losses, or with one where rows are long and slow.
-of_each_loss = pytest.mark.parametrize(
-    ("row_loss", "layout"),
-    [
-        *((x, "subwarp") for x in TERM_LOSSES),
-        *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW[: 1 if y == "two_pass" else 2]),
-    ],
-)
+EACH_LOSS = [
+    *((x, "subwarp") for x in TERM_LOSSES),
+    *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW[: 1 if y == "two_pass" else 2]),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -105,10 +114,9 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
     }
 
 
-@of_each_loss
-def test_values_and_gradients(layout: str, row_loss: str) -> None:
-    for reduction in ("mean", "none"):
-        agrees_with_truth(drawn(row_loss, layout, reduction=reduction))
+@pytest.mark.parametrize(("of", "reduction"), in_turn(EACH_LOSS, ["mean", "none"]), ids=identity)
+def test_values_and_gradients(of: tuple[str, str], reduction: str) -> None:
+    agrees_with_truth(drawn(*of, reduction=reduction))
 
 
 @pytest.mark.parametrize("row_loss", FEW)
@@ -128,15 +136,10 @@ def test_masks_and_class_weights(layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "dtypes"),
-    [
-        *((x, ("bfloat16", "bfloat16")) for x in TERM_LAYOUTS),
-        ("subwarp", ("float16", "float16")),
-        ("block", ("float64", "float64")),
-        ("subwarp", ("bfloat16", "float32")),
-        ("thread_per_row", ("float32", "float16")),
-        ("block, cluster", ("float16", "float32")),
-        ("subwarp", ("float32", "float64")),
-    ],
+    short_or_full(
+        [*zip(TERM_LAYOUTS, MIXED_TERMS, strict=True), *((x, ("bfloat16",) * 2) for x in ("subwarp", "block"))],
+        [*product(TERM_LAYOUTS, dict.fromkeys(MIXED_TERMS))],
+    ),
     ids=str,
 )
 def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:

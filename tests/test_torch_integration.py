@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from devices import KERNELS, allocated
+from devices import GPU, KERNELS, allocated
 from grids import in_turn
 from torch import Tensor
 
@@ -258,7 +258,7 @@ def test_gradient_scaler(loss: Loss) -> None:
 
 @pytest.mark.representatives
 @pytest.mark.parametrize("compiled", [True, False], ids=["warm", "cold"])
-@pytest.mark.parametrize("shared", [True, False], ids=["one stream", "own streams"])
+@pytest.mark.parametrize("shared", [True, False] if GPU else [True], ids=lambda x: "one stream" if x else "own streams")
 def test_threads(
     loss: Loss, device: str, shared: bool, compiled: bool, kernel_cache: Path, fresh_plans: Callable[[], None]
 ) -> None:

@@ -104,13 +104,14 @@ def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 #: Options that others do not imply, and those that they do.
 OPTIONS = [
     {"weight": True, "mask": True, "reduction": "weighted_mean", "dim": 1},
-    {"mask": True, "dim": 0},
     {"weight": 0.5, "mask": True, "reduction": "weighted_mean"},
     {"reduction": "batchmean", "normalizer": 3.0},
-    {"normalizer": True, "dim": 1},
+    {"mask": True, "normalizer": True, "dim": 0},
 ]
 IMPLIED = [
     {},
+    {"mask": True, "dim": 0},
+    {"normalizer": True, "dim": 1},
     {"mask": True},
     {"weight": True, "reduction": "weighted_mean"},
     {"reduction": "batchmean", "weight": True},
@@ -225,21 +226,24 @@ def test_a_loss_that_nobody_defined() -> None:
 
 
 def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> None:
-    """A process that loads an exported program only needs to import the operators."""
+    """A process that loads an exported program only needs to import the operators. The program takes any number of
+    rows, also for a loss of rows.
+    """
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return F.huber_loss(x, y, delta=0.5)
+            return F.huber_loss(x, y, delta=0.5) + F.cross_entropy(x, y.argmax(1), label_smoothing=0.1)
 
-    x, y = torch.randn(3, 4), torch.randn(3, 4)
-    torch.export.save(torch.export.export(Model(), (x, y)), tmp_path / "loss.pt2")
+    x, y, rows = torch.randn(3, 4), torch.randn(3, 4), {0: torch.export.Dim("rows")}
+    torch.export.save(torch.export.export(Model(), (x, y), dynamic_shapes=(rows, rows)), tmp_path / "loss.pt2")
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
     torch.save((x, y), tmp_path / "operands.pt")
     printed = python(
         "import torch, cupylosses.backends.torch.ops\n"
         f"x, y = torch.load({str(tmp_path / 'operands.pt')!r})\n"
         f"print(torch.export.load({str(tmp_path / 'loss.pt2')!r}).module()(x, y).item())"
     )
-    assert float(printed) == F.huber_loss(x, y, delta=0.5).item()
+    assert float(printed) == Model()(x, y).item()
 
 
 @pytest.mark.parametrize("backend", short_or_full(["aot_eager"], ["eager", "aot_eager"]))
@@ -250,7 +254,8 @@ def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) 
         "import cupylosses.functional as F\n"
         "x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)\n"
         "def f(x, y):\n"
-        "    return F.huber_loss(x, y, weight=y, mask=y > 0)\n"
+        "    of_rows = F.cross_entropy(x, y.argmax(1), weight=x[0].detach(), mask=y[:, 0] > 0)\n"
+        "    return of_rows.nan_to_num() + F.huber_loss(x, y, weight=y, mask=y > 0)\n"
         f"value = torch.compile(f, fullgraph=True, backend={backend!r})(x, y)\n"
         "value.backward()\n"
         "print(torch.equal(value, f(x, y)))"

@@ -55,10 +55,11 @@ def fast(
 ) -> list[Choice]:
     """Kernels in which each formula occurs, and each kernel, layout and access to memory, from any loss.
 
-    The newest of the compilers has all of them: of each loss a training kernel in float32 for :data:`BROADEST`, and one
-    in bfloat16 for another of its architectures in turn; of the losses ``whole`` each kernel, layout, dtype and access,
-    and of losses of rows each kernel, layout and option, for BROADEST; forward with gradients of rows also for the
-    others in turn. An older compiler has each kernel and layout of ``whole``, and of rows each layout and option.
+    The newest of the compilers has all of them: of each loss a training kernel with each setting of its flags, in turn
+    in float32 for :data:`BROADEST` and in bfloat16 for another of its architectures; of the losses ``whole`` each
+    kernel, layout, dtype and access, and of losses of rows each kernel, layout and option, for BROADEST; forward with
+    gradients of rows also for the others in turn. An older compiler has each kernel and layout of ``whole``, and of
+    rows each layout and option.
 
     Args:
         losses: Losses of any engine.

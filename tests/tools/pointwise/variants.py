@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, cycle, product
+from itertools import cycle, product
 from typing import ClassVar
 
 from cupylosses import checks, interop
@@ -68,8 +68,10 @@ class PointwiseVariants(Variants):
     def newest(
         cls, losses: Sequence[Loss], whole: Collection[Loss], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        for variant in chain.from_iterable(map(training, losses)):
-            yield variant, broadest if variant.storage[0] == "float32" else next(others)
+        for i, loss in enumerate(losses):
+            kernels = training(loss)
+            for variant in kernels if len(flag_settings(loss)) > 1 else [kernels[i % 2]]:
+                yield variant, broadest if variant.storage[0] == "float32" else next(others)
         for variant in cover(cls._of(losses, whole), structure):
             yield variant, broadest
 

@@ -12,6 +12,7 @@ from unittest import mock
 
 import cupylosses.functional as F
 from cupylosses.definition.registry import registry
+from cupylosses.engines.softmax import layout
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.gpu import DECLARED_BYTES, Chip
 from cupylosses.testing.softmax.properties import SoftmaxCall, gradients, placed, second_agrees_with_truth
@@ -28,9 +29,10 @@ TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "distillation_loss, mixed": ("distillation_loss", {"beta": 0.3, "temperature": 2.0}),
 }
 
-#: A GPU with so little shared memory per block that even short rows count as long: threads that take turns at each
-#: memory access are slow.
+#: A GPU with so little shared memory per block that even short rows count as long, and a number of rows that count as
+#: many: threads that take turns at each memory access are slow.
 TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True, threads=512)
+TERM_MANY_ROWS = 320
 
 #: Operand shapes that such a GPU takes in each layout, in float32, with the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
@@ -39,16 +41,17 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "block, cluster": (3, 803),
     "two_pass": (2, 4103),
     "thread_per_row": (3, 5, 4, 8),
-    "packed_rows": (16400, 5),
+    "packed_rows": (333, 5),
     "subwarp, copied": (2, 199, 5, 3),
 }
 
 
 @contextmanager
 def term_chip() -> Iterator[None]:
-    """Within this context, executions on the host have such a GPU."""
+    """Within this context, executions on the host have such a GPU, and few rows count as many."""
     # By name: the package has a function of that name.
-    with mock.patch.object(import_module("cupylosses.testing.host.execution"), "SMALL", TERM_CHIP):
+    execution = import_module("cupylosses.testing.host.execution")
+    with mock.patch.object(execution, "SMALL", TERM_CHIP), mock.patch.object(layout, "MANY_ROWS", TERM_MANY_ROWS):
         yield
 
 
