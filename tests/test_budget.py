@@ -31,13 +31,13 @@ def counted(host_kernels: str, nvrtc_kernels: str) -> Counters:
 @pytest.mark.skipif(sys.platform != "linux" or host.find_compiler() is None, reason="no C++ compiler on Linux")
 def test_a_kernel_counts_whether_or_not_the_cache_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source = 'extern "C" __global__ void counted(int* a) { *a = 1; }'
-    build.kernel("counted", source)
+    build.of_source("counted", source)
     for again in (source, source, source.replace("1", "2")):
-        build.kernel("counted", again)
+        build.of_source("counted", again)
     fresh = Counters()
     monkeypatch.setattr(build, "counters", fresh)
     for again in (source, source, source.replace("1", "2")):
-        build.kernel("counted", again)
+        build.of_source("counted", again)
     assert (fresh.compiled, len(fresh.host_kernels)) == (0, 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import re
 import sys
@@ -27,6 +28,7 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.testing import host, properties, samples
 from cupylosses.testing.check import by_position, run
 from cupylosses.testing.host import build
+from cupylosses.testing.host.launch import load
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.tolerance import same_bits
 
@@ -565,13 +567,13 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source = 'extern "C" __global__ void probe(int* a) { *a = 1; }'
     before = host.counters.compiled
     with ThreadPoolExecutor(2) as pool:
-        found = set(pool.map(lambda _: build.kernel("probe", source), range(4)))
+        found = set(pool.map(lambda _: build.of_source("probe", source), range(4)))
     assert len(found) == 1
     done = host.counters.compiled
     assert 1 <= done - before <= 2
-    assert build.kernel("probe", source) in found
+    assert build.of_source("probe", source) in found
     assert host.counters.compiled == done
-    assert build.kernel("probe", source.replace("1", "2")) not in found
+    assert build.of_source("probe", source.replace("1", "2")) not in found
     assert host.counters.compiled == done + 1
     left = {x for x in tmp_path.iterdir() if x != runtime}
     assert len(left) == 2, "no temporary files"
@@ -600,6 +602,24 @@ def test_files_of_many_kernels_are_precompiled(tmp_path: Path, monkeypatch: pyte
     assert result(8) == 16
 
 
+def test_kernels_of_one_program() -> None:
+    """Each has its own types, under names that others have too, and the shared memory that both declare."""
+    files = "template <class T>\n__device__ double sum(T x) {\n  extern __shared__ double staged[];\n"
+    files += "  staged[threadIdx.x] = x.a + threadIdx.x;\n  __syncthreads();\n  return staged[0] + staged[1];\n}\n"
+    glue = '#line 1 "<{0}>"\nstruct Number {{ double a = {1}; }};\n'
+    glue += 'extern "C" __global__ void {0}(double* a) {{ *a = sum(Number()); }}'
+    pair = tuple([(name, files + glue.format(name, number)) for name, number in (("first", 1), ("second", 2))])
+    for name, expected in (("second", 5.0), ("first", 3.0)):
+        memory = numpy.zeros(1)
+        address = ctypes.c_void_p(memory.ctypes.data)
+        table = (ctypes.c_void_p * 1)(ctypes.addressof(address))
+        kernel = load(name, pair, False, ())
+        kernel.launch((1, 1, 1), (2, 1, 1), ctypes.addressof(table), Settings(check_races=False), shared=16)
+        assert memory[0] == expected
+    with pytest.raises(ValueError, match="first, second begin with different files"):
+        build.program((pair[0], ("second", "int x;\n" + pair[1][1])))
+
+
 def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded kernels are those that run: nothing is left to compile; recording itself compiles and launches
     nothing.
@@ -622,10 +642,11 @@ def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (host.counters.compiled, host.counters.launches) == before and not host.active()
     seen: list[int] = []
     host.build_ahead(kernels, lambda: seen.append(host.counters.compiled))
-    assert len(seen) == len(kernels) > 4 and host.counters.compiled == before[0] + len(kernels)
+    programs = len({x.together for x in kernels})
+    assert len(kernels) > len(seen) == programs > 3 and host.counters.compiled == before[0] + programs
     with host.execution():
         calls()
-    assert host.counters.compiled == before[0] + len(kernels) and host.counters.launches > before[1]
+    assert host.counters.compiled == before[0] + programs and host.counters.launches > before[1]
 
 
 def test_a_kernel_that_does_not_compile_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:

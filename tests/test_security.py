@@ -157,11 +157,11 @@ def test_a_damaged_object_is_not_loaded(host_cache: Path, damage: Callable[[byte
 @needs_compiler
 def test_a_truncated_object_is_built_again() -> None:
     source = 'extern "C" __global__ void truncated_probe(int* a) { *a = 1; }'
-    path = build.kernel("truncated_probe", source)
+    path = build.of_source("truncated_probe", source)
     try:
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
-        assert build.kernel("truncated_probe", source) == path
+        assert build.of_source("truncated_probe", source) == path
         assert path.read_bytes()[:4] == b"\x7fELF" and objects.find(path)
         ctypes.CDLL(str(path))
     finally:

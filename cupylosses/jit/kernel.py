@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cupylosses.definition.base import Definition
 from cupylosses.jit import sources
@@ -53,6 +55,17 @@ class Kernel(ABC):
         """Source of the translation unit."""
         precision = f"#define NARROW {str(self.narrow).lower()}\n"
         return f'{precision}{sources.expand(self.files)}#line 1 "<{self.title}>"\n{self.glue()}'
+
+    #: Kinds of kernels that a call always launches together.
+    companions: ClassVar[Sequence[str]] = ()
+
+    @property
+    def together(self) -> tuple[Kernel, ...]:
+        """This kernel and its companions, in a fixed order."""
+        this: Any = self
+        if self.companions and this.kind in self.companions:
+            return tuple([replace(this, kind=x) for x in self.companions])
+        return (self,)
 
     @property
     def argument_format(self) -> str:

@@ -23,6 +23,7 @@ from cupylosses.jit import compiler
 from cupylosses.jit.kernel import Kernel
 from cupylosses.testing import host
 from cupylosses.testing.host import build
+from cupylosses.testing.host.launch import sources
 
 
 class BackgroundCompiler:
@@ -58,9 +59,11 @@ class BackgroundCompiler:
 
         Only between calls that launch: planning replaces the launcher of all of them.
         """
-        with host.recording(self._gpu) as found, suppress(Exception):
+        with host.recording(self._gpu) as recorded, suppress(Exception):
             # An exception is left to the real call to raise.
             calls()
+        # On the host one program has a kernel and its companions.
+        found = dict.fromkeys(recorded if self._gpu else (x.together[0] for x in recorded))
         for kernel in found:
             if kernel not in self._kernels:
                 self._kernels[kernel] = self._pool.submit(self._run, kernel)
@@ -131,7 +134,7 @@ def for_gpu(kernel: Any, workers: Workers | None = None) -> None:
 def for_host(kernel: Any) -> None:
     """Compiles a kernel for the host; ignores a compile error."""
     with suppress(build.HostCompileError):
-        build.kernel(kernel.entry, kernel.source())
+        build.program(sources(kernel.together))
 
 
 @contextmanager

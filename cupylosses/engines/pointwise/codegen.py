@@ -9,6 +9,7 @@ that can be wrong in a loss's expression is reported by the compiler at ``<loss>
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cupylosses.checks import FLOATING
 from cupylosses.definition.expressions import cuda, in_double
@@ -77,6 +78,8 @@ class PointwiseKernel(Kernel):
     columns: bool = False
     compute: str = "float32"
     counted: bool = False
+
+    companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
     @property
     def title(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -111,6 +112,13 @@ class SoftmaxKernel(Kernel):
     in_place: str = ""
     per_thread: int = 0
     warps: int = 1
+
+    companions: ClassVar = ("value_and_gradient", "verify_gradient")
+
+    @property
+    def together(self) -> tuple[Kernel, ...]:
+        # Gradients over the logits are not verified.
+        return (self,) if self.in_place else super().together
 
     @property
     def storage(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from cupylosses.backends.torch.plans import use_host
 from cupylosses.jit.kernel import Kernel
 from cupylosses.testing.host import build
 from cupylosses.testing.host.execution import HostDevice, execution
-from cupylosses.testing.host.launch import Launcher
+from cupylosses.testing.host.launch import Launcher, sources
 from cupylosses.warmup import in_threads
 
 
@@ -62,14 +62,15 @@ def _no_plans() -> Iterator[None]:
 
 
 def build_ahead(kernels: Collection[Kernel], advance: Callable[[], object] = lambda: None) -> None:
-    """Compiles the kernels that the cache lacks, on all processors; ``advance`` is called after each kernel.
+    """Compiles the kernels that the cache lacks, on all processors, together with their companions; ``advance`` is
+    called after each program.
 
     A kernel that does not compile is skipped; its launch reports the error.
     """
     build.runtime()  # All kernels link to the runtime.
 
-    def compile(variant: Kernel) -> None:
+    def compile(together: tuple[Kernel, ...]) -> None:
         with suppress(build.HostCompileError):
-            build.kernel(variant.entry, variant.source())
+            build.program(sources(together))
 
-    in_threads(compile, kernels, advance=advance)
+    in_threads(compile, list(dict.fromkeys(x.together for x in kernels)), advance=advance)

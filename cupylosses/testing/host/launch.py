@@ -60,10 +60,10 @@ def _runtime() -> ctypes.CDLL:
 class HostKernel:
     """A compiled kernel, loaded for the life of the process."""
 
-    def __init__(self, entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> None:
-        self.entry, self._flush, self._inputs = entry, flush, (entry, text, sanitize)
-        self._library = ctypes.CDLL(str(build.kernel(*self._inputs)))
-        self._address = ctypes.cast(self._library.host_entry, ctypes.c_void_p).value
+    def __init__(self, entry: str, program: tuple[build.Source, ...], flush: bool, sanitize: tuple[str, ...]) -> None:
+        self.entry, self._flush, self._inputs = entry, flush, (program, sanitize)
+        self._library = ctypes.CDLL(str(build.program(*self._inputs)))
+        self._address = ctypes.cast(getattr(self._library, f"host_entry_{entry}"), ctypes.c_void_p).value
         self._shared = self._bound("host_shared_begin")
         self._shared_bytes = self._bound("host_shared_end") - self._shared
         self._dynamic = self._bound("host_dynamic_shared") or 0
@@ -113,14 +113,19 @@ class HostKernel:
         if failed:
             message = _runtime().host_message().decode()
             if "{code:" in message:
-                message = symbols.with_lines(message, build.kernel(*self._inputs, debug=True))
+                message = symbols.with_lines(message, build.program(*self._inputs, debug=True))
             raise KernelFault(message)
 
 
 @cache
-def load(entry: str, text: str, flush: bool, sanitize: tuple[str, ...]) -> HostKernel:
-    """The kernel of a source, compiled on first use."""
-    return HostKernel(entry, text, flush, sanitize)
+def load(entry: str, program: tuple[build.Source, ...], flush: bool, sanitize: tuple[str, ...]) -> HostKernel:
+    """A kernel of a program, which is compiled on first use."""
+    return HostKernel(entry, program, flush, sanitize)
+
+
+def sources(kernels: Sequence[Kernel]) -> tuple[build.Source, ...]:
+    """The program of kernels that are compiled together."""
+    return tuple([(x.entry, x.source()) for x in kernels])
 
 
 class Launcher(compiler.Launcher):
@@ -129,7 +134,7 @@ class Launcher(compiler.Launcher):
     @classmethod
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float meet no double that small.
-        found = load(variant.entry, variant.source(), variant.compute == "float32", settings().sanitize)
+        found = load(variant.entry, sources(variant.together), variant.compute == "float32", settings().sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
 
     def _enter(self) -> None:
@@ -162,7 +167,7 @@ def run_source(
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
     how = Settings(**chosen)
-    kernel = load(entry, text, flush, how.sanitize)
+    kernel = load(entry, ((entry, text),), flush, how.sanitize)
     kernel.launch(_three(grid), _three(block), ctypes.addressof(table), how, shared=shared)
 
 
@@ -174,7 +179,7 @@ def obstacle() -> str | None:
         return "there is no C++ compiler"
     try:
         _runtime()
-        ctypes.CDLL(str(build.kernel("probe", 'extern "C" __global__ void probe() {}')))
+        ctypes.CDLL(str(build.of_source("probe", 'extern "C" __global__ void probe() {}')))
     except (build.HostCompileError, subprocess.SubprocessError, OSError) as error:
         return f"the C++ compiler does not do: {' '.join(str(error).split())}"
     return None

@@ -502,13 +502,14 @@ extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];
   extern "C" __attribute__((visibility("default"))) void* host_dynamic_shared() { \
     return address;                                                               \
   }
-#define HOST_ENTRY(kernel)                                                          \
-  extern "C" __attribute__((visibility("default"))) void host_entry(void** table) { \
-    host_call(kernel, table);                                                       \
-  }                                                                                 \
-  extern "C" __attribute__((visibility("default"))) char* host_shared_begin() {     \
-    return __bss_start;                                                             \
-  }                                                                                 \
-  extern "C" __attribute__((visibility("default"))) char* host_shared_end() {       \
-    return _end;                                                                    \
+#define HOST_ENTRY(kernel)                                                                   \
+  extern "C" __attribute__((visibility("default"))) void host_entry_##kernel(void** table) { \
+    host_call(kernel, table);                                                                \
+  }
+#define HOST_SHARED()                                                           \
+  extern "C" __attribute__((visibility("default"))) char* host_shared_begin() { \
+    return __bss_start;                                                         \
+  }                                                                             \
+  extern "C" __attribute__((visibility("default"))) char* host_shared_end() {   \
+    return _end;                                                                \
   }
