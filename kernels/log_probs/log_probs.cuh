@@ -4,10 +4,11 @@
 //   values[r, k] = log p_y = z_y - lse                           k < K
 //   values[r, K] = H = -sum over c of p_c log p_c                if kEntropy
 //
-// 1. Each thread reads kVectors vectors of its part of the row at a time, and keeps an online softmax of them that
-//    leaves out the maximum (online_softmax.cuh), for the entropy also the gap G = sum over c of exp(z_c - m) (m -
-//    z_c). A larger maximum m' rescales it:  G' = exp(m - m') (G + (m' - m) S), with S the sum of all exponentials so
-//    far.
+// 1. Each thread reads kVectors vectors of its part of the row at a time, and keeps an online softmax of them, for the
+//    entropy also the gap G = sum over c of exp(z_c - m) (m - z_c). A larger maximum m' rescales it:
+//    G' = exp(m - m') (G + (m' - m) S), with S the sum of all exponentials so far. The lanes of a warp that share a row
+//    begin with the maximum of all their first vectors: with that of its own, each lane would have a larger one in
+//    every third group of vectors, and the warp would wait for some lane's in nearly every group.
 // 2. Butterflies combine the lanes of a warp, and one all_gather the warps of the group.
 // 3. The threads share out the labels, read their logits again, and store log p_y = (z_y - m) - log S. One thread
 // stores
@@ -48,43 +49,60 @@ __device__ __forceinline__ Compute below_max(Compute z, Compute max_logit) {
   return max_propagating_nan(z - max_logit, Compute(-1000));
 }
 
-// Online softmax of a part of a row, and G relative to its maximum.
+// Maximum, S and G of a part of a row. S leaves out one class of the maximum, since S - 1 is what a confident row's
+// log-probability comes from: in the part that holds this class, `held` is 1. A part may know a maximum of other parts.
 template <class Compute, bool kEntropy>
 struct RowMoments {
-  OnlineSoftmax<Compute, ExcludeMax> softmax;
-  Compute gap;
+  Compute max_logit;  // not below any class of this part
+  Compute exp_sum;    // relative to max_logit, without the class that is held
+  Compute held;       // 1, or 0 if no class is left out
+  Compute gap;        // relative to max_logit
 
   static __device__ __forceinline__ RowMoments empty() {
-    return {{-scalar_infinity(Compute()), Compute(0)}, Compute(0)};
+    return {-scalar_infinity(Compute()), Compute(0), Compute(0), Compute(0)};
   }
-  // G relative to `max_logit`. Precondition: max_logit >= softmax.max_logit.
-  __device__ __forceinline__ Compute rescaled_gap(Compute max_logit) const {
-    if (!kEntropy || identical(softmax.max_logit, max_logit)) return gap;
-    if (softmax.max_logit == -scalar_infinity(max_logit)) return gap * Compute(0);
-    const Compute d = below_max(softmax.max_logit, max_logit);
-    return exp_nonpositive(d) * (gap - d * (softmax.exp_sum + Compute(1)));
+  __device__ __forceinline__ bool holds(Compute maximum) const {
+    return held != Compute(0) && identical(max_logit, maximum);
+  }
+  // S with all classes of the part, and G, relative to `maximum`. Precondition: maximum >= max_logit.
+  __device__ __forceinline__ Compute rescaled_sum(Compute maximum) const {
+    const Compute sum = exp_sum + held;
+    return identical(max_logit, maximum) ? sum : sum * exp_nonpositive(below_max(max_logit, maximum));
+  }
+  __device__ __forceinline__ Compute rescaled_gap(Compute maximum) const {
+    if (!kEntropy || identical(max_logit, maximum)) return gap;
+    const Compute d = below_max(max_logit, maximum);
+    return exp_nonpositive(d) * (gap - d * (exp_sum + held));
   }
 };
-template <class Compute, bool kEntropy>
-__device__ __forceinline__ void rescale(RowMoments<Compute, kEntropy>& part, Compute max_logit) {
-  part.gap = part.rescaled_gap(max_logit);
-  rescale(part.softmax, max_logit);
+// `held` of a part with this maximum that knows of no other part: there is a class unless all are -inf.
+template <class Compute>
+__device__ __forceinline__ Compute held_at(Compute maximum) {
+  return Compute(maximum > -scalar_infinity(maximum));
 }
+// Precondition: both parts hold their maximum, unless it is -inf.
 template <class Compute, bool kEntropy>
 __device__ __forceinline__ void combine(RowMoments<Compute, kEntropy>& part,
                                         const RowMoments<Compute, kEntropy>& other) {
-  const Compute max_logit = max_ignoring_nan(part.softmax.max_logit, other.softmax.max_logit);
-  part.gap = part.rescaled_gap(max_logit) + other.rescaled_gap(max_logit);
-  combine(part.softmax, other.softmax);
+  const Compute maximum = max_ignoring_nan(part.max_logit, other.max_logit);
+  const Compute gap = part.rescaled_gap(maximum) + other.rescaled_gap(maximum);
+  const Compute sum =
+      part.holds(maximum) ? part.exp_sum + other.rescaled_sum(maximum) : part.rescaled_sum(maximum) + other.exp_sum;
+  part = {maximum, sum, held_at(maximum), gap};
 }
-// Preconditions: those of subwarp_combine of an OnlineSoftmax.
+// The parts of `width` neighbouring lanes together, in each of these lanes. One of them holds the largest maximum,
+// unless it is -inf; if several do, that of the first lane is left out.
+// Preconditions: all 32 lanes call it together; width is a power of two and the same in all of them.
 template <class Compute, bool kEntropy>
 __device__ __forceinline__ void subwarp_combine(RowMoments<Compute, kEntropy>& part, int width) {
-  if constexpr (kEntropy) {
-    const Compute gap = part.rescaled_gap(subwarp_reduce(part.softmax.max_logit, width, MaxOp{}));
-    part.gap = subwarp_reduce(gap, width, AddOp{});
-  }
-  subwarp_combine(part.softmax, width);
+  if (width == 1) return;
+  const Compute maximum = subwarp_reduce(part.max_logit, width, MaxOp{});
+  const bool left_out = first_of_subwarp(part.holds(maximum), width);
+  const Compute sum = left_out ? part.exp_sum : part.rescaled_sum(maximum);
+  if constexpr (kEntropy) part.gap = subwarp_reduce(part.rescaled_gap(maximum), width, AddOp{});
+  part.exp_sum = subwarp_reduce(sum, width, AddOp{});
+  part.max_logit = maximum;
+  part.held = held_at(maximum);
 }
 
 // What backward needs of a row beside its logits. All are 0 if the row does not count.
@@ -131,6 +149,11 @@ struct LogProbProgram {
   __device__ __forceinline__ bool is_class(int64 label) const {
     return label >= 0 && label < space.classes && label != ignored;
   }
+  // exp(d), also of -inf, of numbers in 16 bits without the correction of the power. Precondition: d <= 0, or NaN.
+  static __device__ __forceinline__ Compute exponential(Compute d) {
+    if constexpr (kSingle<Compute> && sizeof(Input) == 2) return exp2_ftz(d * kLog2E);
+    return exp_nonpositive(d);
+  }
   // z of a raw logit, and dz/dx without the factor that all logits share.
   __device__ __forceinline__ void logit_and_slope(Compute raw, Compute& z, Compute& slope) const {
     if constexpr (kCapped) {
@@ -155,41 +178,47 @@ struct LogProbProgram {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// Adds kCount packs, of which those from `present` on do not exist.
+// z of kCount packs, and their maximum. Packs from `present` on do not exist: their z is -inf.
 template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void add_packs(const Program& program,
-                                          const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
-                                          typename Program::Moments& part) {
-  Compute z[kCount][kVecSize];
-  Compute max_logit = part.softmax.max_logit;
+__device__ __forceinline__ Compute logits_of(const Program& program,
+                                             const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
+                                             Compute (&z)[kCount][kVecSize]) {
+  Compute maximum = -scalar_infinity(Compute());
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     unpack(x[k], z[k]);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       z[k][i] = k < present ? program.logit.value(z[k][i]) : -scalar_infinity(Compute());
-      max_logit = max_ignoring_nan(max_logit, z[k][i]);
+      maximum = max_ignoring_nan(maximum, z[k][i]);
     }
   }
-  // Rare after the first few packs: only then one of these classes is the maximum, and left out.
+  return maximum;
+}
+
+// Adds the exponentials and the gaps of packs, without the exponential of one class of part.max_logit if `hold`.
+// Precondition: part.max_logit is not below any z; it is one of them if `hold`.
+template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_exponentials(const Program&, const Compute (&z)[kCount][kVecSize], bool hold,
+                                                 typename Program::Moments& part) {
   int leader = -1;
-  if (max_logit > part.softmax.max_logit) {
-    rescale(part, max_logit);
+  if (hold) {
 #pragma unroll
     for (int k = kCount - 1; k >= 0; --k) {
 #pragma unroll
-      for (int i = kVecSize - 1; i >= 0; --i) leader = z[k][i] == max_logit ? k * kVecSize + i : leader;
+      for (int i = kVecSize - 1; i >= 0; --i) leader = z[k][i] == part.max_logit ? k * kVecSize + i : leader;
     }
+    part.held = Compute(1);
   }
-  const Compute shift = exp_shift(max_logit);
+  const Compute shift = exp_shift(part.max_logit);
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    Compute e[kVecSize], gap[kVecSize];
+    Compute e[kVecSize], gap = Compute(0);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Compute d = below_max(z[k][i], shift);
-      e[i] = exp_nonpositive(d);
-      gap[i] = e[i] * -d;
+      const Compute d = z[k][i] - shift;
+      e[i] = Program::exponential(d);
+      if constexpr (Program::kEntropy) gap = scalar_fma(e[i], -max_propagating_nan(d, Compute(-1000)), gap);
     }
     if (leader >= 0) {
 #pragma unroll
@@ -197,39 +226,72 @@ __device__ __forceinline__ void add_packs(const Program& program,
         if (k * kVecSize + i == leader) e[i] = Compute(0);
       }
     }
-    part.softmax.exp_sum += sum_elements(e);
-    if constexpr (Program::kEntropy) part.gap += sum_elements(gap);
+    part.exp_sum += sum_elements(e);
+    if constexpr (Program::kEntropy) part.gap += gap;
   }
 }
 
-// The moments of one thread's part of a row.
-template <int kVecSize, int kVectors, class Program>
+// Adds packs that all exist.
+template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void add_packs(const Program& program,
+                                          const Pack<typename Program::Input, kVecSize> (&x)[kCount],
+                                          typename Program::Moments& part) {
+  Compute z[kCount][kVecSize];
+  const Compute maximum = logits_of(program, x, kCount, z);
+  const bool grows = maximum > part.max_logit;  // rare
+  if (grows) {
+    const Compute gap = part.rescaled_gap(maximum);
+    part = {maximum, part.rescaled_sum(maximum), Compute(1), gap};
+  }
+  add_exponentials(program, z, grows, part);
+}
+
+// The moments of one thread's part of a row. Precondition: if kWarps, the lanes of a warp have the same row, and call
+// it together.
+template <int kVecSize, int kVectors, bool kWarps, class Program>
 __device__ __forceinline__ typename Program::Moments partial_moments(const Program& program,
                                                                      const int64 (&offset)[kRowStreams], int64 thread,
                                                                      int64 threads) {
   using Input = typename Program::Input;
+  using Compute = typename Program::Compute;
   typename Program::Moments part = Program::Moments::empty();
   const RowVectors<Input, kVecSize> view(program.input, offset[kLogits], program.space.classes);
   const Input* const input = program.input + offset[kLogits];
-  const int64 edge = view.edge_class(static_cast<int>(thread));
-  if (edge >= 0) {
-    const Pack<Input, 1> x[1] = {load_stream<1>(input + edge)};
-    add_packs(program, x, 1, part);
-  }
-#pragma unroll 1
-  for (int64 vector = thread; vector < view.vectors; vector += threads * kVectors) {
+  {
     Pack<Input, kVecSize> x[kVectors];
+    Compute z[kVectors][kVecSize];
     int present = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      const int64 v = vector + k * threads;
       x[k] = {};
-      if (v < view.vectors) {
-        x[k] = load_stream<kVecSize>(input + view.first(v));
+      if (thread + k * threads < view.vectors) {
+        x[k] = load_stream<kVecSize>(input + view.first(thread + k * threads));
         present = k + 1;
       }
     }
-    add_packs(program, x, present, part);
+    const Compute own = logits_of(program, x, present, z);
+    part.max_logit = kWarps ? subwarp_reduce(own, kWarp, MaxOp{}) : own;
+    bool hold = own > -scalar_infinity(own) && identical(own, part.max_logit);
+    if (kWarps) hold = first_of_subwarp(hold, kWarp);
+    add_exponentials(program, z, hold, part);
+  }
+  int64 vector = thread + threads * kVectors;
+#pragma unroll 1
+  for (; vector + (kVectors - 1) * threads < view.vectors; vector += threads * kVectors) {
+    Pack<Input, kVecSize> x[kVectors];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) x[k] = load_stream<kVecSize>(input + view.first(vector + k * threads));
+    add_packs(program, x, part);
+  }
+#pragma unroll 1
+  for (; vector < view.vectors; vector += threads) {
+    const Pack<Input, kVecSize> x[1] = {load_stream<kVecSize>(input + view.first(vector))};
+    add_packs(program, x, part);
+  }
+  const int64 edge = view.edge_class(static_cast<int>(thread));
+  if (edge >= 0) {
+    const Pack<Input, 1> x[1] = {load_stream<1>(input + edge)};
+    add_packs(program, x, part);
   }
   return part;
 }
@@ -239,7 +301,7 @@ template <class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_values(const Program& program, const int64 (&offset)[kRowStreams], bool counts,
                                              const typename Program::Moments& part, int64 thread, int64 threads) {
   Softmax<Compute> row;
-  row.set(part.softmax);
+  row.set(OnlineSoftmax<Compute, ExcludeMax>{part.max_logit, part.exp_sum});
   // No logit is a number above -inf, or one is inf.
   if (!(scalar_abs(row.max_logit) <= scalar_max(Compute()))) {
     row.log_sum = row.inv_sum = row.max_complement = scalar_nan(Compute());
@@ -284,7 +346,8 @@ __device__ __forceinline__ void log_probs(const Program& program, const Group& g
     const bool counts = exists && program.counts(offset);
     typename Program::Moments part = Program::Moments::empty();
     if (counts) {
-      part = partial_moments<kVecSize, kVectors>(program, offset, group.thread_rank(), group.num_threads());
+      part = partial_moments<kVecSize, kVectors, Group::kMultiWarp>(program, offset, group.thread_rank(),
+                                                                    group.num_threads());
     }
     subwarp_combine(part, group.subwarp_size());
     group_combine(group, part, sync);

@@ -101,6 +101,14 @@ __device__ __forceinline__ void combine(OnlineSoftmax<Compute, Excluded>& part,
   part.max_logit = max_logit;
 }
 
+// True in the first of `width` neighbouring lanes for which `condition` holds.
+// Preconditions: all 32 lanes call it together; width is a power of two and the same in all of them.
+__device__ __forceinline__ bool first_of_subwarp(bool condition, int width) {
+  const int lane = threadIdx.x % kWarp, first = lane & -width;
+  const unsigned found = __ballot_sync(0xffffffffu, condition) >> first;
+  return __ffs(static_cast<int>(found)) - 1 == lane - first;
+}
+
 // The parts of `width` neighbouring lanes together, in each of these lanes. If several lanes hold the maximum,
 // ExcludeMax excludes that of the first one.
 // Preconditions: all 32 lanes call it together; width is a power of two and the same in all of them.
@@ -113,9 +121,7 @@ template <class Compute>
 __device__ __forceinline__ void subwarp_combine(OnlineSoftmax<Compute, ExcludeMax>& part, int width) {
   if (width == 1) return;
   const Compute max_logit = subwarp_reduce(part.max_logit, width, MaxOp{});
-  const int lane = threadIdx.x % kWarp, first = lane & -width;
-  const unsigned equal = __ballot_sync(0xffffffffu, identical(part.max_logit, max_logit)) >> first;
-  const bool has_max = __ffs(static_cast<int>(equal)) - 1 == lane - first;
+  const bool has_max = first_of_subwarp(identical(part.max_logit, max_logit), width);
   part.exp_sum = subwarp_reduce(has_max ? part.exp_sum : ExcludeMax::rescaled(part, max_logit), width, AddOp{});
   part.max_logit = max_logit;
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cupylosses.definition.base import Definition
-from cupylosses.engines.log_probs.layout import BLOCK_THREADS, SUBWARP_THREADS, TOGETHER
+from cupylosses.engines.log_probs.layout import BLOCK_THREADS, SUBWARP_THREADS, TOGETHER, resident_threads
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -82,9 +82,12 @@ class LogProbKernel(Kernel):
         group = f"ClusterGroup<{self.cluster}> group{{}}" if self.layout == "block" else "SubwarpGroup group{width}"
         fixed = ["int64 ignored", "int64 site", "int64 count", "int64 label_stride", "int64 slices", "int width"]
         fixed.append("const __grid_constant__ Space space")
-        bounds = BLOCK_THREADS if self.layout == "block" else SUBWARP_THREADS
+        threads = BLOCK_THREADS if self.layout == "block" else SUBWARP_THREADS
+        # Backward too has 64 registers for a thread of 32 bits: enough, and as many threads.
+        bounds = f"{threads}, {resident_threads(self.compute) // threads}"
         cluster = f" CLUSTER_DIMS({self.cluster})" if self.cluster > 1 else ""
-        sizes = f"{self.vec_size}, {TOGETHER}"
+        # Caps need registers of their own, and arithmetic that hides the latency of fewer reads.
+        sizes = f"{self.vec_size}, {TOGETHER // 2 if self.capped and forward else TOGETHER}"
         call = (
             f"log_probs<{sizes}>(program, group)"
             if forward

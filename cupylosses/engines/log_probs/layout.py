@@ -30,9 +30,7 @@ TOGETHER = 4
 FEW_CLASSES = 32
 #: Threads of a block whose lanes share rows, and of one that shares a row, at most.
 SUBWARP_THREADS = 256
-BLOCK_THREADS = 512
-#: Threads that a multiprocessor runs at once.
-RESIDENT_THREADS = 1024
+BLOCK_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,15 @@ def _threads(rows: int, classes: int, vec_size: int, clusters: bool) -> tuple[st
     return "block", threads, threads, cluster
 
 
-def blocks(layout: Layout, processors: int) -> int:
+def resident_threads(compute: str) -> int:
+    """Threads that a multiprocessor runs at once: each has registers for the logits that it has read, in this dtype."""
+    return 512 if compute == "float64" else 1024
+
+
+def blocks(layout: Layout, processors: int, compute: str) -> int:
     """Blocks of forward: as many as run at once, and no more than there are rows for."""
     units = -(-layout.rows // layout.rows_at_once)
-    at_once = max(1, processors * (RESIDENT_THREADS // layout.threads) // layout.cluster)
+    at_once = max(1, processors * (resident_threads(compute) // layout.threads) // layout.cluster)
     return max(1, min(units, at_once)) * layout.cluster
 
 

@@ -77,7 +77,7 @@ class LogProbPlan(Plan):
     def _load(self, stage: str) -> compiler.Launcher:
         static, forward, processors = self.static, stage == "unreduced", self.machine.processors
         x = self._layout(forward)
-        slices, blocks = 1, rows_layout.blocks(x, processors)
+        slices, blocks = 1, rows_layout.blocks(x, processors, self.compute)
         if not forward:
             slices = rows_layout.slices(x, processors)
             units = -(-self.rows * slices // x.rows_at_once)
