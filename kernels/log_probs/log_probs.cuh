@@ -196,17 +196,22 @@ __device__ __forceinline__ Compute logits_of(const Program& program,
   return maximum;
 }
 
-// Adds the exponentials and the gaps of packs, without the exponential of one class of part.max_logit if `hold`.
+// Adds the exponentials and the gaps of packs, without one class of part.max_logit if `hold`.
 // Precondition: part.max_logit is not below any z; it is one of them if `hold`.
 template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void add_exponentials(const Program&, const Compute (&z)[kCount][kVecSize], bool hold,
+__device__ __forceinline__ void add_exponentials(const Program&, Compute (&z)[kCount][kVecSize], bool hold,
                                                  typename Program::Moments& part) {
-  int leader = -1;
   if (hold) {
+    // In front of the exponentials: a condition at each of them would become a selection for all packs.
+    bool missing = true;
 #pragma unroll
-    for (int k = kCount - 1; k >= 0; --k) {
+    for (int k = 0; k < kCount; ++k) {
 #pragma unroll
-      for (int i = kVecSize - 1; i >= 0; --i) leader = z[k][i] == part.max_logit ? k * kVecSize + i : leader;
+      for (int i = 0; i < kVecSize; ++i) {
+        const bool held = missing && z[k][i] == part.max_logit;
+        missing = missing && !held;
+        z[k][i] = held ? -scalar_infinity(Compute()) : z[k][i];
+      }
     }
     part.held = Compute(1);
   }
@@ -219,12 +224,6 @@ __device__ __forceinline__ void add_exponentials(const Program&, const Compute (
       const Compute d = z[k][i] - shift;
       e[i] = Program::exponential(d);
       if constexpr (Program::kEntropy) gap = scalar_fma(e[i], -max_propagating_nan(d, Compute(-1000)), gap);
-    }
-    if (leader >= 0) {
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        if (k * kVecSize + i == leader) e[i] = Compute(0);
-      }
     }
     part.exp_sum += sum_elements(e);
     if constexpr (Program::kEntropy) part.gap += gap;
@@ -271,6 +270,7 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
     }
     const Compute own = logits_of(program, x, present, z);
     part.max_logit = kWarps ? subwarp_reduce(own, kWarp, MaxOp{}) : own;
+    // Every lane that has the maximum might leave one class of it out, at the price of spilled registers.
     bool hold = own > -scalar_infinity(own) && identical(own, part.max_logit);
     if (kWarps) hold = first_of_subwarp(hold, kWarp);
     add_exponentials(program, z, hold, part);
