@@ -59,9 +59,9 @@ class SettingsCache:
 
     def find(self, key: tuple[Any, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """The value that ``make`` returns for these settings and whatever else is in ``key``. A recording of torch's is
-        compared with the next one, so nothing is kept meanwhile.
+        compared with the next one, so nothing is kept meanwhile, nor before it is known how to notice one.
         """
-        if interop.tracers and interop.tracers[0]():
+        if not interop.tracers or interop.tracers[0]():
             return make()
         key = (*key, *map(id, settings))
         found = self.get(key) or self.keep(key, make(), settings)

@@ -60,6 +60,10 @@ class LinearSoftmaxLoss(Definition):
         """The softmax loss under the name of this one, for messages."""
         return replace(self.of_logits, name=self.name)
 
+    def resolve(self) -> None:
+        super().resolve()
+        self.inner.resolve()
+
     @property
     def identity(self) -> tuple[Any, ...]:
         return self.of_logits.identity
