@@ -343,8 +343,11 @@ def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any)
 
 
 @kernels
-@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"skip_ignored": True}], ids=lambda x: "-".join(x))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    in_turn(["float32", "bfloat16", "float16", "float64"], [{}, {"reduction": "none"}, {"skip_ignored": True}]),
+    ids=str,
+)
 def test_main_grad(dtype: str, options: dict[str, Any]) -> None:
     """Nothing is rounded to 16 bits but the logits and their gradient."""
     given = operands(dtype=dtype)
