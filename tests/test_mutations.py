@@ -176,7 +176,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth, strided": truth((67, 129), (40, 7), layout="strided"),
     "truth, mixed": truth((67, 129), (40, 7), layout="mixed"),
     "truth, eight dimensions": truth((67, 129), (5, 3), layout="eight_d"),
-    "truth, row": truth((67, 129), (301, 5), layout="row"),
+    "truth, row": truth((67, 129), (1301, 5), layout="row"),
     "truth, row, elements": truth((67, 129), (301, 5), layout="row", reduction="none"),
     "truth, column": truth((67, 129), layout="column"),
     "truth, scalar": truth((67, 129), layout="scalar"),

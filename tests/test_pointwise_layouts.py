@@ -6,6 +6,7 @@ The kernels run on the host with checks for races, and are compared with the flo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -113,3 +114,32 @@ def test_rows_out_of_order_are_not_shifted() -> None:
     for strides in ((0, 1), (32, 1), (-65, 1)):
         found = pointwise_layout.layout((8, 64), [aligned, Stream(strides, 4, 4, read=True)])
         assert (found.vec_size, "shifted" in found.access) == (1, False), strides
+
+
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [
+        ((1200, 8), (8,)),  # lanes and warps share the rows of a column
+        ((2, 70, 40), (2, 1, 40)),  # warps share them, in two planes
+        ((67, 64), (67, 1)),  # several rows in a warp
+        ((3, 5, 40), (5, 1)),  # sums over two dimensions
+        ((9000,), ()),  # slices
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_of_a_broadcast_operand_however_lanes_and_warps_share_it(
+    shape: tuple[int, ...], target: tuple[int, ...], dtype: str
+) -> None:
+    """Small integers, of which every sum is exact."""
+    x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1).reshape(shape)
+    t = (torch.arange(prod(target), device=KERNELS) % 3).reshape(target)
+    found = gradients([x.to(getattr(torch, dtype)), t.to(getattr(torch, dtype))], "sum")[-1]
+    expected = (2 * (t - x)).sum_to_size(target).to(getattr(torch, dtype))
+    assert torch.equal(found, expected)
+
+
+def test_terms_whose_sum_leaves_float32_are_summed_in_double() -> None:
+    large = torch.full((64, 8), 1e38, device=KERNELS)
+    found = gradients([large, large.new_zeros(8)])[-1]
+    assert torch.allclose(found, found.new_full((8,), -2e38 * 64 / 512))

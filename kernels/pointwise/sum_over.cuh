@@ -10,26 +10,49 @@
 // 1. The index space of r is cut into `slices` of `slice_length`, so that few outputs still fill the GPU.
 // 2. A warp takes a slice of some outputs. Two mappings, by which of m and r is innermost in memory
 //    (engines/pointwise/layout.py):
-//   kColumns   lanes along m: one output per lane, consecutive lanes read consecutive addresses
-//   otherwise  lanes along r: one output per warp, a butterfly adds the lanes
-// A lane takes kVecSize neighbours along its direction at once if they are contiguous.
+//   kColumns   lanes along m: consecutive lanes read consecutive addresses of consecutive outputs. With few outputs
+//              some of the lanes, and with long slices all warps of a block, share the terms instead.
+//   otherwise  lanes along r: one output per warp, or per part of a warp where slices are short
+//    A lane takes kVecSize neighbours along its direction at once if they are contiguous. A butterfly adds the lanes of
+//    an output, shared memory its warps.
 // 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
 //    second launch (combine_slices) adds them in order.
 //
-// Order of additions: a lane adds its terms in order, then the butterfly (lanes along r), then slices by a fixed tree.
-// All of it follows from the sizes, never from the grid. Everything is added in double: these terms have signs and
-// cancel, and float runs as in pointwise.cuh lost digits that PyTorch keeps.
+// Order of additions: a lane adds the terms that it has in flight (along m) or those of a vector (along r) as a tree in
+// Compute and the trees in double, then the butterfly, then warps in order, then slices by a fixed tree. All of it
+// follows from the sizes, never from the grid. These terms have signs and cancel: float runs as long as in
+// pointwise.cuh lost digits that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms
+// themselves, and a conversion to double costs as much as eight additions.
 //
-// Warps work independently. Traffic: each element of the index space is read once. Preconditions: stated at each
-// function.
+// Traffic: each element of the index space is read once. Preconditions: stated at each function.
 #pragma once
 #include "pointwise/pointwise.cuh"
 
 constexpr int kMostTerms = 4;       // loads in flight, in terms ...
 constexpr int kMostTermWords = 60;  // ... as long as they take no more registers
 constexpr int kValue = -1;          // in place of a slot: the terms are values
+constexpr int kMostWarps = 8;       // engines/pointwise/layout.py: MAX_THREADS / WARP
 
-template <class Loss_, class Sources_, class Element_, int kSlot_, int kRank_, int kVecSize_>
+// x[0] + x[kStep] + ... of kCount terms, a tree in their own type. Terms near the end of its range are added in double:
+// their sum may be in range again once it is scaled.
+template <int kCount, int kStep, class Compute>
+__device__ __forceinline__ double sum_tree(const Compute* x) {
+  Compute tree[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) tree[i] = x[i * kStep];
+#pragma unroll
+  for (int span = 1; span < kCount; span *= 2) {
+#pragma unroll
+    for (int i = 0; i + span < kCount; i += 2 * span) tree[i] += tree[i + span];
+  }
+  if (scalar_abs(tree[0]) <= scalar_max(Compute())) return tree[0];
+  double total = 0.0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) total += x[i * kStep];
+  return total;
+}
+
+template <class Loss_, class Sources_, class Element_, int kSlot_, int kKeptRank_, int kReducedRank_, int kVecSize_>
 struct SumOver {
   using Loss = Loss_;
   using Compute = typename Loss::Compute;
@@ -45,8 +68,8 @@ struct SumOver {
   Loss loss;
   Sources_ sources;
   Element_ element;
-  const Dimensions<kStreams, kRank_>& kept;  // kernel parameters: copies would go to local memory
-  const Dimensions<kStreams, kRank_>& reduced;
+  const Dimensions<kStreams, kKeptRank_>& kept;  // kernel parameters: copies would go to local memory
+  const Dimensions<kStreams, kReducedRank_>& reduced;
 
   // kVecSize neighbouring terms of a sum.
   struct Terms {
@@ -93,56 +116,89 @@ struct Deposit {
   }
 };
 
-// Preconditions: blockDim.x is a multiple of 32. If kVecSize > 1, it divides `outputs` (kColumns) or `length` and
-// `slice_length`. Warps work independently.
+// `lanes` lanes of a warp, and `warps` warps of a block, take terms of an output in turn; the other lanes and warps
+// have other outputs. Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes`
+// is a power of two up to 32; `warps` is 1 or, with kColumns, kMostWarps. If kVecSize > 1, it divides `outputs`
+// (kColumns) or `length` and `slice_length`.
 template <bool kColumns, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
-                                           int64 outputs, int64 length, int64 slices, int64 slice_length,
-                                           double* partials) {
+                                           int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes,
+                                           int64 warps, double* partials) {
+  using Compute = typename Program::Compute;
   constexpr int kStreams = Program::kStreams;
   constexpr int kVecSize = Program::kVecSize;
   // Fewer for a heavy loss in 16 bits, whose elements are computed together without a branch between them.
   constexpr int kMost = kNarrow ? kMostTerms >> Program::Loss::kHeavy : kMostTerms;
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
-  constexpr int kBundle = kWarp * kTotals;  // outputs of a warp with lanes along them
-  constexpr int kStride = kColumns ? 1 : kWarp * kVecSize;
-  const int lane = threadIdx.x % kWarp;
-  const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
-  const int64 bundles = kColumns ? (outputs + kBundle - 1) / kBundle : outputs;
-  for (int64 task = global_warp(); task < bundles * slices; task += warps) {
+  constexpr int kStep = kColumns ? 1 : kVecSize;
+  __shared__ double warp_totals[kColumns ? kMostWarps : 1][kWarp * kTotals];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int lanes_across = kWarp / static_cast<int>(lanes);
+  const int across = kColumns ? lane % lanes_across : lane / static_cast<int>(lanes);
+  const int along = kColumns ? lane / lanes_across : lane % static_cast<int>(lanes);
+  const int share = warp % static_cast<int>(warps);  // this warp's among those of its outputs
+  const int64 stride = lanes * warps * kStep;
+  const int64 bundle_size = lanes_across * kTotals;
+  const int64 bundles = (outputs + bundle_size - 1) / bundle_size;
+  const int64 at_once = kMostWarps / warps;
+  // The same number of rounds for all warps of a block, because of the barriers.
+  for (int64 first = blockIdx.x * at_once; first < bundles * slices; first += gridDim.x * at_once) {
+    const int64 task = first + warp / warps;
     const int64 slice = task / bundles;
-    const int64 bundle = task - slice * bundles;
-    const int64 output = kColumns ? bundle * kBundle + lane * kTotals : bundle;
-    const bool active = output < outputs;
-    const int64 end = min((slice + 1) * slice_length, length);
+    const int64 output = (task - slice * bundles) * bundle_size + across * kTotals;
+    const bool active = slice < slices && output < outputs;
+    const int64 end = active ? min((slice + 1) * slice_length, length) : 0;
     int64 base[kStreams];
     program.kept.offsets(active ? output : 0, base);
     double total[kTotals] = {};
-    for (int64 r = slice * slice_length + (kColumns ? 0 : lane * kVecSize); r < end; r += kInFlight * kStride) {
+    for (int64 r = slice * slice_length + (share * lanes + along) * kStep; r < end; r += kInFlight * stride) {
       typename Program::Terms terms[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         // Lanes behind the end load the first terms instead, so that loads need no branch. The result is dropped.
         int64 at[kStreams];
-        program.reduced.offsets(r + i * kStride < end ? r + i * kStride : 0, at);
+        program.reduced.offsets(r + i * stride < end ? r + i * stride : 0, at);
 #pragma unroll
         for (int s = 0; s < kStreams; ++s) at[s] += base[s];
         program.load_terms(at, terms[i]);
       }
+      Compute term[kInFlight][kVecSize] = {};
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        if (r + i * kStride >= end) continue;
+        if (r + i * stride >= end) continue;
 #pragma unroll
-        for (int v = 0; v < kVecSize; ++v) total[v % kTotals] += program.evaluate(terms[i], v);
+        for (int v = 0; v < kVecSize; ++v) term[i][v] = program.evaluate(terms[i], v);
+        if constexpr (!kColumns) total[0] += sum_tree<kVecSize, 1>(term[i]);
+      }
+      if constexpr (kColumns) {
+#pragma unroll
+        for (int v = 0; v < kVecSize; ++v) total[v] += sum_tree<kInFlight, kVecSize>(&term[0][v]);
       }
     }
-    if (!kColumns) {
-      // Lanes whose first term lies behind the end have skipped the loop: converge before the shuffles.
-      __syncwarp();
-      total[0] = warp_sum(total[0]);
+    // Lanes whose first term lies behind the end have skipped the loop: converge before the shuffles.
+    __syncwarp();
+    for (int offset = kColumns ? lanes_across : 1; offset < (kColumns ? kWarp : lanes); offset *= 2) {
+#pragma unroll
+      for (int v = 0; v < kTotals; ++v) total[v] += __shfl_xor_sync(0xffffffffu, total[v], offset);
     }
-    if (!active || (!kColumns && lane != 0)) continue;
+    if constexpr (kColumns) {
+      if (warps > 1) {
+        __syncthreads();  // the sums of the round before have been read
+        if (along == 0) {
+#pragma unroll
+          for (int v = 0; v < kTotals; ++v) warp_totals[warp][across * kTotals + v] = total[v];
+        }
+        __syncthreads();
+        if (along == 0 && share == 0) {
+          for (int w = 1; w < kMostWarps; ++w) {
+#pragma unroll
+            for (int v = 0; v < kTotals; ++v) total[v] += warp_totals[w][across * kTotals + v];
+          }
+        }
+      }
+    }
+    if (!active || along != 0 || share != 0) continue;
 #pragma unroll
     for (int v = 0; v < kTotals; ++v) {
       if (slices > 1) {

@@ -24,12 +24,12 @@ using Sources = Tuple<Source<bfloat16_t, Access::kStream>, Source<bfloat16_t, Ac
 using Sinks = Tuple<Absent, Sink<bfloat16_t>>;
 using Element = Source<bfloat16_t, Access::kSplat>;
 
-extern "C" __global__ void __launch_bounds__(256)
-kl_div_broadcast_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, 1, 1, 8> program{
+extern "C" __global__ void __launch_bounds__(256, 2)
+kl_div_broadcast_gradient_bf16(const bfloat16_t* input_, const bfloat16_t* target_, bfloat16_t* target_gradients, const Result* grad_output, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+  const SumOver<Loss, Sources, Element, 1, 1, 1, 8> program{
       Loss{}, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kReused>{target_}),
       Element{grad_output}, kept, reduced};
   const Deposit<bfloat16_t, Result> deposit{
       target_gradients, nullptr, 1.0, scale};
-  sum_slices<true>(program, deposit, outputs, length, slices, slice_length, partials);
+  sum_slices<true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
 }

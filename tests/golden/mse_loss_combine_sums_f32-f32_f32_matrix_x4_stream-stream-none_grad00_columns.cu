@@ -16,9 +16,9 @@ using Sources = Tuple<Source<float, Access::kStream>, Source<float, Access::kStr
 using Sinks = Tuple<Absent, Absent>;
 using Element = Absent;
 
-extern "C" __global__ void __launch_bounds__(256)
-mse_loss_combine_sums_f32(const float* input_, const float* target_, Result* sums, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
-  const SumOver<Loss, Sources, Element, kValue, 1, 4> program{
+extern "C" __global__ void __launch_bounds__(256, 2)
+mse_loss_combine_sums_f32(const float* input_, const float* target_, Result* sums, double* partials, double divisor, double scale, int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes, int64 warps, const __grid_constant__ Dimensions<4, 1> kept, const __grid_constant__ Dimensions<4, 1> reduced) {
+  const SumOver<Loss, Sources, Element, kValue, 1, 1, 4> program{
       Loss{}, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       Element{}, kept, reduced};
   const Deposit<Result, Result> deposit{

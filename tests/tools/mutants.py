@@ -39,9 +39,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "last slice lost",
         LAYOUT_RULES,
-        "sum_in_vectors",
-        r"-\(-x\.length // length\)",
-        "x.length // length",
+        "_shared_sums",
+        r"slices=-\(-x\.length // length\)",
+        "slices=x.length // length",
         ("truth, row",),
     ),
     # Their addresses.

@@ -63,7 +63,8 @@ class PointwiseKernel(Kernel):
 
     ``kind`` names the entry point: one of :data:`KINDS`.
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
-    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device.
+    ``compute`` is the dtype of the arithmetic. ``outer`` says that a sum runs over dimensions that cannot be
+    merged into one. ``counted`` says that the divisor lies on the device.
     """
 
     loss: Loss
@@ -76,6 +77,7 @@ class PointwiseKernel(Kernel):
     access: tuple[str, ...]
     gradients: tuple[bool, ...]
     columns: bool = False
+    outer: bool = False
     compute: str = "float32"
     counted: bool = False
 
@@ -90,6 +92,7 @@ class PointwiseKernel(Kernel):
         flags = "".join(str(int(x)) for x in self.flags)
         parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}", access]
         parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
+        parts += ["outer"] if self.outer else []
         if self.compute != ("float64" if self.result == "float64" else "float32"):
             parts.append(f"in-{STORAGE[self.compute][1]}")
         parts += ["counted"] if self.counted else []
@@ -353,27 +356,30 @@ def _sum_entry(variant: PointwiseKernel) -> str:
     sums = "sums" if slot is None else f"{variant.loss.operands[slot].name}_gradients"
     per_element = variant.access[-1] != "none"
     rank = _rank(variant)
-    dimensions = f"Dimensions<{len(variant.loss.operands) + 2}, {rank}>"
+    reduced_rank = max_rank(len(variant.loss.operands)) if variant.outer else 1
+    streams = len(variant.loss.operands) + 2
     fixed = [
         "int64 outputs",
         "int64 length",
         "int64 slices",
         "int64 slice_length",
-        f"const __grid_constant__ {dimensions} kept",
-        f"const __grid_constant__ {dimensions} reduced",
+        "int64 lanes",
+        "int64 warps",
+        f"const __grid_constant__ Dimensions<{streams}, {rank}> kept",
+        f"const __grid_constant__ Dimensions<{streams}, {reduced_rank}> reduced",
     ]
     term = "kValue" if slot is None else str(slot)
     factors = "divisor, 1.0" if of_values else "1.0, scale"
     mapping = f"<{str(variant.columns).lower()}>"
-    slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, partials)"
+    slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
     call = "combine_slices(program, deposit, outputs, slices, partials)" if "combine" in variant.kind else slices
     lines = [
         *_types(variant),
         "",
-        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})',
+        f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
-        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {variant.vec_size}> program{{",
+        f"  const SumOver<Loss, Sources, Element, {term}, {rank}, {reduced_rank}, {variant.vec_size}> program{{",
         f"      {loss_argument(variant)}, {_sources_argument(variant)},",
         f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};",
         f"  const Deposit<{storage}, Result> deposit{{",

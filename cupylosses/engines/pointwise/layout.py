@@ -45,6 +45,10 @@ MAX_PARTIALS = 1 << 19
 SLICE_TERMS = 128
 TARGET_WARPS = 1 << 14
 
+#: Terms of an output that a lane has in flight (``kMostTerms`` of ``kernels/pointwise/sum_over.cuh``), and blocks of an
+#: SM over the whole launch of a sum.
+TERMS_IN_FLIGHT = 4
+SUM_BLOCKS_PER_SM = 32
 
 #: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side of
 #: a tile, as ``kSide`` of ``kernels/core/layout.cuh``.
@@ -223,11 +227,19 @@ class SumLayout:
     reduced_strides: tuple[tuple[int, ...], ...]
     vec_size: int = 1
     access: tuple[str, ...] = ()
+    #: Lanes of a warp, and warps of a block, that share the terms of an output.
+    lanes: int = 1
+    warps: int = 1
 
     @property
-    def warps(self) -> int:
-        """How many warps find something to do."""
-        return (-(-self.outputs // (WARP * self.vec_size)) if self.columns else self.outputs) * self.slices
+    def bundle(self) -> int:
+        """The outputs that a warp has at a time."""
+        return WARP // self.lanes * (self.vec_size if self.columns else 1)
+
+    @property
+    def tasks(self) -> int:
+        """Pairs of a slice and a bundle of outputs."""
+        return -(-self.outputs // self.bundle) * self.slices
 
 
 def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
@@ -290,8 +302,34 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> S
     access = ["stream"] * len(streams)
     if vec_size > 1:
         access = [_access((*a, *b), vec_size, False) for a, b in strides[: len(streams)]]
-    length = x.slice_length if x.columns else -(-x.slice_length // vec_size) * vec_size
-    return replace(x, vec_size=vec_size, access=tuple(access), slice_length=length, slices=-(-x.length // length))
+    return _shared_sums(replace(x, vec_size=vec_size, access=tuple(access)))
+
+
+def _shared_sums(x: SumLayout) -> SumLayout:
+    """The same sums with slices, lanes and warps for these vectors: few outputs need more lanes each, short sums leave
+    lanes to other outputs.
+    """
+    if x.columns:
+        lanes = 1
+        while lanes < WARP and WARP // (2 * lanes) * x.vec_size >= x.outputs and 2 * lanes <= x.slice_length:
+            lanes *= 2
+        x = replace(x, lanes=lanes, warps=MAX_THREADS // WARP if x.length >= lanes * WARP else 1)
+        most = min(TARGET_WARPS // (-(-x.outputs // x.bundle) * x.warps), MAX_PARTIALS // x.outputs)
+        length = -(-x.length // max(1, min(-(-x.length // (SLICE_TERMS * lanes)), most)))
+    else:
+        length = -(-x.slice_length // x.vec_size) * x.vec_size
+        lanes = WARP
+        while lanes > 1 and lanes * TERMS_IN_FLIGHT > max(length // x.vec_size, TERMS_IN_FLIGHT):
+            lanes //= 2
+        x = replace(x, lanes=lanes)
+    return replace(x, slice_length=length, slices=-(-x.length // length))
+
+
+def sum_grid(warps: int, processors: int) -> int:
+    """Blocks of a sum over which so many warps are spread: many more than run at once, since registers, and with them
+    the blocks that an SM holds, differ between losses.
+    """
+    return max(1, min(-(-warps * WARP // MAX_THREADS), processors * SUM_BLOCKS_PER_SM))
 
 
 def _nearest(strides: Sequence[Sequence[int]]) -> int:

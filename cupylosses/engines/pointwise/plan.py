@@ -89,17 +89,20 @@ def sum_step(
     ]
     x = pointwise_layout.sum_in_vectors(x, streams, pointwise_layout.Stream(result, interop.ITEMSIZE[dtype]))
     partials = x.slices * x.outputs if x.slices > 1 else 0
-    rank = 1 if max(len(x.kept), len(x.reduced)) <= 1 else pointwise_layout.max_rank(operands)
+    most = pointwise_layout.max_rank(operands)
+    kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (x.kept, x.reduced))
     fixed = (
         x.outputs,
         x.length,
         x.slices,
         x.slice_length,
-        dimension_words(x.kept, x.kept_strides, rank),
-        dimension_words(x.reduced, x.reduced_strides, rank),
+        x.lanes,
+        x.warps,
+        dimension_words(x.kept, x.kept_strides, kept_rank),
+        dimension_words(x.reduced, x.reduced_strides, reduced_rank),
     )
     first, second = ("sum_over", "combine_sums") if slot is None else ("broadcast_gradient", "combine_slices")
-    kinds = {first: x.warps, second: x.outputs}
+    kinds = {first: x.tasks * x.warps, second: x.outputs}
     if not partials:
         del kinds[second]
     variant = PointwiseKernel(
@@ -108,18 +111,19 @@ def sum_step(
         first,
         plan.storage,
         plan.result,
-        "matrix" if rank == 1 else "rows",
+        "matrix" if kept_rank == 1 else "rows",
         x.vec_size,
         (*x.access[:operands], x.access[operands] if grad_output else "none"),
         tuple(i == slot for i in range(operands)),
         x.columns,
+        reduced_rank > 1,
         plan.compute,
         counted,
     )
     launchers = [
         plan.machine.launcher(
             replace(variant, kind=kind),
-            pointwise_layout.grid(count, pointwise_layout.MAX_THREADS, plan.machine.processors),
+            pointwise_layout.sum_grid(count, plan.machine.processors),
             pointwise_layout.MAX_THREADS,
             fixed,
         )
