@@ -5,7 +5,7 @@ Without a GPU NumPy stands in for CuPy (``tools.cupy_stand_in``); streams and gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from cupylosses import value_and_grad
 from cupylosses.definition.registry import registry
 from cupylosses.engines.softmax.call import RowResult
 from cupylosses.engines.softmax.definition import SoftmaxLoss
-from cupylosses.testing.softmax.properties import LAYOUTS, PLACES, SOFTMAX_LAYOUTS, draw, of_layout
+from cupylosses.testing.softmax.properties import LAYOUTS, PLACES, SOFTMAX_LAYOUTS, draw, of_layout, some_rows_are_many
 from cupylosses.testing.softmax.truth import NAMES
 from cupylosses.testing.tolerance import same_bits
 
@@ -34,6 +34,13 @@ each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES
 #: Losses by kind of target: each has its own kernels.
 KINDS = {"indices": "cross_entropy", "probabilities": "cross_entropy", "log-probabilities": "nll_loss"}
 each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def fewer_rows(fresh_plans: Callable[[], None]) -> Iterator[None]:
+    """Plans for the smaller shapes of LAYOUTS."""
+    with some_rows_are_many():
+        yield
 
 
 def arrays(cupy: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

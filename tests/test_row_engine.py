@@ -7,7 +7,7 @@ Options belong to the formula, which ``test_rows.py`` tests; here each option me
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import prod
@@ -43,6 +43,7 @@ from cupylosses.testing.softmax.properties import (
     noted_layouts,
     of_layout,
     parts,
+    some_rows_are_many,
     survives_labels_out_of_range,
     upstream,
     value_agrees_with_truth,
@@ -61,13 +62,15 @@ REDUCTIONS = ("mean", "none")
 
 
 @pytest.fixture(autouse=True)
-def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> None:
-    """Plans for the chip that LAYOUTS and SIZES assume, even on a GPU that has more."""
+def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> Iterator[None]:
+    """Plans for the chip that LAYOUTS and SIZES assume, even on a GPU that has more, and for fewer rows."""
     if GPU:
         F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
         device = torch_device.devices[torch.cuda.current_device()]
         monkeypatch.setattr(device, "chip", dataclasses.replace(SMALL, clusters=device.chip.clusters))
         fresh_plans()
+    with some_rows_are_many():
+        yield
 
 
 def drawn(layout: str, **how: Any) -> Drawn:

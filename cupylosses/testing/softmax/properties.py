@@ -26,12 +26,18 @@ INF, NAN = float("inf"), float("nan")
 
 
 class Layout(NamedTuple):
-    """The shape of logits, or log-probabilities, their class dimension, and a loss of them."""
+    """The shape of logits, or log-probabilities, their class dimension, and a loss of them. ``fewer`` is a shape of
+    fewer rows that is enough within :func:`some_rows_are_many`.
+    """
 
     shape: tuple[int, ...]
     class_dim: int = 1
     loss: str = "cross_entropy"
+    fewer: tuple[int, ...] | None = None
 
+
+#: Rows that are many within :func:`some_rows_are_many`: more than kernels that count labels by themselves take.
+SOME_ROWS = softmax_layout.SELF_COUNTING_ROWS + 1
 
 #: For each layout, a shape that such a GPU takes in this way, in float32.
 LAYOUTS: Mapping[str, Layout] = {
@@ -41,8 +47,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "two_pass": Layout((2, 16391)),
     "thread_per_row_packed": Layout((37, 10)),
     "thread_per_row": Layout((3, 5, 4, 8)),
-    "packed_rows": Layout((16400, 5)),
-    "columns": Layout((2, 5, 8200)),
+    "packed_rows": Layout((16400, 5), fewer=(1031, 5)),
+    "columns": Layout((2, 5, 8200), fewer=(2, 5, 516)),
     "subwarp, copied": Layout((2, 199, 5, 3)),
     "label_only_tiles": Layout((37, 43), loss="nll_loss"),
     "label_only_tiles, long": Layout((3, 4501), loss="nll_loss"),
@@ -115,8 +121,9 @@ Given = Drawn | SoftmaxCall
 
 def of_layout(layout: str, **how: Any) -> Drawn:
     """Draws the operands for one of :data:`LAYOUTS`."""
-    shape, class_dim, loss = LAYOUTS[layout]
-    return draw(shape, class_dim, loss=loss, **how)
+    x = LAYOUTS[layout]
+    shape = x.fewer if x.fewer and softmax_layout.MANY_ROWS == SOME_ROWS else x.shape
+    return draw(shape, x.class_dim, loss=x.loss, **how)
 
 
 def draw(
@@ -184,6 +191,13 @@ def blocks(count: int, device: str) -> Iterator[None]:
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
     with mock.patch.object(softmax_layout, "blocks", lambda layout, *_, **__: count * layout.cluster), in_order:
+        yield
+
+
+@contextmanager
+def some_rows_are_many() -> Iterator[None]:
+    """Within this context, new plans take as many rows as the smaller shapes have to registers."""
+    with mock.patch.multiple(softmax_layout, MANY_ROWS=SOME_ROWS, COLUMN_ROWS=SOME_ROWS):
         yield
 
 
