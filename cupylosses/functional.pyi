@@ -1822,7 +1822,9 @@ def linear_cross_entropy(
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
             it is. A buffer of that size, in `accumulate_dtype` or that of `main_grad`, holds the gradient from forward
-            to backward, which takes one pass over both. For eager backward of torch only. Default None.
+            to backward, which takes one pass over both. DistributedDataParallel does not reduce it: leave the weight
+            out with `_set_params_and_buffers_to_ignore_for_model`, and reduce `main_grad` after backward. For eager
+            backward of torch only. Default None.
         options: Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.
 
     Returns:
@@ -3536,7 +3538,9 @@ def linear_token_log_probs(
             MiB.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which the products of backward add the gradient of `linear_weight`, in place of memory for it;
-            `linear_weight.grad` stays as it is. For eager backward of torch only. Default None.
+            `linear_weight.grad` stays as it is. DistributedDataParallel does not reduce it: leave the weight out with
+            `_set_params_and_buffers_to_ignore_for_model`, and reduce `main_grad` after backward. For eager backward of
+            torch only. Default None.
 
     Returns:
         The log-probabilities, in the shape of `index`, in float32 (float64 for float64 logits), on the device and of

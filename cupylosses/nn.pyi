@@ -1401,7 +1401,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
             which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as
             it is. A buffer of that size, in `accumulate_dtype` or that of `main_grad`, holds the gradient from forward
-            to backward, which takes one pass over both. For eager backward of torch only. Default None.
+            to backward, which takes one pass over both. DistributedDataParallel does not reduce it: leave the weight
+            out with `_set_params_and_buffers_to_ignore_for_model`, and reduce `main_grad` after backward. For eager
+            backward of torch only. Default None.
         label_smoothing: Overrides the option of the constructor for this call, unless None.
         z_loss: Overrides the option of the constructor for this call, unless None.
         gamma: Overrides the option of the constructor for this call, unless None.

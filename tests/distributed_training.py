@@ -112,38 +112,47 @@ def compare_rows(mesh: DeviceMesh, device: str) -> None:
 class LanguageModel(nn.Module):
     """A layer, and a head whose weight only the loss reads."""
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor], **options: object) -> None:
         super().__init__()
-        self.trunk, self.head, self.function = nn.Linear(COLUMNS, COLUMNS), nn.Linear(COLUMNS, 40), function
+        self.trunk, self.head = nn.Linear(COLUMNS, COLUMNS), nn.Linear(COLUMNS, 40)
+        self.function, self.options = function, options
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         hidden, head = torch.tanh(self.trunk(x)), self.head
-        return self.function(hidden, head.weight, y, linear_bias=head.bias, max_memory=3 * 48 * 4)
+        return self.function(hidden, head.weight, y, linear_bias=head.bias, max_memory=3 * 48 * 4, **self.options)
+
+
+def log_probs(*operands: Tensor, **options: object) -> Tensor:
+    """A loss of the log-probabilities of a linear layer's output."""
+    return -F.linear_token_log_probs(*operands, **options).mean()
+
+
+def language_model(function: Callable[..., Tensor], device: str, **options: object) -> LanguageModel:
+    """Builds the model, with equal parameters in every process."""
+    torch.manual_seed(0)
+    return LanguageModel(function, **options).to(device)
+
+
+def tokens(device: str) -> tuple[Tensor, Tensor]:
+    """Features and labels of the whole batch."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(ROWS, COLUMNS, generator=generator), torch.randint(40, (ROWS,), generator=generator)
+    return x.to(device), y.to(device)
 
 
 def compare_layers(mesh: DeviceMesh, device: str, mine: slice) -> None:
     """Compares losses of a linear layer in models of DDP and of FSDP2, whose weight is gathered before the model runs,
     or comes as the DTensor of a head of its own, with those of one process.
     """
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(ROWS, COLUMNS, generator=generator).to(device), torch.randint(40, (ROWS,), generator=generator)
-    y = y.to(device)
-
-    def log_probs(*operands: Tensor, **options: object) -> Tensor:
-        return -F.linear_token_log_probs(*operands, **options).mean()
-
-    def made(function: Callable[..., Tensor]) -> LanguageModel:
-        torch.manual_seed(0)
-        return LanguageModel(function).to(device)
-
+    x, y = tokens(device)
     for function in (F.linear_cross_entropy, log_probs):
-        expected = made(function)
+        expected = language_model(function, device)
         expected(x, y).backward()
-        apart = made(function)
+        apart = language_model(function, device)
         fully_shard(apart.head, mesh=mesh)
         models = {
-            "DDP": DistributedDataParallel(made(function)),
-            "FSDP2": fully_shard(made(function), mesh=mesh),
+            "DDP": DistributedDataParallel(language_model(function, device)),
+            "FSDP2": fully_shard(language_model(function, device), mesh=mesh),
             "FSDP2 of the head": fully_shard(apart, mesh=mesh),
         }
         for kind, model in models.items():
@@ -153,6 +162,38 @@ def compare_layers(mesh: DeviceMesh, device: str, mine: slice) -> None:
                 found = a.grad.full_tensor() if isinstance(a.grad, DTensor) else a.grad
                 message = f"{function.__name__}, {kind}, {name}: {found} is not {b.grad}"
                 torch.testing.assert_close(found, b.grad, rtol=2e-4, atol=1e-6, msg=message)
+
+
+def compare_main_grads(device: str, mine: slice) -> None:
+    """Trains with a `main_grad` under DDP, which reduces every other gradient but not this one, and gives the
+    weight a gradient of 0 unless it looks for unused parameters or is told to leave the weight alone. Reduced
+    afterwards, the `main_grad` is that of one process.
+    """
+    x, y = tokens(device)
+    for function in (F.linear_cross_entropy, log_probs):
+        expected = language_model(function, device)
+        expected(x, y).backward()
+        alone = language_model(function, device)
+        alone(x[mine], y[mine]).backward()
+        whole, own = expected.head.weight.grad, alone.head.weight.grad
+        for ignored, find in (([], False), ([], True), (["head.weight"], False)):
+            main_grad = torch.zeros_like(whole)
+            model = language_model(function, device, main_grad=main_grad)
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+            parallel = DistributedDataParallel(model, find_unused_parameters=find)
+            # A bucket that waited for the weight would stop the second forward.
+            for step in range(1, 3):
+                model.zero_grad()
+                parallel(x[mine], y[mine]).backward()
+                torch.testing.assert_close(main_grad, step * own, rtol=2e-4, atol=1e-6)
+            weight = model.head.weight.grad
+            assert weight is None if ignored or find else not weight.any(), f"{function.__name__}: {weight}"
+            for a, b in zip(model.parameters(), expected.parameters(), strict=True):
+                if a is not model.head.weight:
+                    torch.testing.assert_close(a.grad, b.grad, rtol=2e-4, atol=1e-6)
+            dist.all_reduce(main_grad)
+            main_grad /= 2 * dist.get_world_size()
+            torch.testing.assert_close(main_grad, whole, rtol=2e-4, atol=1e-6)
 
 
 def main(names: list[str], backend: str) -> None:
@@ -182,8 +223,10 @@ def main(names: list[str], backend: str) -> None:
             print(f"{name}: DDP and FSDP2 agree with one process", flush=True)
     compare_rows(mesh, device)
     compare_layers(mesh, device, mine)
+    compare_main_grads(device, mine)
     if rank == 0:
         print("losses of a linear layer agree with one process", flush=True)
+        print("a main_grad that is reduced apart agrees with one process", flush=True)
         print("losses of rows of DTensors agree with plain tensors", flush=True)
     dist.destroy_process_group()
 

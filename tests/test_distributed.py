@@ -56,6 +56,7 @@ def test_two_processes_on_the_host() -> None:
     printed = run(names, "gloo")
     assert all(f"{name}: DDP and FSDP2 agree" in printed for name in names)
     assert "losses of rows of DTensors agree" in printed and "losses of a linear layer agree" in printed
+    assert "a main_grad that is reduced apart agrees" in printed
 
 
 @pytest.mark.gpu
@@ -66,3 +67,4 @@ def test_two_gpus() -> None:
     printed = run(names, "nccl")
     assert all(f"{name}: DDP and FSDP2 agree" in printed for name in names)
     assert "losses of rows of DTensors agree" in printed and "losses of a linear layer agree" in printed
+    assert "a main_grad that is reduced apart agrees" in printed

@@ -145,6 +145,12 @@ class LinearSoftmaxLoss(Definition):
 
 
 #: Texts on the arguments of losses with a linear layer.
+#: The part of `main_grad` that both forms of it share.
+REDUCED_APART = (
+    "DistributedDataParallel does not reduce it: leave the weight out with "
+    "`_set_params_and_buffers_to_ignore_for_model`, and reduce `main_grad` after backward."
+)
+
 TEXTS = {
     "in_features": "Features of the input, D.",
     "num_classes": "Number of classes, C.",
@@ -169,7 +175,8 @@ TEXTS = {
     "main_grad": "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to "
     "which backward adds the gradient of `linear_weight`, not rounded to 16 bits; `linear_weight.grad` stays as it is. "
     "A buffer of that size, in `accumulate_dtype` or that of `main_grad`, holds the gradient from forward to backward, "
-    "which takes one pass over both. For eager backward of torch only. Default None.",
+    "which takes one pass over both. "
+    f"{REDUCED_APART} For eager backward of torch only. Default None.",
     "options": "Accepted for torch's signature. Its chunking is replaced by that of `max_memory`.",
 }
 

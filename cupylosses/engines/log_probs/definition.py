@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define_function
+from cupylosses.engines.linear_softmax.definition import REDUCED_APART
 from cupylosses.engines.linear_softmax.definition import TEXTS as LAYER_TEXTS
 from cupylosses.engines.softmax.definition import IGNORED
 
@@ -145,7 +146,7 @@ _TEXTS = {
 _MAIN_GRAD = (
     "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to which the "
     "products of backward add the gradient of `linear_weight`, in place of memory for it; `linear_weight.grad` stays "
-    "as it is. For eager backward of torch only. Default None."
+    f"as it is. {REDUCED_APART} For eager backward of torch only. Default None."
 )
 
 
