@@ -753,6 +753,26 @@ def test_second_derivatives_take_the_formula() -> None:
     assert (second == 2).all()
 
 
+def test_products_with_second_derivatives_leave_out_what_nobody_asks_for() -> None:
+    x, y = torch.rand(9, requires_grad=True), torch.rand(9)
+    with host.execution():
+        (first,) = torch.autograd.grad(F.mse_loss(x, y), x, create_graph=True)
+
+        def product(create_graph: bool) -> torch.Tensor:
+            return torch.autograd.grad(first, x, torch.ones(9), retain_graph=True, create_graph=create_graph)[0]
+
+        expected = product(True).detach()
+        # Of the gradients alone, and of the value with the gradients, which the second launch compares.
+        assert launches(lambda: product(False)) == 1
+        assert launches(lambda: product(True)) == 2
+        assert same_bits(product(False), expected)
+        # The derivative with respect to grad_output is the value.
+        upstream = torch.ones((), requires_grad=True)
+        (first,) = torch.autograd.grad(F.mse_loss(x, y), x, upstream, create_graph=True)
+        (along,) = torch.autograd.grad(first, upstream, torch.ones(9))
+        torch.testing.assert_close(along, (2 / 9 * (x - y)).sum().detach())
+
+
 def test_autocast() -> None:
     """As on a GPU: operands are read unconverted, the result is float32. A plan is not used in the other mode."""
     x = torch.rand(9, dtype=torch.bfloat16)

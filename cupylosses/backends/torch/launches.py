@@ -154,22 +154,26 @@ def upstream(plan: Plan, grad_output: torch.Tensor) -> tuple[torch.Tensor, tuple
     return grad_output, grad_output.stride()
 
 
-def hvp(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor, list[Any]] | None:
-    """The value of a derivative along tangents, and its gradients of the arrays that are wanted."""
+def hvp(
+    call: Call, grad_output: torch.Tensor, wanted: Wanted, has_value: bool = True
+) -> tuple[torch.Tensor | None, list[Any]] | None:
+    """The value of a derivative along tangents, and its gradients of the arrays that are wanted. Without ``has_value``
+    it may be None.
+    """
     found = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays))
     if found is None:
         return None
     plan, device, pointers, _ = found
     if plan is None:
-        return hvp(with_copies(call, pointers, laid_out), grad_output, wanted)
+        return hvp(with_copies(call, pointers, laid_out), grad_output, wanted, has_value)
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
-            return hvp(call, grad_output, wanted)
+            return hvp(call, grad_output, wanted, has_value)
     if plan.composite:
         pointers = call.arrays
     scalars = scalars_of(call, plan, device)
     divisor = _divisor(call, plan, device, pointers)
     grad_output, strides = upstream(plan, grad_output)
     launch = plan, device, pointers, scalars, divisor, wanted
-    along, changed = execute.hvp(*launch, grad_output.data_ptr(), strides)
+    along, changed = execute.hvp(*launch, grad_output.data_ptr(), strides, has_value)
     return along, [g if w else None for g, w in zip(changed, wanted, strict=True)]

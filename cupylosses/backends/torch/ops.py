@@ -156,8 +156,21 @@ def _hvp(
         if found is None:
             found = formulas.hvp(call, grad_output, tuple(wanted))
         along, changed = found
+        assert along is not None
         given = [*_tensors(call), grad_output]
         return [laid_out(along, _specs(call, False)[0].strides, given), *_like(arrays, changed, given)]
+
+
+def product(
+    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
+) -> list[torch.Tensor]:
+    """`hvp` without its value, on plain tensors: the products of second derivatives with tangents."""
+    call = Spec(*rest).call(arrays)
+    with torch.no_grad():
+        found = launches.hvp(call, grad_output, tuple(wanted), has_value=False)
+        if found is None:
+            found = formulas.hvp(call, grad_output, tuple(wanted))
+        return _like(arrays, found[1], [*_tensors(call), grad_output])
 
 
 def _tensors(call: Call) -> list[torch.Tensor | None]:

@@ -237,6 +237,10 @@ class Gradients(Function):
         nothing, wanted = (None,) * (_OF_GRADIENTS - 1), ctx.needs_input_grad[_OF_GRADIENTS:]
         if all(v is None for v in tangents):
             return None, *nothing, *(None,) * len(arrays)
+        if not ctx.needs_input_grad[0] and _is_final((grad_output, *arrays, *tangents)):
+            moved, asked = _moved(spec, arrays, tangents, wanted)
+            changed = ops.product(grad_output, asked, moved.arrays, *Spec.of(moved))
+            return None, *nothing, *_all_of(changed, wanted)
         along, *changed = _hvp(grad_output, spec, arrays, tangents, wanted)
         first = along.to(grad_output.dtype) if ctx.needs_input_grad[0] else None
         return first, *nothing, *_all_of(changed, wanted)
@@ -359,15 +363,33 @@ def _saved(ctx: Any) -> tuple[torch.Tensor | None, Spec, list[Any]]:
     return residual, ctx.spec._replace(normalizer=normalizer), tensors
 
 
+def _is_final(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """True if nobody differentiates or records a result of these, and all are plain: outside of transforms, batches,
+    compilers and modes.
+    """
+    if torch.is_grad_enabled() or torch_compat.is_compiling() or torch_compat.transforms_active():
+        return False
+    if forward_ad._current_level >= 0 or torch_compat.dispatch_mode_count() or torch_compat.tracing_state():
+        return False
+    is_batched = torch_compat.is_legacy_batched
+    return all([x is None or (type(x) in PLAIN and not (is_batched and is_batched(x))) for x in tensors])
+
+
+def _moved(
+    spec: Spec, arrays: Sequence[torch.Tensor], tangents: Sequence[Any], wanted: Wanted
+) -> tuple[Call, tuple[bool, ...]]:
+    """The derivative along the tangents that are not None, and which of the gradients of its arrays are wanted."""
+    call = spec.call(arrays)
+    moving = tuple([v is not None for v in tangents])
+    given = tuple([v.to(x.dtype) for v, x in zip(tangents, arrays, strict=True) if v is not None])
+    return call.loss.engine.jvp(call, moving, given), (*wanted, *(False,) * len(given))
+
+
 def _hvp(
     grad_output: torch.Tensor, spec: Spec, arrays: Sequence[torch.Tensor], tangents: Sequence[Any], wanted: Wanted
 ) -> tuple[torch.Tensor, ...]:
     """`Hvp` for the tangents that are not None."""
-    call = spec.call(arrays)
-    moving = tuple([v is not None for v in tangents])
-    given = tuple([v.to(x.dtype) for v, x in zip(tangents, arrays, strict=True) if v is not None])
-    moved = call.loss.engine.jvp(call, moving, given)
-    asked = (*wanted, *(False,) * len(given))
+    moved, asked = _moved(spec, arrays, tangents, wanted)
     found: tuple[torch.Tensor, ...] = Hvp.apply(grad_output, asked, *Spec.of(moved), *moved.arrays)
     return found
 
