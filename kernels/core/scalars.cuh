@@ -20,6 +20,13 @@ __device__ __forceinline__ double scalar_abs(double x) {
 __device__ __forceinline__ double force_computed(double x) {
   return x;
 }
+// condition ? x : y by a select, without a branch around what computes x or y; see force_computed.
+template <class T>
+__device__ __forceinline__ T select_computed(bool condition, T x, T y) {
+  x = force_computed(x);
+  y = force_computed(y);
+  return condition ? x : y;
+}
 __device__ __forceinline__ float scalar_exp(float x) {
   return kNarrow ? __expf(x) : expf(x);
 }

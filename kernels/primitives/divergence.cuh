@@ -106,6 +106,44 @@ __device__ __forceinline__ LogRatio<float> scalar_log_ratio(bool near, float dif
   return {scalar_fma(twice * w, tail, twice) + log2_low, tangent, tail, near};
 }
 
+// log(a / b) = log(1 + f) with kNarrow, from f = (a - b) / b: f + f^2 excess if f is near 0, otherwise `far`. The
+// inverse of b also gives the derivatives, so this takes one quotient where tangent = (a - b) / (a + b) takes two. Both
+// sides are computed, because a branch would keep the compiler from interleaving the elements of a vector.
+template <class T>
+struct NarrowLog {
+  T log;
+  T excess;
+  bool near;
+};
+template <class T>
+__device__ __forceinline__ NarrowLog<T> scalar_narrow_log(T f, T far, bool valid = true) {
+  const T excess = scalar_log1p_excess(f);
+  const bool near = (scalar_abs(f) < T(0.33)) & valid;
+  return {select_computed(near, scalar_fma(f * f, excess, f), far), excess, near};
+}
+
+// a log(a / b) - a + b with kNarrow, from difference = a - b and f = difference / b.
+template <class T>
+__device__ __forceinline__ T scalar_relative_entropy(T a, const NarrowLog<T>& ratio, T difference, T f) {
+  const T near = difference * f * scalar_fma(T(1) + f, ratio.excess, T(1));
+  return select_computed(ratio.near, near, scalar_fma(a, ratio.log, -difference));
+}
+
+// The inverse of y, for several quotients x / y that are in range also where 1 / y is not. Precondition: y >= 0.
+template <class T>
+struct NarrowInverse {
+  T scale;
+  T inverse;
+  __device__ __forceinline__ T times(T x) const {
+    return x * scale * inverse;
+  }
+};
+template <class T>
+__device__ __forceinline__ NarrowInverse<T> scalar_narrow_inverse(T y) {
+  const T scale = y > T(0x1p64) ? T(0.25) : T(1);
+  return {scale, scalar_divide_roughly(T(1), y * scale)};
+}
+
 // log(a / b) for finite a, b > 0, neither subnormal. In float only the quotient of the significands is formed, so
 // nothing overflows; one polynomial serves near and far.
 __device__ __forceinline__ LogRatio<float> scalar_log_ratio(float a, float b, float difference, float sum) {
@@ -140,7 +178,14 @@ __device__ __forceinline__ Dual<T, kA | kB> squared_log_error(const Dual<T, kA>&
   const T x = T(1) + a.value;
   const T y = T(1) + b.value;
   const T ends = scalar_log_difference(x, y);
-  const bool usual = kNarrow || scalar_abs(ends) <= scalar_max(T());
+  if constexpr (kNarrow) {
+    // One inverse for the logarithm and the derivative; a quarter of x, because that of the largest is out of range.
+    const T inverse = T(0.25) * scalar_divide_roughly(T(1), T(0.25) * x);
+    const T log = -scalar_narrow_log((b.value - a.value) * inverse, -ends).log;
+    const T twice = log + log;
+    return chain(a, b, log * log, twice * inverse, T(-0.25) * scalar_divide_roughly(twice, T(0.25) * y));
+  }
+  const bool usual = scalar_abs(ends) <= scalar_max(T());
   const T log = usual ? scalar_log_ratio(x, y, a.value - b.value, T(2) + (a.value + b.value)).log : ends;
   // The inverse of the largest numbers is out of range.
   const T twice = log + log;
@@ -159,12 +204,20 @@ __device__ __forceinline__ T scalar_relative_entropy(T a, const LogRatio<T>& rat
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> relative_entropy(const Dual<T, kA>& a, const Dual<T, kB>& b) {
   const T difference = a.value - b.value;
-  const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference, a.value + b.value);
-  const T usual = force_computed(scalar_relative_entropy(a.value, ratio, difference));
   const bool empty = a.value == T(0);
   const bool impossible = b.value == T(0);
-  const T positive = impossible ? scalar_infinity(T()) : usual;
+  if constexpr (kNarrow) {
+    // The logarithm of an operand that is 0, negative or no number gives the limits and NaN, unless a is 0.
+    const T f = scalar_narrow_inverse(b.value).times(difference);
+    const NarrowLog<T> ratio = scalar_narrow_log(f, scalar_log_difference(a.value, b.value), b.value > T(0));
+    const T usual = scalar_relative_entropy(a.value, ratio, difference, f);
+    const T alone = (b.value >= T(0)) & (b.value <= scalar_max(T())) ? b.value : scalar_nan(T());
+    return chain(a, b, empty ? alone : usual, empty ? T(0) : ratio.log, empty ? T(1) : -f);
+  }
   const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
+  const LogRatio<T> ratio = scalar_log_ratio(a.value, b.value, difference, a.value + b.value);
+  const T usual = force_computed(scalar_relative_entropy(a.value, ratio, difference));
+  const T positive = impossible ? scalar_infinity(T()) : usual;
   const T value = valid ? (empty ? b.value : positive) : scalar_nan(T());
   const T slope = impossible ? scalar_infinity(T()) : ratio.log;
   const T inverse = scalar_divide_in_range(T(1), b.value), quotient = scalar_divide_in_range(a.value, b.value);
@@ -183,9 +236,11 @@ struct Entropy {
 
 __device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float difference, float inverse) {
   if (kNarrow) {
-    // A finite logarithm for a = 0, which multiplies it.
-    const LogRatio<float> found = scalar_log_ratio(difference, a + m, scalar_log_difference(fmaxf(a, 1e-37f), m));
-    return {found.log, scalar_relative_entropy(a, found, difference)};
+    // In units of m, with r = a / m. A finite logarithm for a = 0, which multiplies it.
+    const float f = difference * inverse, r = a * inverse;
+    const NarrowLog<float> found = scalar_narrow_log(f, scalar_log_difference(fmaxf(a, 1e-37f), m));
+    return {found.log,
+            m * select_computed(found.near, f * f * scalar_fma(r, found.excess, 1.0f), scalar_fma(r, found.log, -f))};
   }
   const int ratio = __float_as_int(a * inverse);
   // The quotient is between 1 / sqrt(2) and sqrt(2). Unsigned, because a may be -0.
@@ -209,7 +264,7 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
                                                            const Dual<T, kD>& difference, const Dual<T, 0>& beta,
                                                            const Dual<T, 0>& complement) {
   const bool empty_a = a.value == T(0), empty_b = b.value == T(0);
-  const bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
+  bool valid = is_finite_and_not_negative(a.value) && is_finite_and_not_negative(b.value);
   if (beta.value == T(0) || complement.value == T(0)) {
     const bool swapped = complement.value == T(0);
     const T x = swapped ? b.value : a.value;
@@ -226,6 +281,8 @@ __device__ __forceinline__ Dual<T, kA | kB> jensen_shannon(const Dual<T, kA>& a,
   const T gap = difference.value == T(0) ? x - y : difference.value * T(0x1p24);
   const T mean = scalar_fma(beta.value, gap, y);
   const T m = mean > T(0) ? mean : T(1);
+  // No probabilities; the fast inverse is 0 beyond that.
+  if (kNarrow) valid = (a.value >= T(0)) & (b.value >= T(0)) & (mean < T(0x1p126));
   const T inverse = scalar_divide_roughly(T(1), m);
   const Entropy<T> of_a = scalar_entropy(x, m, complement.value * gap, inverse);
   const Entropy<T> of_b = scalar_entropy(y, m, -beta.value * gap, inverse);
@@ -284,20 +341,31 @@ __device__ __forceinline__ Dual<T, kQ | kP> mixed_divergence(const Dual<T, kQ>& 
 template <class T, unsigned kT, unsigned kX>
 __device__ __forceinline__ Dual<T, kT | kX> itakura_saito(const Dual<T, kT>& t, const Dual<T, kX>& x) {
   const T difference = t.value - x.value;
-  const LogRatio<T> ratio = scalar_log_ratio(t.value, x.value, difference, t.value + x.value);
-  const T excess = scalar_divide_in_range(difference, x.value);
-  const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, -ratio.tangent), ratio.tail, T(1));
-  const T usual = force_computed(ratio.near ? excess * ratio.tangent * correction : excess - ratio.log);
-  const bool silent = t.value == T(0) || x.value == T(0);
-  const bool valid =
-      is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
-  const T value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
+  T excess, value, by_x;
+  if constexpr (kNarrow) {
+    // The logarithm of an operand that is 0, negative or no number gives the limits and NaN, unless x is 0.
+    const NarrowInverse<T> of_x = scalar_narrow_inverse(x.value);
+    excess = of_x.times(difference);
+    by_x = -of_x.times(excess);
+    const NarrowLog<T> ratio = scalar_narrow_log(excess, scalar_log_difference(t.value, x.value), x.value > T(0));
+    value = select_computed(ratio.near, -(excess * excess * ratio.excess), excess - ratio.log);
+    value = (x.value == T(0)) & (t.value > T(0)) & (t.value <= scalar_max(T())) ? scalar_infinity(T()) : value;
+  } else {
+    const LogRatio<T> ratio = scalar_log_ratio(t.value, x.value, difference, t.value + x.value);
+    excess = scalar_divide_in_range(difference, x.value);
+    by_x = -scalar_divide_in_range(excess, x.value);
+    const T correction = scalar_fma(scalar_fma(ratio.tangent, ratio.tangent, -ratio.tangent), ratio.tail, T(1));
+    const T usual = force_computed(ratio.near ? excess * ratio.tangent * correction : excess - ratio.log);
+    const bool silent = t.value == T(0) || x.value == T(0);
+    const bool valid =
+        is_finite_and_not_negative(t.value) && is_finite_and_not_negative(x.value) && !(silent && t.value == x.value);
+    value = valid ? (silent ? scalar_infinity(T()) : usual) : scalar_nan(T());
+  }
   const bool beyond = excess > scalar_max(T());
   // 1 / x - 1 / t
   const T grad_t = scalar_divide_in_range(beyond ? T(1) : excess, beyond ? x.value : t.value);
   const T of_t = scalar_divide_in_range(T(1), t.value), of_x = scalar_divide_in_range(T(1), x.value);
-  return chain(t, x, value, with_partials(grad_t, of_t * of_t, t.value, -(of_x * of_x), x.value),
-               -scalar_divide_in_range(excess, x.value));
+  return chain(t, x, value, with_partials(grad_t, of_t * of_t, t.value, -(of_x * of_x), x.value), by_x);
 }
 
 // 100 |t - x| / max(|t|, floor). Its derivative needs no difference of two quotients. It is 0 at t = x, and that of a
