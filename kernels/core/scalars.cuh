@@ -20,11 +20,13 @@ __device__ __forceinline__ double scalar_abs(double x) {
 __device__ __forceinline__ double force_computed(double x) {
   return x;
 }
-// condition ? x : y by a select, without a branch around what computes x or y; see force_computed.
+// condition ? x : y. With kNarrow x and y are computed in any case, without a branch around either: see force_computed.
 template <class T>
 __device__ __forceinline__ T select_computed(bool condition, T x, T y) {
-  x = force_computed(x);
-  y = force_computed(y);
+  if (kNarrow) {
+    x = force_computed(x);
+    y = force_computed(y);
+  }
   return condition ? x : y;
 }
 __device__ __forceinline__ float scalar_exp(float x) {
@@ -148,7 +150,7 @@ __device__ __forceinline__ float scalar_complement_ratio(float z) {
 
 // 1 - exp(-z), which is 1 - e, for z >= 0.
 __device__ __forceinline__ float scalar_complement(float z, float e) {
-  return z < 0.35f ? z * scalar_complement_ratio(z) : 1.0f - e;
+  return select_computed(z < 0.35f, z * scalar_complement_ratio(z), 1.0f - e);
 }
 __device__ __forceinline__ double scalar_complement(double z, double) {
   return -expm1(-z);
@@ -192,7 +194,7 @@ __device__ __forceinline__ float scalar_log1p_near_zero(float f) {
 }
 
 __device__ __forceinline__ float scalar_log1p(float x) {
-  if (kNarrow) return fabsf(x) < 0.33f ? scalar_log1p_near_zero(x) : __logf(1.0f + x);
+  if (kNarrow) return select_computed(fabsf(x) < 0.33f, scalar_log1p_near_zero(x), __logf(1.0f + x));
   return log1pf(x);
 }
 __device__ __forceinline__ double scalar_log1p(double x) {
@@ -202,7 +204,7 @@ __device__ __forceinline__ double scalar_log1p(double x) {
 __device__ __forceinline__ float scalar_expm1(float x) {
   if (kNarrow) {
     const float excess = scalar_polynomial(x, 0.499974757f, 0.166673958f, 0.0420927145f, 0.00834228657f);
-    return fabsf(x) < 0.5f ? scalar_fma(x * x, excess, x) : __expf(x) - 1.0f;
+    return select_computed(fabsf(x) < 0.5f, scalar_fma(x * x, excess, x), __expf(x) - 1.0f);
   }
   return expm1f(x);
 }

@@ -54,8 +54,9 @@ struct Power {
 // products. All threads have the same t, so the branch is uniform.
 __device__ __forceinline__ Power<float> scalar_power(float x, float t) {
   if (kNarrow) {
-    const float root = t == 0.0f ? 1.0f : __powf(x, 0.5f * t);
-    return {root, root};
+    // One factor: if it underflows, so does its product with the loss, which is about as small. 0^0 is 1.
+    if (t == 2.0f) return {x * x, 1.0f};
+    return {select_computed(t == 0.0f, 1.0f, __powf(x, t)), 1.0f};
   }
   if (t == 0.0f) return {1.0f, 1.0f};
   if (t == 1.0f) return {x, 1.0f};
@@ -91,7 +92,7 @@ __device__ __forceinline__ Power<T> scalar_power(const Fraction<T>& x, T t) {
 
 // -log(1 - q), given q and 1 - q. The larger of both may have rounded away digits of the other.
 __device__ __forceinline__ float scalar_minus_log_of_complement(float q, float complement) {
-  return q < 0.33f ? -scalar_log1p_near_zero(-q) : -scalar_log(complement);
+  return select_computed(q < 0.33f, -scalar_log1p_near_zero(-q), -scalar_log(complement));
 }
 __device__ __forceinline__ double scalar_minus_log_of_complement(double q, double complement) {
   return q < 0.5 ? -log1p(-q) : -log(complement);
@@ -119,10 +120,11 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
   const T e = scalar_exp(-d.size);
   const Fraction<T> miss = scalar_fraction(scalar_fma(d.right, e, d.wrong), e);
   const Power<T> power = scalar_power(miss, gamma.value);
-  const T per_miss = miss.value > T(0) ? scalar_divide_roughly(T(1), miss.value) : T(0);
+  const T per_miss = select_computed(miss.value > T(0), scalar_divide_roughly(T(1), miss.value), T(0));
   const T change = d.at.larger * d.at.smaller * per_miss;
   const T slope = scalar_fma(d.wrong, d.at.larger, -(d.right * d.at.smaller));
-  const T bent = change == T(0) ? slope : scalar_fma(gamma.value * (d.wrong - d.right) * change, log_loss, slope);
+  const T bent =
+      select_computed(change == T(0), slope, scalar_fma(gamma.value * (d.wrong - d.right) * change, log_loss, slope));
   const bool infinite = d.size > scalar_max(T());
   const bool nothing = factor == T(0) || (infinite ? d.wrong : power.first) == T(0);
   const bool valid = d.wrong * d.right >= T(0);
@@ -186,33 +188,60 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
   const Fraction<T> not_p = scalar_fraction(negative ? T(1) : e, e);
   const Fraction<T> p = scalar_fraction(negative ? e : T(1), e);
   const T log_hit = at.excess + (negative ? -x.value : T(0));
-  const Power<T> power_hit = scalar_power(not_p, gamma_pos.value);
-  const T bent_hit = p.value == T(0) ? not_p.value : scalar_fma(gamma_pos.value * p.value, log_hit, not_p.value);
-  const T hit = power_hit.times(log_hit);
-
-  Fraction<T> q = p;
-  T log_miss = at.excess + (negative ? T(0) : x.value);
-  T per_q = not_p.value;
-  T per_not_q = p.value;
-  if (clip.value > T(0)) {
-    const T difference = p.value - clip.value;
+  T hit, miss, bent_hit, bent_miss;
+  if constexpr (kNarrow) {
+    // No branch but a uniform one. With m = 1 - q the derivative of q^gamma L is q^gamma (p (1 - p) / (q m)) (gamma L m
+    // + q), which takes one quotient; p (1 - p) / (q m) is 1 without a clip.
+    const bool clips = clip.value > T(0);
+    const T difference = p.value - clip.value, not_q = not_p.value + clip.value;
     const bool active = difference > T(0);
-    const T inverse = active ? scalar_divide_roughly(T(1), difference) : T(0);
-    const T rounded_off = (p.value - difference) - clip.value;
-    q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.relative_residual, rounded_off) * inverse};
-    const T not_q = not_p.value + clip.value;
-    const T change = active ? at.larger * at.smaller : T(0);
-    log_miss = active ? scalar_minus_log_of_complement(q.value, not_q) : q.value;
-    per_q = change * inverse;
-    per_not_q = scalar_divide_roughly(change, not_q);
+    const T q = active ? difference : T(0) * p.value;
+    const T above = at.excess + (negative ? T(0) : x.value);
+    const T log_of_q = select_computed(active, scalar_minus_log_of_complement(q, not_q), q);
+    const T log_miss = select_computed(clips, log_of_q, above);
+    T power_hit = not_p.value, power_miss = q * q * (q * q);
+    if (gamma_pos.value != T(1) || gamma_neg.value != T(4)) {  // the defaults
+      power_hit = scalar_power(not_p.value, gamma_pos.value).first;
+      power_miss = scalar_power(q, gamma_neg.value).first;
+    }
+    hit = power_hit * log_hit;
+    miss = power_miss * log_miss;
+    bent_hit = power_hit * select_computed(p.value == T(0), not_p.value,
+                                           scalar_fma(gamma_pos.value * p.value, log_hit, not_p.value));
+    const T change = scalar_divide_roughly(at.larger * at.smaller, difference * not_q);
+    const T factor = select_computed(clips, change, T(1));
+    const T bent = select_computed(not_q == T(0), q, scalar_fma(gamma_neg.value * log_miss, not_q, q));
+    bent_miss = select_computed(active, power_miss * (factor * bent), T(0));
+  } else {
+    const Power<T> power_hit = scalar_power(not_p, gamma_pos.value);
+    hit = power_hit.times(log_hit);
+    bent_hit =
+        power_hit.times(p.value == T(0) ? not_p.value : scalar_fma(gamma_pos.value * p.value, log_hit, not_p.value));
+
+    Fraction<T> q = p;
+    T log_miss = at.excess + (negative ? T(0) : x.value);
+    T per_q = not_p.value;
+    T per_not_q = p.value;
+    if (clip.value > T(0)) {
+      const T difference = p.value - clip.value;
+      const bool active = difference > T(0);
+      const T inverse = active ? scalar_divide_roughly(T(1), difference) : T(0);
+      const T rounded_off = (p.value - difference) - clip.value;
+      q = {active ? difference : T(0) * p.value, scalar_fma(p.value, p.relative_residual, rounded_off) * inverse};
+      const T not_q = not_p.value + clip.value;
+      const T change = active ? at.larger * at.smaller : T(0);
+      log_miss = active ? scalar_minus_log_of_complement(q.value, not_q) : q.value;
+      per_q = change * inverse;
+      per_not_q = scalar_divide_roughly(change, not_q);
+    }
+    const Power<T> power_miss = scalar_power(q, gamma_neg.value);
+    miss = power_miss.times(log_miss);
+    bent_miss = power_miss.times(per_q == T(0) ? per_not_q : scalar_fma(gamma_neg.value * per_q, log_miss, per_not_q));
   }
-  const Power<T> power_miss = scalar_power(q, gamma_neg.value);
-  const T bent_miss = per_q == T(0) ? per_not_q : scalar_fma(gamma_neg.value * per_q, log_miss, per_not_q);
-  const T miss = power_miss.times(log_miss);
 
   const T of_hit = y.value == T(0) && hit > scalar_max(T()) ? T(0) : hit;
   const T of_miss = not_y == T(0) && miss > scalar_max(T()) ? T(0) : miss;
-  const T by_logit = scalar_fma(not_y, power_miss.times(bent_miss), -(y.value * power_hit.times(bent_hit)));
+  const T by_logit = scalar_fma(not_y, bent_miss, -(y.value * bent_hit));
   return chain(x, y, scalar_fma(y.value, of_hit, not_y * of_miss),
                constant_if(scalar_abs(x.value) > scalar_max(T()), by_logit), of_hit - of_miss);
 }
@@ -220,7 +249,7 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
 // (1 - e^(-q s)) / q, which is the integral of e^(-q s) over s; given 1 / q and e^(-q s).
 __device__ __forceinline__ float scalar_integral(float s, float q, float inverse, float e) {
   const float z = q * s;
-  return z < 0.35f ? s * scalar_complement_ratio(z) : (1.0f - e) * inverse;
+  return select_computed(z < 0.35f, s * scalar_complement_ratio(z), (1.0f - e) * inverse);
 }
 __device__ __forceinline__ double scalar_integral(double s, double q, double inverse, double) {
   const double z = q * s;
