@@ -210,6 +210,34 @@ __device__ __forceinline__ T scalar_robust_slope(T alpha, T b, T log, T v, T p, 
   return power.times(quarter * (alpha > T(2) ? of_log - of_v : of_v - of_log));
 }
 
+// f and its derivative with respect to d with kNarrow, where every part is in range, as f is written: for 1/2 <= b,
+// |alpha|
+// <= 8 and a moderate scale, if u < 2^30. An alpha near 0 counts as 0. The conditions on alpha and scale are the same
+// for all elements if these are numbers, as are the quotients by them.
+template <class T>
+struct NarrowRobust {
+  T value;
+  T slope;
+  bool valid;
+};
+template <class T>
+__device__ __forceinline__ NarrowRobust<T> scalar_narrow_robust(T d, T a, T c) {
+  const T b = scalar_abs(a - T(2));
+  const bool usual = (b >= T(0.5)) & (scalar_abs(a) <= T(8)) & (c >= T(0x1p-20)) & (c <= T(0x1p20));
+  const T of_c = scalar_divide_roughly(T(1), c), of_b = scalar_divide_roughly(T(1), b);
+  const T ratio = scalar_divide_roughly(b, a);
+  const T r = d * of_c;
+  const T z = r * r;
+  const T u = z * of_b;
+  const T log = scalar_log1p(u);
+  const T v = T(0.5) * a * log;
+  const T of_log = T(0.5) * b * log;
+  const T value = select_computed(scalar_abs(a) < T(0x1p-20), of_log, ratio * scalar_expm1(v));
+  const T slope = scalar_exp(v) * (r * of_c) * scalar_divide_roughly(T(1), T(1) + u);
+  // A small z remains where u is flushed.
+  return {select_computed(u < T(0x1p-26), T(0.5) * z, value), slope, usual & (u < T(0x1p30))};
+}
+
 // f. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite, and near 0 f is b L / 2, which goes to
 // z / 2 with u. Near 2, where P is nearly 1 + u, P - 1 is the sum of u and of what is left of the power, each times a
 // power near 1. For large u only its logarithm is known. Precondition: the scale is not subnormal.
@@ -218,6 +246,14 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
                                                              const Dual<T, kC>& scale) {
   constexpr bool kFloat = kSingle<T>;
   const T c = scale.value;
+  NarrowRobust<T> usual{T(0), T(0), false};
+  if constexpr (kNarrow) {
+    usual = scalar_narrow_robust(d.value, alpha.value, c);
+    // With other gradients the value and this one have the same bits.
+    if constexpr ((kA | kC) == 0) {
+      if (usual.valid) return chain(d, usual.value, usual.slope);
+    }
+  }
   const bool endless = scalar_abs(alpha.value) > T(0x1p60);
   const T a = endless ? copysign(T(0x1p60), alpha.value) : alpha.value;
   const T b = scalar_abs(a - T(2));
@@ -239,9 +275,9 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
   const T expm1 = scalar_expm1(near_two ? p : v);
   const T product = u < T(kFloat ? 0x1p-26 : 0x1p-55) ? z : b * log;
   const T ratio = scalar_divide_closely(b, a);
-  const T usual = steep ? power.times(ratio) - ratio : ratio * expm1;
+  const T plain = steep ? power.times(ratio) - ratio : ratio * expm1;
   const T about_two = scalar_fma(ratio, expm1, power.times(scalar_divide_closely(mass, a)));
-  const T value = linear ? T(0.5) * product : (near_two ? about_two : usual);
+  const T value = linear ? T(0.5) * product : (near_two ? about_two : plain);
 
   const T by_d = power.times(far ? b : r * inverse, far ? d.value : c);
   const T by_scale = z < T(1) ? -r * by_d : power.times(-mass, c);
@@ -257,5 +293,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
                                       r * scalar_divide_in_range(by_d, c) * (T(3) + bend), c);
   const T by_alpha = b == T(0) || log == T(0) || endless ? T(0) : scalar_robust_slope(a, b, log, v, p, power);
   const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_max(T());
-  return chain(d, alpha, scale, valid ? value : scalar_nan(T()), along_d, by_alpha, along_scale);
+  const T result = valid ? value : scalar_nan(T());
+  return chain(d, alpha, scale, usual.valid ? usual.value : result, usual.valid ? usual.slope : along_d, by_alpha,
+               along_scale);
 }
