@@ -150,7 +150,8 @@ __device__ __forceinline__ float scalar_complement_ratio(float z) {
 
 // 1 - exp(-z), which is 1 - e, for z >= 0.
 __device__ __forceinline__ float scalar_complement(float z, float e) {
-  return select_computed(z < 0.35f, z * scalar_complement_ratio(z), 1.0f - e);
+  if (kNarrow) return select_computed(z < 0.35f, z * scalar_complement_ratio(z), 1.0f - e);
+  return z < 0.35f ? z * scalar_complement_ratio(z) : 1.0f - e;
 }
 __device__ __forceinline__ double scalar_complement(double z, double) {
   return -expm1(-z);

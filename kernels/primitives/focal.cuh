@@ -120,7 +120,13 @@ __device__ __forceinline__ Dual<T, kX | kY> focal(const Dual<T, kX>& x, const Du
   const T e = scalar_exp(-d.size);
   const Fraction<T> miss = scalar_fraction(scalar_fma(d.right, e, d.wrong), e);
   const Power<T> power = scalar_power(miss, gamma.value);
-  const T per_miss = select_computed(miss.value > T(0), scalar_divide_roughly(T(1), miss.value), T(0));
+  const bool possible = miss.value > T(0);
+  T per_miss = T(0);
+  if (kNarrow) {
+    per_miss = select_computed(possible, scalar_divide_roughly(T(1), miss.value), T(0));
+  } else if (possible) {
+    per_miss = scalar_divide_roughly(T(1), miss.value);
+  }
   const T change = d.at.larger * d.at.smaller * per_miss;
   const T slope = scalar_fma(d.wrong, d.at.larger, -(d.right * d.at.smaller));
   const T bent =
@@ -249,7 +255,8 @@ __device__ __forceinline__ Dual<T, kX | kY> asymmetric(const Dual<T, kX>& x, con
 // (1 - e^(-q s)) / q, which is the integral of e^(-q s) over s; given 1 / q and e^(-q s).
 __device__ __forceinline__ float scalar_integral(float s, float q, float inverse, float e) {
   const float z = q * s;
-  return select_computed(z < 0.35f, s * scalar_complement_ratio(z), (1.0f - e) * inverse);
+  if (kNarrow) return select_computed(z < 0.35f, s * scalar_complement_ratio(z), (1.0f - e) * inverse);
+  return z < 0.35f ? s * scalar_complement_ratio(z) : (1.0f - e) * inverse;
 }
 __device__ __forceinline__ double scalar_integral(double s, double q, double inverse, double) {
   const double z = q * s;

@@ -235,7 +235,8 @@ __device__ __forceinline__ NarrowRobust<T> scalar_narrow_robust(T d, T a, T c) {
   const T value = select_computed(scalar_abs(a) < T(0x1p-20), of_log, ratio * scalar_expm1(v));
   const T slope = scalar_exp(v) * (r * of_c) * scalar_divide_roughly(T(1), T(1) + u);
   // A small z remains where u is flushed.
-  return {select_computed(u < T(0x1p-26), T(0.5) * z, value), slope, usual & (u < T(0x1p30))};
+  const bool valid = usual & (u < T(0x1p30));
+  return {select_computed(u < T(0x1p-26), T(0.5) * z, value), slope, valid};
 }
 
 // f. No limit needs a formula of its own: beyond 2^60, alpha counts as infinite, and near 0 f is b L / 2, which goes to
@@ -246,13 +247,9 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
                                                              const Dual<T, kC>& scale) {
   constexpr bool kFloat = kSingle<T>;
   const T c = scale.value;
-  NarrowRobust<T> usual{T(0), T(0), false};
-  if constexpr (kNarrow) {
-    usual = scalar_narrow_robust(d.value, alpha.value, c);
-    // With other gradients the value and this one have the same bits.
-    if constexpr ((kA | kC) == 0) {
-      if (usual.valid) return chain(d, usual.value, usual.slope);
-    }
+  if constexpr (kNarrow && (kA | kC) == 0) {
+    const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
+    if (usual.valid) return chain(d, usual.value, usual.slope);
   }
   const bool endless = scalar_abs(alpha.value) > T(0x1p60);
   const T a = endless ? copysign(T(0x1p60), alpha.value) : alpha.value;
@@ -293,7 +290,13 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
                                       r * scalar_divide_in_range(by_d, c) * (T(3) + bend), c);
   const T by_alpha = b == T(0) || log == T(0) || endless ? T(0) : scalar_robust_slope(a, b, log, v, p, power);
   const bool valid = c >= T(kFloat ? 0x1p-126 : 0x1p-1022) && scalar_abs(d.value) <= scalar_max(T());
-  const T result = valid ? value : scalar_nan(T());
-  return chain(d, alpha, scale, usual.valid ? usual.value : result, usual.valid ? usual.slope : along_d, by_alpha,
-               along_scale);
+  T result = valid ? value : scalar_nan(T());
+  T slope = along_d;
+  if constexpr (kNarrow && (kA | kC) != 0) {
+    // The same bits as without the other gradients.
+    const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
+    result = usual.valid ? usual.value : result;
+    slope = usual.valid ? usual.slope : along_d;
+  }
+  return chain(d, alpha, scale, result, slope, by_alpha, along_scale);
 }
