@@ -600,3 +600,19 @@ def test_general_robust(dtype: str) -> None:
 )
 def test_general_robust_limits(operands: Sequence[float], expected: Sequence[float], dtype: str, device: str) -> None:
     check("general_robust_loss", device, dtype, operands, expected)
+
+
+@pytest.mark.kernels
+def test_robust_loss_in_16_bits_has_the_same_bits_whichever_gradients_are_wanted() -> None:
+    """Shape and scale have derivatives of their own, beside a path for the value and that of the input."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(300, generator=generator).to(KERNELS, torch.float16) * 4 for _ in range(2))
+    x.requires_grad_()
+    alpha = torch.linspace(-9, 9, 300, dtype=torch.float16, device=KERNELS)
+    results = []
+    for wanted in (False, True):
+        shape = alpha.detach().requires_grad_(wanted)
+        value = F.general_robust_loss(x, y, alpha=shape, reduction="none")
+        results.append((value.detach(), torch.autograd.grad(value.sum(), x)[0]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
