@@ -190,6 +190,22 @@ def test_gradients_of_sliced_rows_have_no_gaps() -> None:
 
 
 @pytest.mark.kernels
+def test_rows_with_odd_gaps_are_read_from_a_copy(fresh_plans: Callable[[], None]) -> None:
+    """Of 16-bit logits every second row begins within a word, and no vector begins as its gradient does."""
+    _, (x, labels) = drawn("cross_entropy")
+    wide = torch.zeros(SHAPE[0], SHAPE[1] + 1, dtype=torch.bfloat16, device=KERNELS)
+    narrow = wide[:, : SHAPE[1]]
+    narrow.copy_(x.detach())
+    with noted_layouts() as found:
+        value = F.cross_entropy(leaf := narrow.requires_grad_(), labels)
+    assert [x.vec_size for x in found] == [8]
+    expected = F.cross_entropy(other := narrow.detach().contiguous().requires_grad_(), labels)
+    assert same_bits(value.detach(), expected.detach())
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert same_bits(gradient, torch.autograd.grad(expected, other)[0])
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("case", ["cross_entropy", "distillation_loss", "nll_loss"])
 def test_cupy(case: str, cupy: Any, few_are_many: None) -> None:
     function, operands = drawn(case)
