@@ -82,7 +82,7 @@ struct ColumnReader {
         const ColumnSource<typename Program::Input, kVecSize, kPerThread, kWarps> source(
             program, count > 0 ? vector * kVecSize : 0);
         LabelsOfLane<kVecSize, Program> labels;
-        labels.read(program, source);
+        labels.read(program, source, count);
         total += visit_register_rows<kGradient, kWarps>(program, source, labels, scale, count);
       }
       finish_chunk(group, scale, chunk, total, work.partials, sync);

@@ -41,11 +41,28 @@ __device__ __forceinline__ Compute exp_shift(Compute max_logit) {
   return max_logit == -scalar_infinity(max_logit) ? Compute(0) : max_logit;
 }
 
-// exp(d). Precondition: d <= 0, or NaN.
+// exp(x). In half the instructions of expf: the rounding error of x / log 2 is corrected after the power instead of
+// before it. Precondition: x <= 0 and finite, or NaN.
+__device__ __forceinline__ float exp_finite(float x) {
+  constexpr float kLn2 = 0.693147181f;
+  const float power = x * kLog2E, e = exp2_ftz(power);
+  // The minus stands at the constant: before `power` it would take a second product.
+  return fmaf(e, fmaf(power, -kLn2, x), e);
+}
+// exp(x), also of -inf: x is clamped at -1000, where the power is 0, because the correction could be infinite.
+__device__ __forceinline__ float exp_nonpositive(float x) {
+  return exp_finite(max_propagating_nan(x, -1000.0f));
+}
+template <class T>
+__device__ __forceinline__ T exp_nonpositive(T x) {
+  return scalar_exp(x);
+}
+
+// exp(d), with kNarrow to 2^-16. Precondition: d <= 0, or NaN.
 template <class Compute>
 __device__ __forceinline__ Compute exp_of_difference(Compute d) {
   if constexpr (kNarrow && kSingle<Compute>) return exp2_ftz(d * kLog2E);
-  return scalar_exp(d);
+  return exp_nonpositive(d);
 }
 
 struct ExcludeTarget {
@@ -57,7 +74,7 @@ struct ExcludeTarget {
                                                      Compute max_logit) {
     // A part without logits above -inf has nothing to rescale, and exp(0 - max_logit) could be infinite.
     const Compute factor =
-        part.max_logit == -scalar_infinity(max_logit) ? Compute(1) : scalar_exp(part.max_logit - max_logit);
+        part.max_logit == -scalar_infinity(max_logit) ? Compute(1) : exp_of_difference(part.max_logit - max_logit);
     return part.exp_sum * factor;
   }
   template <class Compute>

@@ -30,11 +30,10 @@ struct PackedSource {
   char* row;
   int64 first;  // the number of the first row
 
-  // Offsets of the i-th row; of a row behind the last one those of row 0.
+  // Offsets of the i-th row. Precondition: it exists.
   template <class Program>
   __device__ __forceinline__ void offsets(const Program& program, int i, int64 (&at)[kRowStreams]) const {
-    const int64 number = first + i * kWarp;
-    program.space.offsets(number < program.space.rows ? number : 0, at);
+    program.space.offsets(first + i * kWarp, at);
   }
   __device__ __forceinline__ int class_of(int j) const {
     return j;
@@ -90,8 +89,19 @@ struct PackedTile {
   template <class F, class G>
   __device__ __forceinline__ void each(int rows, const F& f, const G& g) const {
     const int lane = threadIdx.x % kWarp, elements = rows * kClasses, words = elements / kEach;
-#pragma unroll 4
+    constexpr int kWords = kRowsOfTile * kClasses / kEach;
+    if (rows == kRowsOfTile && kRowsOfTile * kClasses % kEach == 0) {
+      // All tiles but the last: the number of words is a constant.
+#pragma unroll
+      for (int k = 0; k < (kWords + kWarp - 1) / kWarp; ++k) {
+        const int i = k * kWarp + lane;
+        if (i < kWords) f(i, reinterpret_cast<Word*>(place(i * kWordBytes)));
+      }
+      return;
+    }
+#pragma unroll 1
     for (int i = lane; i < words; i += kWarp) f(i, reinterpret_cast<Word*>(place(i * kWordBytes)));
+#pragma unroll 1
     for (int i = words * kEach + lane; i < elements; i += kWarp) {
       g(i, reinterpret_cast<Storage*>(place(i * static_cast<int>(sizeof(Storage)))));
     }
@@ -140,7 +150,7 @@ struct PackedReader {
       const int lane = threadIdx.x % kWarp, count = (here - lane + kWarp - 1) / kWarp;
       const PackedSource<Storage, kClasses, kRows> source{tile_of_warp.row(lane), first + lane};
       LabelsOfLane<kRows, Program> labels;
-      labels.read(program, source);
+      labels.read(program, source, count);
       tile_of_warp.copy_in(program.input + first * kClasses, here);
       cp_async_wait_all();
       __syncwarp();

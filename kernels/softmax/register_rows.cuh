@@ -24,15 +24,17 @@
 // Values that a thread keeps as exponentials, at most: more registers would leave too few warps.
 constexpr int kMaxKept = 32;
 
-// The labels of a lane's rows.
+// The labels of the `count` rows of a lane.
 template <int kVecSize, class Program>
 struct LabelsOfLane {
   typename Program::LabelLoad label_load[kVecSize];
 
   template <class Source>
-  __device__ __forceinline__ void read(const Program& program, const Source& source) {
+  __device__ __forceinline__ void read(const Program& program, const Source& source, int count) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
+      label_load[i] = {{}, true};
+      if (i >= count) continue;
       int64 at[kRowStreams];
       source.offsets(program, i, at);
       label_load[i] = program.load_label(at);
@@ -77,15 +79,18 @@ struct SharedRows {
   }
 };
 
-// Evaluates a row, returns its value, and leaves the coefficients of its gradient.
-template <bool kGradient, class Program, class Scale, class Compute = typename Program::Compute>
-__device__ __forceinline__ double finish_register_row(const Program& program, const RowTarget<Compute>& t, Compute z,
-                                                      const RowSums<Compute, Program::kSmoothed>& sums, Scale& scale,
-                                                      bool exists, GradCoeffs<Compute>& coeffs) {
-  const RowResult<Compute> y = program.finish(t, z, sums, exists);
-  coeffs = y.grad_coeffs;
-  if constexpr (kGradient) scale_grad_coeffs(program, coeffs, grad_factor(scale, t.offset));
-  return static_cast<double>(y.value);
+// The coefficients of the gradient of the source's i-th row. `active`: the row has a gradient, and so exists.
+template <bool kGradient, class Program, class Source, class Scale, class Compute = typename Program::Compute>
+__device__ __forceinline__ GradCoeffs<Compute> register_row_coeffs(const Program& program, const Source& source, int i,
+                                                                   bool active, const RowResult<Compute>& y,
+                                                                   Scale& scale) {
+  GradCoeffs<Compute> coeffs = y.grad_coeffs;
+  if (kGradient && active) {
+    int64 offset[kRowStreams];
+    source.offsets(program, i, offset);
+    scale_grad_coeffs(program, coeffs, grad_factor(scale, offset));
+  }
+  return coeffs;
 }
 
 // Evaluates the `count` rows of a lane and writes their gradients.
@@ -112,7 +117,7 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
   bool any = false;
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) {
-    source.offsets(program, i, t[i].offset);
+    if constexpr (kShared) source.offsets(program, i, t[i].offset);
     program.validate_label(t[i], labels_of.label_load[i]);
     t[i].active &= i < count;
     t[i].invalid_label &= i < count;
@@ -178,18 +183,38 @@ __device__ __forceinline__ double visit_register_rows(const Program& program, co
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       if (i != warp) continue;
-      const Sums whole = Exchange::combined(i);
-      total = finish_register_row<kGradient>(program, t[i], z[i], whole, scale, i < count, coeffs[i]);
-      Exchange::coeffs()[i * kWarp] = coeffs[i];
+      const RowResult<Compute> y = program.finish(t[i], z[i], Exchange::combined(i), i < count);
+      total = static_cast<double>(y.value);
+      Exchange::coeffs()[i * kWarp] = register_row_coeffs<kGradient>(program, source, i, t[i].active, y, scale);
     }
     // Sums of the next visit are put behind this barrier, coefficients behind its first one.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) coeffs[i] = Exchange::coeffs()[i * kWarp];
   } else {
+    // Outputs per row are rare: one test for all rows of the lane.
+    bool stores = program.per_row != 0;
+    RowResult<Compute> y[kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      total += finish_register_row<kGradient>(program, t[i], z[i], sums[i], scale, i < count, coeffs[i]);
+      stores |= t[i].invalid_label;
+      y[i] = program.evaluate(t[i], z[i], sums[i]);
+      total += static_cast<double>(y[i].value);
+    }
+    if (stores) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (i >= count) continue;
+        // Offsets and label are found again, for they would take registers of all other calls.
+        RowTarget<Compute> again;
+        source.offsets(program, i, again.offset);
+        program.read_label(again);
+        program.store(again, y[i], again.active && z[i] == sums[i].softmax.max_logit);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      coeffs[i] = register_row_coeffs<kGradient>(program, source, i, t[i].active, y[i], scale);
     }
   }
   if constexpr (kGradient) {

@@ -178,9 +178,11 @@ struct RowProgram {
   }
   __device__ __forceinline__ void validate_label(RowTarget<Compute>& t, const LabelLoad& load) const {
     t.label = load.unmasked ? static_cast<int64>(load.label) : 0;
-    t.active = load.unmasked && t.label != ignored;
-    t.invalid_label = t.active && (t.label < 0 || t.label >= space.classes);
-    t.active &= !t.invalid_label;
+    // One comparison without a sign for both bounds, and no branch: short rows would pay for each.
+    const bool counts = load.unmasked & (t.label != ignored);
+    const bool in_range = static_cast<unsigned long long>(t.label) < static_cast<unsigned long long>(space.classes);
+    t.active = counts & in_range;
+    t.invalid_label = counts != t.active;
     t.weight = t.active ? weight(t.label) : Compute(0);
   }
   __device__ __forceinline__ bool is_active(const LabelLoad& load) const {
@@ -217,13 +219,30 @@ struct RowProgram {
   __device__ __forceinline__ RowResult<Compute> finish(const RowTarget<Compute>& t, Compute z,
                                                        const RowSums<Compute, kSmoothed>& sums, bool first) const {
     RowResult<Compute> y = inactive_result(t);
-    if (t.active) {
-      RowSums<Compute, kSmoothed> all = sums;
-      if (kSmoothed && !kWeighted) all.weight_sum = static_cast<Compute>(space.classes);
-      y = row_result<kSmoothed>(loss, z, all, t.weight, space.classes);
-    }
+    if (t.active) y = active_result(t, z, sums);
     if (first) store(t, y, t.active && z == sums.softmax.max_logit);
     return y;
+  }
+  // Evaluates a row without a branch, so that the latencies of several rows of a thread overlap.
+  __device__ __forceinline__ RowResult<Compute> evaluate(const RowTarget<Compute>& t, Compute z,
+                                                         const RowSums<Compute, kSmoothed>& sums) const {
+    RowResult<Compute> y = active_result(t, z, sums);
+    const RowResult<Compute> inactive = inactive_result(t);
+    y.value = t.active ? y.value : inactive.value;
+    y.lse = t.active ? y.lse : inactive.lse;
+    y.grad_coeffs.exp_coeff = t.active ? y.grad_coeffs.exp_coeff : Compute(0);
+    y.grad_coeffs.weight_coeff = t.active ? y.grad_coeffs.weight_coeff : Compute(0);
+    y.grad_coeffs.target = t.active ? y.grad_coeffs.target : Compute(0);
+    y.grad_coeffs.max_logit = t.active ? y.grad_coeffs.max_logit : Compute(0);
+    return y;
+  }
+
+  // The result of an active row.
+  __device__ __forceinline__ RowResult<Compute> active_result(const RowTarget<Compute>& t, Compute z,
+                                                              const RowSums<Compute, kSmoothed>& sums) const {
+    RowSums<Compute, kSmoothed> all = sums;
+    if (kSmoothed && !kWeighted) all.weight_sum = static_cast<Compute>(space.classes);
+    return row_result<kSmoothed>(loss, z, all, t.weight, space.classes);
   }
 
   // The result of an inactive row, or of one with an invalid label.
@@ -345,7 +364,7 @@ __device__ __forceinline__ void scale_grad_coeffs(const Program& program, GradCo
   if (grad_coeffs.all_zero()) return;
   factor *= program.logit.common_slope();
   grad_coeffs.exp_coeff *= factor;
-  grad_coeffs.weight_coeff *= factor;
+  if constexpr (Program::kSmoothed) grad_coeffs.weight_coeff *= factor;
   grad_coeffs.target *= factor;
 }
 

@@ -35,23 +35,6 @@ __device__ __forceinline__ double with_sign_of(double size, double x) {
   return copysign(size, x);
 }
 
-// exp(x). In half the instructions of expf: the rounding error of x / log 2 is corrected after the power instead of
-// before it. Precondition: x <= 0 and finite, or NaN.
-__device__ __forceinline__ float exp_finite(float x) {
-  constexpr float kLn2 = 0.693147181f;
-  const float power = x * kLog2E, e = exp2_ftz(power);
-  // The minus stands at the constant: before `power` it would take a second product.
-  return fmaf(e, fmaf(power, -kLn2, x), e);
-}
-// exp(x), also of -inf: x is clamped at -1000, where the power is 0, because the correction could be infinite.
-__device__ __forceinline__ float exp_nonpositive(float x) {
-  return exp_finite(max_propagating_nan(x, -1000.0f));
-}
-template <class T>
-__device__ __forceinline__ T exp_nonpositive(T x) {
-  return scalar_exp(x);
-}
-
 // z as a function of x. Preconditions: scale > 0 and softcap > 0, so z increases with x.
 //
 // With t = 2 |scale x / softcap|, a cap takes one power and one reciprocal, that of r = 1 / (1 + exp(t)) in (0, 1/2]:
@@ -217,15 +200,15 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
                                                          const RowSums<Compute, kSmoothed>& sums, Compute weight,
                                                          int64 classes) {
   const Compute max_logit = sums.softmax.max_logit, exp_sum = sums.softmax.exp_sum;
-  const Compute e = scalar_exp(z - max_logit);
+  const Compute e = exp_of_difference(z - max_logit);
   const Compute sum = exp_sum + e;
   // The largest logit adds 1 to the sum: in `e` if it is the target's, otherwise in exp_sum. An e of 1 may have a
   // tangent.
   const bool leads = e == Compute(1);
   const Compute log_sum = scalar_log1p((leads ? exp_sum : exp_sum - Compute(1)) + (leads ? e - Compute(1) : e));
   const Compute nll = (max_logit - z) + log_sum;
-  // One division instead of four: every warp of a block evaluates each row.
-  const Compute inv_sum = Compute(1) / sum,
+  // One division instead of four: every warp of a block evaluates each row. The sum is at least 1, or NaN.
+  const Compute inv_sum = scalar_divide_closely(Compute(1), sum),
                 inv_count = kSmoothed ? Compute(1) / static_cast<Compute>(classes) : Compute(0);
   const Compute complement = exp_sum * inv_sum, p = e * inv_sum, lse = max_logit + log_sum;
   const Compute mean_weight = kSmoothed ? sums.weight_sum * inv_count : Compute(0);
@@ -240,16 +223,25 @@ __device__ __forceinline__ RowResult<Compute> row_result(const Loss& loss, Compu
   // A loss that is NaN has no gradient: all coefficients are NaN.
   const bool lost = y.value != y.value;
   const Compute value = lost ? nan_result(y.value) : y.value;
-  const Compute target_grad = tangent_or_zero(y, 0) + tangent_or_zero(y, 1) * p;
-  const Compute lse_grad = tangent_or_zero(y, 2), smooth_grad = tangent_or_zero(y, 3);
+  // Derivatives that the loss lacks are left out: compilers keep a product with 0, which could be NaN.
+  constexpr unsigned kMask = decltype(y)::kMask;
+  Compute target_grad = tangent_or_zero(y, 0), shared_grad = tangent_or_zero(y, 2);
+  const Compute smooth_grad = tangent_or_zero(y, 3);
+  if constexpr (has<kMask>(1)) target_grad = target_grad + tangent_or_zero(y, 1) * p;
+  if constexpr (has<kMask>(3)) shared_grad = shared_grad + smooth_grad * mean_weight;
+  const Compute weight_coeff = kSmoothed ? smooth_grad * inv_count : Compute(0);
+  Compute all_grads = target_grad, at_target = -(target_grad * complement);
+  if constexpr (has<kMask>(2) || has<kMask>(3)) {
+    all_grads = target_grad + shared_grad;
+    at_target = p * shared_grad - target_grad * complement;
+  }
+  if constexpr (kSmoothed) at_target = at_target - weight_coeff * weight;
   RowResult<Compute> result;
   result.value = value;
   result.lse = lse;
-  result.grad_coeffs.exp_coeff = lost ? value : (target_grad + lse_grad + smooth_grad * mean_weight) * inv_sum;
-  result.grad_coeffs.weight_coeff = kSmoothed ? smooth_grad * inv_count : Compute(0);
-  result.grad_coeffs.target = lost ? value
-                                   : p * (lse_grad + smooth_grad * mean_weight) - target_grad * complement -
-                                         result.grad_coeffs.weight_coeff * weight;
+  result.grad_coeffs.exp_coeff = lost ? value : all_grads * inv_sum;
+  result.grad_coeffs.weight_coeff = weight_coeff;
+  result.grad_coeffs.target = lost ? value : at_target;
   result.grad_coeffs.max_logit = lost ? value : max_logit;
   return result;
 }
