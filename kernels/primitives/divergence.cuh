@@ -314,16 +314,40 @@ __device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a,
   return chain(a, b, scalar_exp_difference(a.value, b.value, of_a, of_b), of_a, -of_b);
 }
 
+// Of a and b, given by their logarithms: a log(a / b) - a + b, a log(a / b), and a - b.
+template <class T>
+struct RelativeEntropy {
+  T value;
+  T product;
+  T difference;
+};
+template <class T>
+__device__ __forceinline__ RelativeEntropy<T> scalar_log_relative_entropy(T log_a, T log_b) {
+  const T a = scalar_exp(log_a), b = scalar_exp(log_b);
+  const T difference = scalar_exp_difference(log_a, log_b, a, b);
+  const T product = a == T(0) ? T(0) : a * (log_a - log_b);
+  const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
+  const bool near = ratio.near && a > T(0) && b > T(0);
+  return {force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference), product,
+          difference};
+}
+// With kNarrow without a quotient: near r = log(a / b) = 0 the value is a (exp(-r) - 1 + r), a polynomial to 2^-20, and
+// the difference follows from it.
+__device__ __forceinline__ RelativeEntropy<float> scalar_log_relative_entropy(float log_a, float log_b) {
+  if (!kNarrow) return scalar_log_relative_entropy<float>(log_a, log_b);
+  const float a = scalar_exp(log_a), b = scalar_exp(log_b), r = log_a - log_b;
+  const float product = a == 0.0f ? 0.0f : a * r;
+  const float series = scalar_polynomial(r, 0.49999996f, -0.166662801f, 0.0416674769f, -0.00839541104f, 0.00139146524f);
+  const bool near = fabsf(r) < 0.5f;
+  const float close = product * r * series, far = a - b;
+  return {near ? close : product - far, product, near ? product - close : far};
+}
+
 // a log(a / b) - a + b from the logarithms of a and b, also if one of both underflows; never negative.
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
-  const T a = scalar_exp(log_a.value), b = scalar_exp(log_b.value);
-  const T difference = scalar_exp_difference(log_a.value, log_b.value, a, b);
-  const T product = a == T(0) ? T(0) : a * (log_a.value - log_b.value);
-  const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
-  const bool near = ratio.near && a > T(0) && b > T(0);
-  const T value = force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference);
-  return chain(log_a, log_b, value, product, -difference);
+  const RelativeEntropy<T> y = scalar_log_relative_entropy(log_a.value, log_b.value);
+  return chain(log_a, log_b, y.value, y.product, -y.difference);
 }
 
 // beta q log(q / m) + complement p log(p / m) with complement = 1 - beta and m = beta q + complement p, from the

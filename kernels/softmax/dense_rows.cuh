@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   }
   const Compute shift = exp_shift(part.max_logit);
 #pragma unroll
-  for (int i = 0; i < kVecSize; ++i) e[i] = exp_of_difference(z[i] - shift);
+  for (int i = 0; i < kVecSize; ++i) e[i] = logit.exponential_of(z[i], shift);
   if (leader >= 0) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -90,18 +90,11 @@ struct Softmax {
   __device__ __forceinline__ void set(const OnlineSoftmax<Compute, ExcludeMax>& n) {
     max_logit = n.max_logit;
     log_sum = scalar_log1p(n.exp_sum);
-    inv_sum = Compute(1) / (Compute(1) + n.exp_sum);
+    inv_sum = scalar_divide_closely(Compute(1), Compute(1) + n.exp_sum);
     max_complement = n.exp_sum * inv_sum;
   }
   __device__ __forceinline__ Compute log_p(Compute z) const {
     return (z - max_logit) - log_sum;
-  }
-  __device__ __forceinline__ Compute p(Compute z) const {
-    return exp_of_difference(z - max_logit) * inv_sum;
-  }
-  // 1 - p. If two classes share the maximum, each has p <= 1/2, so nothing cancels for either.
-  __device__ __forceinline__ Compute complement(Compute z, Compute p) const {
-    return identical(z, max_logit) ? max_complement : Compute(1) - p;
   }
 };
 
@@ -121,6 +114,7 @@ struct DenseRow {
   Compute value;
   Compute slope;
   Compute factor;
+  Dual<Compute, 0> classes;  // converted once: compilers would do it for every vector
 };
 
 template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
@@ -199,7 +193,7 @@ struct DenseRowProgram {
     Compute weight = Compute(1);
     if constexpr (kWeighted) weight = widen<Compute>(load_reused<1>(weights + c).element[0]);
     return term(variable<3u, 0>(row.softmax[0].log_p(z)), variable<3u, 1>(second), variable<0u, 2>(weight),
-                constant<Compute>(static_cast<double>(space.classes)));
+                row.classes);
   }
   // The second operand as evaluate() expects it.
   __device__ __forceinline__ Compute second(Compute t) const {
@@ -288,6 +282,52 @@ struct GradientsInMemory {
   }
 };
 
+// From the derivatives h_c with respect to the log-probabilities of a softmax to those with respect to its logits:
+//
+//   g_c = factor (h_c - p_c (sum - slope))                                         sum = sum over k of h_k
+//   g_m = factor (h_m (1 - p_m) - p_m ((sum - h_m) - slope))                       at the largest logit
+//
+// Both are the same number. The first takes three instructions with the exponential in place of p_c, and loses no more
+// than a unit in the last place while p_c <= 1/2. Only the largest logit can exceed that: its own h_m must not cancel.
+// If two classes share the maximum, both take the second formula, and p <= 1/2.
+template <class Compute>
+struct SoftmaxVjp {
+  Compute max_logit;
+  Compute factor;
+  Compute shared;  // factor (sum - slope) / sum of exponentials
+  Compute sum, slope, inv_sum, max_complement;
+
+  __device__ __forceinline__ SoftmaxVjp(const Softmax<Compute>& s, Compute sum, Compute slope, Compute factor)
+      : max_logit(s.max_logit),
+        factor(factor),
+        shared((sum - slope) * s.inv_sum * factor),
+        sum(sum),
+        slope(slope),
+        inv_sum(s.inv_sum),
+        max_complement(s.max_complement) {
+  }
+  // Replaces the derivatives h by g, given z.
+  template <class Logits, int kVecSize>
+  __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize],
+                                        Compute (&h)[kVecSize]) const {
+    Compute at_max[kVecSize];
+    bool has_max = false;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      has_max |= identical(z[i], max_logit);
+      at_max[i] = h[i];
+      h[i] = scalar_fma(-logit.exponential_of(z[i], max_logit), shared, h[i] * factor);
+    }
+    // Rare.
+    if (!has_max) return;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const Compute g = (at_max[i] * max_complement - inv_sum * ((sum - at_max[i]) - slope)) * factor;
+      h[i] = identical(z[i], max_logit) ? g : h[i];
+    }
+  }
+};
+
 // `Place` takes the gradients, as GradientsInMemory.
 template <class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
@@ -296,7 +336,18 @@ struct GradientPass {
   const typename Program::Row& row;
   const Place& place;
   bool active;
+  SoftmaxVjp<Compute> of_logits, of_teacher;
 
+  __device__ __forceinline__ GradientPass(const Program& program, const typename Program::Row& row, const Place& place,
+                                          bool active)
+      : program(program),
+        row(row),
+        place(place),
+        active(active),
+        of_logits(row.softmax[0], row.sums.grad_log_p, row.slope, row.factor * program.logit.common_slope()),
+        of_teacher(row.softmax[Program::kSoftmaxes - 1], row.sums.grad_log_q, Compute(0),
+                   row.factor * program.logit.common_slope()) {
+  }
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) const {
@@ -306,21 +357,24 @@ struct GradientPass {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) grad_z[i] = grad_t[i] = row.value;
     } else {
-      Compute raw[kVecSize], target[kVecSize];
+      Compute raw[kVecSize], target[kVecSize], z[kVecSize], second[kVecSize];
       unpack(x, raw);
       unpack(t, target);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        const Compute z = program.logit.value(raw[i]), second = program.second(target[i]);
-        const auto y = program.evaluate(row, z, second, first + i);
-        const Compute h_1 = tangent_or_zero(y, 0), h_2 = tangent_or_zero(y, 1);
-        if constexpr (Program::kInputGradient) {
-          grad_z[i] = softmax_vjp(row.softmax[0], z, h_1, row.sums.grad_log_p, row.slope) * program.logit.slope(raw[i]);
-        }
-        grad_t[i] = h_2 * row.factor;
-        if constexpr (Program::kTeacher && Program::kTargetGradient) {
-          grad_t[i] = softmax_vjp(row.softmax[1], second, h_2, row.sums.grad_log_q, Compute(0)) *
-                      program.logit.slope(target[i]);
+        z[i] = program.logit.value(raw[i]);
+        second[i] = program.second(target[i]);
+        const auto y = program.evaluate(row, z[i], second[i], first + i);
+        grad_z[i] = tangent_or_zero(y, 0);
+        grad_t[i] = tangent_or_zero(y, 1);
+      }
+      if constexpr (Program::kInputGradient) of_logits.apply(program.logit, z, grad_z);
+      if constexpr (Program::kTeacher && Program::kTargetGradient) of_teacher.apply(program.logit, second, grad_t);
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if constexpr (Program::kInputGradient) grad_z[i] *= program.logit.slope(raw[i]);
+        if constexpr (Program::kTargetGradient) {
+          grad_t[i] *= Program::kTeacher ? program.logit.slope(target[i]) : row.factor;
         }
       }
     }
@@ -330,15 +384,6 @@ struct GradientPass {
     if constexpr (Program::kTargetGradient) {
       place.template target<kVecSize>(first, NarrowPack<typename Program::TargetGradient, kVecSize>::from(grad_t));
     }
-  }
-
- private:
-  // h_1 - p (sum of h_1 - slope), rearranged so that the class's own h_1 does not cancel.
-  __device__ __forceinline__ Compute softmax_vjp(const Softmax<Compute>& s, Compute z, Compute grad_log, Compute sum,
-                                                 Compute slope) const {
-    const Compute p = s.p(z);
-    return (grad_log * s.complement(z, p) - p * ((sum - grad_log) - slope)) *
-           (row.factor * program.logit.common_slope());
   }
 };
 
@@ -398,6 +443,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
 #pragma unroll
   for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmax_pass.softmaxes.softmax[i]);
   row.sums = {Compute(0), Compute(0), Compute(0)};
+  row.classes = constant<Compute>(static_cast<double>(program.space.classes));
   Sums sum_pass{program, row};
   if constexpr (kGradient) {
     classes.for_each(sum_pass);
@@ -414,9 +460,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     const GradientsInMemory<Program> memory{program, offset, Classes::kContiguous ? 1 : stride[kGradients],
                                             Classes::kContiguous ? 1 : stride[kTargetGradients]};
     if constexpr (Classes::kPlacesGradients) {
-      classes.final_pass_all(GradientPass<Program, Classes>{program, row, classes, classes.active});
+      classes.final_pass_all(GradientPass<Program, Classes>(program, row, classes, classes.active));
     } else {
-      classes.final_pass_all(GradientPass<Program, GradientsInMemory<Program>>{program, row, memory, classes.active});
+      classes.final_pass_all(GradientPass<Program, GradientsInMemory<Program>>(program, row, memory, classes.active));
     }
   }
   return row.value;

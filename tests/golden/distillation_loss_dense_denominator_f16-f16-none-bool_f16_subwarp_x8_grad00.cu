@@ -1,14 +1,20 @@
 struct Term {
   using Compute = float;
-  double beta_;
+  float beta_kept;
+  float remainder_kept;
+
+  __device__ __forceinline__ explicit Term(double beta_) {
+#line 1 "distillation_loss.remainder"
+    const double remainder_ = 1.0 - beta_;
+    beta_kept = opaque(static_cast<float>(beta_));
+    remainder_kept = opaque(static_cast<float>(remainder_));
+  }
 
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {
-    const auto beta = ::constant<float>(beta_);
-#line 1 "distillation_loss.remainder"
-    const double remainder_ = 1.0 - beta_;
-    const auto remainder = ::constant<float>(remainder_);
+    const auto beta = ::constant<float>(beta_kept);
+    const auto remainder = ::constant<float>(remainder_kept);
 #line 1 "distillation_loss.term"
     return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
 #line 1 "<distillation_loss_dense_denominator_f16-f16-none-bool_f16_subwarp_x8_grad00>.entries"
@@ -17,17 +23,15 @@ struct Term {
 
 struct Penalty {
   using Compute = float;
-  double beta_;
+
+  __device__ __forceinline__ explicit Penalty(double beta_) {
+  }
 
   template <class lse_>
   __device__ __forceinline__ auto
   operator()(const lse_& lse) const {
-    const auto beta = ::constant<float>(beta_);
-#line 1 "distillation_loss.remainder"
-    const double remainder_ = 1.0 - beta_;
-    const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.penalty"
-    return ::lift<float>(0);
+    return ::lift<float>(0.0);
 #line 1 "<distillation_loss_dense_denominator_f16-f16-none-bool_f16_subwarp_x8_grad00>.entries"
   }
 };

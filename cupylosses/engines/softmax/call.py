@@ -31,7 +31,7 @@ class Static(NamedTuple):
         ignore_index: The label of rows that do not count.
         reduction, out_dtype, flags: As the call has them; flags by the positions of their choices.
         smoothed, capped: True if labels are smoothed, if logits are capped: kernels are compiled for it.
-        plain: True if all parameters are 0 that the row's plain expression leaves out.
+        plain: True if all parameters are 0 that the plain expression leaves out.
         lse, accuracy: True if these are returned too.
         inplace: True if backward may write the gradient over the first operand.
         check: When a label that is no class raises, one of :data:`.definition.CHECKS`.

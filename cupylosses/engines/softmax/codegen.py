@@ -8,6 +8,7 @@ things; entry points and arguments are common.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -313,6 +314,24 @@ def _logit(kernel: SoftmaxKernel) -> str:
     return "{1.0, 0.0}" if kernel.kind == "denominator" else "{logit_scale, softcap}"
 
 
+def _functor(name: str, kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
+    """The head of a functor, which rounds parameters and constants of the loss once, not for every row or class."""
+    loss, scalar = kernel.loss, STORAGE[kernel.compute][0]
+    lines = [f"struct {name} {{", f"  using Compute = {kernel.number};"]
+    lines += [*(f"  {scalar} {x}_kept;" for x in numbers), ""]
+    parameters = ", ".join([f"double {x.name}_" for x in loss.parameters])
+    lines += [f"  __device__ __forceinline__ explicit {name}({parameters}) {{"]
+    for constant, expression in loss.constants.items():
+        if constant in numbers:
+            lines += [*written_at(loss, constant), f"    const double {constant}_ = {in_double(expression)};"]
+    return [*lines, *(f"    {x}_kept = opaque(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
+
+
+def _constants(kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
+    """Lines of a functor's call operator that declare the numbers that it keeps."""
+    return [f"    const auto {x} = ::constant<{kernel.number}>({x}_kept);" for x in numbers]
+
+
 class _Indices:
     """Class indices: the loss of a row is a function of four numbers per row."""
 
@@ -325,19 +344,10 @@ class _Indices:
         part, penalty = ("plain", None) if kernel.plain else ("row", loss.penalty)
         expression = (loss.plain if kernel.plain else None) or loss.expressions["row"]
         names = ["nll", "rest", "lse", "smooth", "weight"] if loss.softmax else [*loss.sees("row")]
-        # Rounded once, not for every row.
         parameters = [x.name for x in loss.parameters]
         used = set(re.findall(r"\w+", f"{expression} {penalty or ''}"))
         numbers = [x for x in [*parameters, *loss.constants] if not kernel.plain or x in used]
-        scalar = STORAGE[kernel.compute][0]
-        lines = ["struct Loss {", f"  using Compute = {compute};", *(f"  {scalar} {x}_kept;" for x in numbers), ""]
-        lines += [f"  __device__ __forceinline__ explicit Loss({', '.join(f'double {x}_' for x in parameters)}) {{"]
-        for name, constant in loss.constants.items():
-            if name in numbers:
-                lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(constant)};"]
-        lines += [*(f"    {x}_kept = opaque(static_cast<{scalar}>({x}_));" for x in numbers), "  }", ""]
-        lines += call_signature(names)
-        lines += [f"    const auto {x} = ::constant<{compute}>({x}_kept);" for x in numbers]
+        lines = [*_functor("Loss", kernel, numbers), *call_signature(names), *_constants(kernel, numbers)]
         lines += [*written_at(loss, part), f"    const auto _row = ::lift<{compute}>({cuda(expression)});"]
         if penalty is None:
             lines += ["    return _row;"]
@@ -459,17 +469,17 @@ class _Dense:
         given = {"Term": ("term", ["log_p", second, "weight", "classes"]), "Penalty": ("penalty", ["lse"])}
         lines = []
         for functor, (part, names) in given.items():
-            lines += [f"struct {functor} {{", f"  using Compute = {compute};"]
-            lines += [*(f"  double {x.name}_;" for x in loss.parameters), "", *call_signature(names)]
+            expression = loss.expressions.get(part, "0")
+            if kernel.plain:
+                part, expression = ("plain", str(loss.plain)) if part == loss.plain_part else (part, "0")
+            used = set(re.findall(r"\w+", expression))
+            numbers = [x for x in [*(x.name for x in loss.parameters), *loss.constants] if x in used]
+            lines += [*_functor(functor, kernel, numbers), *call_signature(names)]
             # Those that the penalty does not use, the compiler would remark on.
-            flags = zip(loss.flags, kernel.flags, strict=True) if part == "term" else ()
+            flags = zip(loss.flags, kernel.flags, strict=True) if part != "penalty" else ()
             lines += [f"    constexpr {choice_constant(x, i)};" for x, i in flags]
-            lines += [f"    const auto {x.name} = ::constant<{compute}>({x.name}_);" for x in loss.parameters]
-            for name, expression in loss.constants.items():
-                lines += [*written_at(loss, name), f"    const double {name}_ = {in_double(expression)};"]
-                lines += [f"    const auto {name} = ::constant<{compute}>({name}_);"]
-            expression = cuda(loss.expressions[part]) if part in loss.expressions else "0"
-            lines += [*written_at(loss, part), f"    return ::lift<{compute}>({expression});"]
+            lines += _constants(kernel, numbers)
+            lines += [*written_at(loss, part), f"    return ::lift<{compute}>({cuda(expression)});"]
             lines += [f'#line 1 "<{kernel.title}>.entries"', "  }", "};", ""]
         return "\n".join(lines)
 

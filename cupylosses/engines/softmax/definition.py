@@ -58,8 +58,8 @@ class SoftmaxLoss(Definition):
     ``scale``        argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
                      ``"temperature"`` divides them.
     ``specialize``   parameter by specialisation of the kernels (``"smoothed"``): compiled in if it is not 0.
-    ``plain``        the expression of the row where all parameters that it does not mention are 0, and without the
-                     penalty. A row of few classes takes less time than the general one.
+    ``plain``        the expression of the row, or of the term of a loss without class indices, where all parameters
+                     that it does not mention are 0, and without the penalty. It takes less time than the general one.
     ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
@@ -97,12 +97,12 @@ class SoftmaxLoss(Definition):
             names = [*self.sees(part), *(x.name for x in self.options), *self.constants]
             check(expression, names, Part(self.name, part, self.places.get(part)))
         if self.plain is not None:
-            names = [*self.sees("row"), *(x.name for x in self.options), *self.constants]
+            names = [*self.sees(self.plain_part), *(x.name for x in self.options), *self.constants]
             check(self.plain, names, Part(self.name, "plain", self.places.get("plain")))
 
     @cached_property
     def left_out(self) -> frozenset[str]:
-        """The parameters that are 0 where the row is `plain`."""
+        """The parameters that are 0 where the row, or the term, is `plain`."""
         if self.plain is None:
             return frozenset()
         mentioned = set(re.findall(r"\w+", self.plain))
@@ -110,6 +110,15 @@ class SoftmaxLoss(Definition):
             re.findall(r"\w+", " ".join([self.constants[x] for x in mentioned & set(self.constants)]))
         )
         return frozenset(x.name for x in self.parameters if x.name not in seen)
+
+    @property
+    def plain_part(self) -> str:
+        """The expression in whose place `plain` stands."""
+        return "term" if self.row is None else "row"
+
+    def has_plain(self, kind: str) -> bool:
+        """True if rows with this kind of target may be `plain`."""
+        return self.plain is not None and (kind == "indices") == (self.row is not None)
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:

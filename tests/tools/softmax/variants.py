@@ -183,7 +183,7 @@ def _plan(
         out_dtype="float64" if has_tangent else None,
         flags=flags,
         smoothed=smoothed,
-        plain=kind == "indices" and loss.plain is not None and not capped,
+        plain=loss.has_plain(kind) and not capped,
         capped=capped,
         lse=False,
         accuracy=False,

@@ -1,34 +1,30 @@
 struct Term {
   using Compute = NestedDual<float>;
-  double beta_;
+
+  __device__ __forceinline__ explicit Term(double beta_) {
+  }
 
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {
-    const auto beta = ::constant<NestedDual<float>>(beta_);
-#line 1 "distillation_loss.remainder"
-    const double remainder_ = 1.0 - beta_;
-    const auto remainder = ::constant<NestedDual<float>>(remainder_);
-#line 1 "distillation_loss.term"
-    return ::lift<NestedDual<float>>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_thread_per_row_two_pass_x1_grad10_tangent10>.entries"
+#line 1 "distillation_loss.plain"
+    return ::lift<NestedDual<float>>(log_relative_entropy(log_q, log_p));
+#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_block_x8_grad10_tangent10_plain>.entries"
   }
 };
 
 struct Penalty {
   using Compute = NestedDual<float>;
-  double beta_;
+
+  __device__ __forceinline__ explicit Penalty(double beta_) {
+  }
 
   template <class lse_>
   __device__ __forceinline__ auto
   operator()(const lse_& lse) const {
-    const auto beta = ::constant<NestedDual<float>>(beta_);
-#line 1 "distillation_loss.remainder"
-    const double remainder_ = 1.0 - beta_;
-    const auto remainder = ::constant<NestedDual<float>>(remainder_);
 #line 1 "distillation_loss.penalty"
-    return ::lift<NestedDual<float>>(0);
-#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_thread_per_row_two_pass_x1_grad10_tangent10>.entries"
+    return ::lift<NestedDual<float>>(0.0);
+#line 1 "<distillation_loss_dense_hvp_f16-f16-none-none_f64_block_x8_grad10_tangent10_plain>.entries"
   }
 };
 
@@ -36,7 +32,7 @@ using Result = double;
 using Space = RowSpace<1>;
 using Program = DenseHvpProgram<DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, double, true, false, true, false>>;
 using Compute = Program::Compute;
-using Reader = DenseReader<DenseThreadPerRow<false>>;
+using Reader = DenseReader<TwoPassDense<8, 2>>;
 
 extern "C" __global__ void __launch_bounds__(256)
 distillation_loss_dense_hvp_f16(const half_t* input, const half_t* target, const half_t* input_tangent, half_t* input_gradients, double* values, const double* grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {
@@ -46,6 +42,6 @@ distillation_loss_dense_hvp_f16(const half_t* input, const half_t* target, const
                         nullptr,
                         nullptr, {logit_scale, softcap},
                         values, nullptr}, input_tangent, nullptr};
-  const SubwarpGroup group{width};
+  const ClusterGroup<1> group;
   row_gradient<Reader>(program, group, chunks, grad_output);
 }

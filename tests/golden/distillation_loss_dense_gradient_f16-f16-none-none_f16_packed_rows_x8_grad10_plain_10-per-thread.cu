@@ -1,34 +1,30 @@
 struct Term {
   using Compute = float;
-  double beta_;
+
+  __device__ __forceinline__ explicit Term(double beta_) {
+  }
 
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {
-    const auto beta = ::constant<float>(beta_);
-#line 1 "distillation_loss.remainder"
-    const double remainder_ = 1.0 - beta_;
-    const auto remainder = ::constant<float>(remainder_);
-#line 1 "distillation_loss.term"
-    return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_subwarp_x8_grad10>.entries"
+#line 1 "distillation_loss.plain"
+    return ::lift<float>(log_relative_entropy(log_q, log_p));
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_packed_rows_x8_grad10_plain_10-per-thread>.entries"
   }
 };
 
 struct Penalty {
   using Compute = float;
-  double beta_;
+
+  __device__ __forceinline__ explicit Penalty(double beta_) {
+  }
 
   template <class lse_>
   __device__ __forceinline__ auto
   operator()(const lse_& lse) const {
-    const auto beta = ::constant<float>(beta_);
-#line 1 "distillation_loss.remainder"
-    const double remainder_ = 1.0 - beta_;
-    const auto remainder = ::constant<float>(remainder_);
 #line 1 "distillation_loss.penalty"
-    return ::lift<float>(0);
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_subwarp_x8_grad10>.entries"
+    return ::lift<float>(0.0);
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_packed_rows_x8_grad10_plain_10-per-thread>.entries"
   }
 };
 
@@ -36,7 +32,7 @@ using Result = half_t;
 using Space = RowSpace<1>;
 using Program = DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, half_t, true, false, true, false>;
 using Compute = Program::Compute;
-using Reader = ResidentDenseReader<8>;
+using Reader = PackedDenseReader<10, 16>;
 
 extern "C" __global__ void __launch_bounds__(256)
 distillation_loss_dense_gradient_f16(const half_t* input, const half_t* target, half_t* input_gradients, const half_t* grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {
