@@ -54,9 +54,8 @@ def test_which_rows_are_copied() -> None:
     # Several warps take one where rows are many.
     assert not copied((8, 193, 64, 64)) and not copied((8, 97, 64, 64), size=8) and copied((8, 1100, 64, 64))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
-    # Rows with gaps, of which every second one begins within a word.
-    assert copied((64, 1000), (1001, 1), size=2) and not copied((64, 1000), (1001, 1))
-    assert not copied((64, 1000), (1002, 1), size=2) and not copied((64, 9000), (9001, 1), size=2)
+    # Rows with gaps are read as they lie.
+    assert not copied((64, 1000), (1001, 1), size=2)
     # Neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
     # Log-probabilities are read at the labels only, and their gradients written.
@@ -190,19 +189,27 @@ def test_gradients_of_sliced_rows_have_no_gaps() -> None:
 
 
 @pytest.mark.kernels
-def test_rows_with_odd_gaps_are_read_from_a_copy(fresh_plans: Callable[[], None]) -> None:
-    """Of 16-bit logits every second row begins within a word, and no vector begins as its gradient does."""
-    _, (x, labels) = drawn("cross_entropy")
-    wide = torch.zeros(SHAPE[0], SHAPE[1] + 1, dtype=torch.bfloat16, device=KERNELS)
-    narrow = wide[:, : SHAPE[1]]
-    narrow.copy_(x.detach())
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float32, 1)], ids=str)
+@pytest.mark.parametrize("classes", [333, 3000])
+def test_rows_that_lie_otherwise_than_their_gradients(
+    classes: int, gap: int, dtype: torch.dtype, fresh_plans: Callable[[], None]
+) -> None:
+    """Vectors are shifted in registers to where they lie in the gradient, so the bits are those of contiguous rows."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.full((9, classes + gap), torch.nan, dtype=dtype, device=KERNELS)
+    narrow = wide[:, :classes]
+    narrow.copy_(3 * torch.randn(9, classes, generator=generator))
+    labels = torch.randint(classes, (9,), generator=generator).to(KERNELS)
     with noted_layouts() as found:
         value = F.cross_entropy(leaf := narrow.requires_grad_(), labels)
-    assert [x.vec_size for x in found] == [8]
+    assert [(x.vec_size, x.shifted) for x in found] == [(16 // dtype.itemsize, True)]
     expected = F.cross_entropy(other := narrow.detach().contiguous().requires_grad_(), labels)
     assert same_bits(value.detach(), expected.detach())
-    (gradient,) = torch.autograd.grad(value, leaf)
-    assert same_bits(gradient, torch.autograd.grad(expected, other)[0])
+    (gradient,) = torch.autograd.grad(value, leaf, torch.full((), 0.75, dtype=dtype, device=KERNELS))
+    right = torch.autograd.grad(expected, other, torch.full((), 0.75, dtype=dtype, device=KERNELS))
+    assert same_bits(gradient, right[0])
+    with torch.no_grad():
+        assert same_bits(F.cross_entropy(leaf, labels), expected.detach())
 
 
 @pytest.mark.kernels

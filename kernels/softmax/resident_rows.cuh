@@ -66,8 +66,11 @@ struct ExpSlopeProducts<Compute, Pack<Storage, kVecSize>> {
 };
 
 // kPrefetch: the next row is prefetched to L2. Precondition: a block takes the row.
-template <int kVecSize, bool kPrefetch>
+// kShifted: logits and gradients lie differently; vectors are those of the gradients, and logits are shifted to them in
+// registers on their way to shared memory.
+template <int kVecSize, bool kPrefetch, bool kShifted = false>
 struct ResidentReader {
+  static_assert(!(kPrefetch && kShifted), "rows are prefetched in aligned vectors");
   // Vectors that a thread takes together, so that their instructions overlap.
   static constexpr int kUnroll = 4;
 
@@ -113,6 +116,31 @@ struct ResidentReader {
     if (view.vectors > 0) prefetch_l2(program.input + t.offset[kLogits] + view.head, view.vectors * 16u);
   }
 
+  // The vectors of a row: those of its logits, or those of its gradients.
+  template <class Program>
+  static __device__ __forceinline__ RowVectors<typename Program::Input, kVecSize, int> view_of(
+      const Program& program, const int64 (&offset)[kRowStreams], int classes) {
+    if constexpr (kShifted) {
+      static_assert(kSameType<typename Program::Input, typename Program::Gradient>, "gradients lie apart from logits");
+      return {program.gradients, offset[kGradients], classes};
+    } else {
+      return {program.input, offset[kLogits], classes};
+    }
+  }
+
+  // Copies this thread's vectors, two at a time so that four loads are in flight.
+  template <class Vectors, class View, class P>
+  static __device__ __forceinline__ void copy_shifted(const Vectors& vectors, const View& view, int v, P* at, int end,
+                                                      int count) {
+#pragma unroll 1
+    for (; v < end; v += 2 * count, at += 2 * blockDim.x) {
+      const bool second = v + count < end;
+      const P x = vectors.load(view.first(v)), y = vectors.load(view.first(second ? v + count : v));
+      store_words(at, x);
+      if (second) store_words(at + blockDim.x, y);
+    }
+  }
+
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Group& group, int64 r,
                                                                     bool exists, int64 next, SyncState& sync,
@@ -134,12 +162,14 @@ struct ResidentReader {
     RowTarget<Compute> t = program.target(exists ? r : 0);
     t.active &= exists;
     t.invalid_label &= exists;
-    const RowVectors<Input, kVecSize, int> view(program.input, t.offset[kLogits], classes);
+    const auto view = view_of(program, t.offset, classes);
     const Input* const input = program.input + t.offset[kLogits];
     const int edge = view.edge_class(index), present = t.active ? view.vectors : 0;
     const bool has_edge = t.active && edge >= 0;
-    const P* const from = reinterpret_cast<const P*>(input + view.head);
-    for_each_staged(index, row, present, count, [&](int i, P* slot) { cp_async(slot, from + i); });
+    if constexpr (!kShifted) {
+      const P* const from = reinterpret_cast<const P*>(input + view.head);
+      for_each_staged(index, row, present, count, [&](int i, P* slot) { cp_async(slot, from + i); });
+    }
     Input logit{}, edge_logit{};
     if (t.active) logit = input[t.label];
     if (has_edge) edge_logit = input[edge];
@@ -153,6 +183,10 @@ struct ResidentReader {
     const auto element_of = [&](int i) { return !kMasksTarget && i == target_vector ? target_element : -1; };
     const int edge_element = !kMasksTarget && target_in_edge ? 0 : -1;
 
+    if constexpr (kShifted) {
+      const ShiftedVectors<Input, kVecSize> vectors(input, classes, view.head);
+      copy_shifted(vectors, view, index, row, present, count);
+    }
     if constexpr (kPrefetch && sizeof(P) == 16) prefetch_row(program, group, next);
     cp_async_wait_all();
     RunningMax<Compute, Input, kVecSize> running;

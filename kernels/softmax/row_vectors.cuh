@@ -49,6 +49,50 @@ __device__ __forceinline__ P load_words(const P* at) {
   return pack;
 }
 
+// A contiguous row whose vectors lie alike in its gradient, but not in the row itself: each is cut out of the two
+// aligned packs that it overlaps. Neighbouring threads read the second one too, so it comes from L1.
+template <class Storage, int kVecSize>
+struct ShiftedVectors {
+  using P = Pack<Storage, kVecSize>;
+  static_assert(sizeof(P) == 16, "vectors of 16 bytes");
+  const Storage* row;
+  int classes;
+  int shift;  // elements between an aligned address and each vector
+
+  // Precondition: class `head` is the first of a vector.
+  __device__ __forceinline__ ShiftedVectors(const Storage* row, int classes, int head) : row(row), classes(classes) {
+    const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(row + head));
+    shift = static_cast<int>(address % sizeof(P) / sizeof(Storage));
+  }
+  // The vector from class `first`.
+  __device__ __forceinline__ P load(int first) const {
+    const int from = first - shift, end = from + (shift == 0 ? kVecSize : 2 * kVecSize);
+    P vector;
+    if (from < 0 || end > classes) {
+      // At the ends of a row, aligned packs would reach beyond it.
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) vector.element[i] = row[first + i];
+      return vector;
+    }
+    const P* const at = reinterpret_cast<const P*>(row + from);
+    const P both[2] = {load_words(at), load_words(at + (shift == 0 ? 0 : 1))};
+    unsigned words[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) words[i] = reinterpret_cast<const unsigned*>(both)[i];
+    const unsigned bytes = static_cast<unsigned>(shift * static_cast<int>(sizeof(Storage)));
+#pragma unroll
+    for (int i = 0; i < 6; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned long long pair = static_cast<unsigned long long>(words[i + 1]) << 32 | words[i];
+      reinterpret_cast<unsigned*>(&vector)[i] = static_cast<unsigned>(pair >> (8 * (bytes & 2)));
+    }
+    return vector;
+  }
+};
+
 // Stores a pack word by word.
 template <class P>
 __device__ __forceinline__ void store_words(P* at, const P& pack) {

@@ -81,11 +81,12 @@ class SoftmaxKernel(Kernel):
 
     ``indices`` tells class indices from dense targets. ``layout`` names the mapping of threads to rows, as in
     :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
-    the next row into L2. The divisor of the sum is an argument, or lies on the device (``counted``), or is the number
-    of rows that count, which the kernel finds itself (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if
-    the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has
-    a tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". Of rows in registers
-    ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of gradients, so many vectors.
+    the next row into L2; ``shifted`` logits lie otherwise than their gradients. The divisor of the sum is an argument,
+    or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
+    (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if the kernel reads none. ``gradients`` and
+    ``has_tangent`` have an entry per operand: its gradient is written, it has a tangent. ``in_place`` is the dtype of
+    gradients that are written over the logits, or "". Of rows in registers ``warps`` share a row, and a thread takes
+    ``per_thread`` classes; of tiles of gradients, so many vectors.
     """
 
     loss: SoftmaxLoss
@@ -110,6 +111,7 @@ class SoftmaxKernel(Kernel):
     self_counting: bool = False
     cluster: int = 1
     prefetch: bool = False
+    shifted: bool = False
     in_place: str = ""
     per_thread: int = 0
     warps: int = 1
@@ -137,7 +139,7 @@ class SoftmaxKernel(Kernel):
         for name, choices in (("grad", () if self.indices else self.gradients), ("tangent", self.has_tangent)):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
-        switches = "many", "smoothed", "capped", "plain", "counted", "self_counting", "prefetch"
+        switches = "many", "smoothed", "capped", "plain", "counted", "self_counting", "prefetch", "shifted"
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
@@ -406,7 +408,7 @@ class _Indices:
             return group, f"TwoPassReader<{_Indices._size(kernel)}>"
         if kernel.layout == "streamed":
             return group, f"StreamedReader<{kernel.vec_size}>"
-        return group, f"ResidentReader<{kernel.vec_size}, {_bool(kernel.prefetch)}>"
+        return group, f"ResidentReader<{kernel.vec_size}, {_bool(kernel.prefetch)}, {_bool(kernel.shifted)}>"
 
     @staticmethod
     def _size(kernel: SoftmaxKernel) -> str:

@@ -117,9 +117,6 @@ class SoftmaxEngine(Engine):
             for i, x in enumerate(tensors[:operands]):
                 if not x.strides[dim] == x.gradient.strides[dim] == 1:
                     found[i] = softmax_layout.classes_last(x.shape, dim)
-                elif x.strides != x.gradient.strides:
-                    # Contiguous classes of rows with gaps.
-                    found[i] = x.gradient.strides
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)
         tangents = len(tensors) - sum(static.has_tangent)

@@ -34,9 +34,8 @@ FEW_CLASSES = 32
 #: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
 ROWS_PER_THREAD = 4
 THREAD_PER_ROW_THREADS_MIN = 64
-#: Classes of 16-bit rows from which on single elements are as fast as a copy, where rows with gaps begin at odd
-#: elements and those of their gradients do not.
-ODD_CLASSES = 8192
+#: Bytes of a vector up to which rows that lie otherwise than their gradients are shifted in registers instead.
+SHIFTED_BYTES = 8
 #: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
 NEAR = 2
 #: Classes of log-probabilities whose gradients a thread writes alone, at most, and rows from which on there are enough
@@ -128,7 +127,8 @@ class RowLayout:
     that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
     ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
     the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
-    gradients a lane stores ``per_thread`` vectors.
+    gradients a lane stores ``per_thread`` vectors. ``shifted`` rows have the vectors of their gradients, which lie
+    otherwise: logits are shifted in registers.
     """
 
     kind: str
@@ -146,6 +146,7 @@ class RowLayout:
     prefetch: bool = False
     per_thread: int = 0
     warps: int = 1
+    shifted: bool = False
 
 
 def row_layout(
@@ -157,24 +158,35 @@ def row_layout(
     chip: Chip,
     kept: int = 0,
     heavy: bool = False,
+    shifts: bool = True,
 ) -> RowLayout:
     """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
-    that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss.
+    that stay on chip of each class, if those are more than its logit's; ``heavy`` whether more is computed than a loss;
+    ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
-    cluster = 1
+    cluster, shifted = 1, False
     found = _in_registers(rows, classes, logits, gradients, together, sizes, strides, vec_size)
     if found is not None:
         return found
     if together and classes > FEW_CLASSES:
-        vector = vec_size * max(logits.itemsize, kept)
-        edges = not _whole(classes, vec_size, (logits, gradients), strides[:2])
-        kind, width, threads, cluster = _on_chip(
-            classes, vec_size, vector, rows, chip, (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), VECTORS, PART_BYTES, edges
-        )
+        shifted = shifts and vec_size * logits.itemsize < SHIFTED_BYTES
+        of_block, bytes_of_class = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), max(logits.itemsize, kept)
+        vec_sizes = (16 // logits.itemsize, vec_size) if shifted else (vec_size,)
+        for vec_size in vec_sizes:
+            vector = vec_size * bytes_of_class
+            alike = ((gradients,), strides[1:2]) if shifted else ((logits, gradients), strides[:2])
+            edges = not _whole(classes, vec_size, *alike)
+            kind, width, threads, cluster = _on_chip(
+                classes, vec_size, vector, rows, chip, of_block, VECTORS, PART_BYTES, edges
+            )
+            if kind != "two_pass":
+                break
+            # Rows that are read twice go through no shared memory.
+            shifted = False
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vector
         per_block, units = 1, -(-rows // (threads // width))
     else:
@@ -189,15 +201,17 @@ def row_layout(
         units = -(-rows // (vec_size * WARP))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     resident = _resident(kind, vec_size, block_blocks(cluster, heavy))
-    prefetch = kind == "block" and cluster == 1 and not heavy and classes * logits.itemsize <= PREFETCH_BYTES
+    prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
+    prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
     streamed = 0
-    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH:
+    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not shifted:
         fits = _stage(classes // vec_size, width * cluster) <= VECTORS
         streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
     chunks, many = _chunks(units), len(sizes) > 1
     return RowLayout(
-        kind, vec_size, width, threads, chunks, per_block, shared, many, words, cluster, resident, streamed, prefetch
-    )
+        kind, vec_size, width, threads, chunks, per_block, shared, many, words, cluster, resident, streamed, prefetch,
+        shifted=shifted,
+    )  # fmt: skip
 
 
 def _in_registers(
@@ -290,19 +304,14 @@ def copied(shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], re
     ``tensors``, operands and gradients, and a row of the operands, the first ``read`` tensors, fits into shared memory.
     So images (N, C, H, W) are taken as they are up to C = 192 in float32. A thread alone would read a longer row
     several times, at the speed of one thread if rows are few, and lose digits in a long sum of number after number.
-    Contiguous classes are copied, too, if rows of 16-bit logits have gaps such that they could be read only one by one.
     """
     rows = prod(shape)
     if not softmax:
         # Of the operand one element of each row is read, wherever it lies.
         tensors = tensors[read:]
-    if not rows or classes <= 1:
+    if not rows or classes <= 1 or all(x.class_stride == 1 for x in tensors):
         return False
     sizes, strides = merge(shape, [x.strides for x in tensors])
-    if all(x.class_stride == 1 for x in tensors):
-        # Half words: gradients have no gaps, so no vector begins alike in both.
-        odd = any((a - b) % 2 for a, b, n in zip(strides[0], strides[-1], sizes, strict=True) if n > 1)
-        return softmax and read == 1 and tensors[0].itemsize == 2 and odd and FEW_CLASSES < classes < ODD_CLASSES
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
     if softmax and read == 1 and _near(sizes, strides) and _column_shape(rows, classes, tensors[0].itemsize, 1):

@@ -96,7 +96,7 @@ class SoftmaxPlan(Plan):
         self._misalignment = 0 if aligns_gradients else self._shared_misalignment()
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
-        if self._misalignment and self.layout.vec_size == 1:
+        if self._misalignment and (self.layout.vec_size == 1 or self.layout.shifted):
             # Nothing is gained where rows lie in another way than those of the operand.
             self._misalignment = 0
             self.layout = lay_out(masks, results)
@@ -130,7 +130,8 @@ class SoftmaxPlan(Plan):
         if not self.loss.softmax:
             return softmax_layout.label_only_layout(*given, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
-        return softmax_layout.row_layout(*given, chip, kept, static.smoothed or static.capped)
+        heavy, shifts = static.smoothed or static.capped, not x.in_place
+        return softmax_layout.row_layout(*given, chip, kept, heavy, shifts)
 
     def _dense_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
         tensors = [
@@ -229,6 +230,7 @@ class SoftmaxPlan(Plan):
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * processors)
         elif stage == "from_residual":
             shared, cluster = 0, 1
+            vec_size = 1 if x.shifted else vec_size
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
                     threads = softmax_layout.THREADS
@@ -256,6 +258,7 @@ class SoftmaxPlan(Plan):
             self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
+            shifted=x.shifted and stage not in ("denominator", "from_residual"),
             per_thread=x.per_thread if layout == x.kind else 0, warps=x.warps if layout == x.kind else 1,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)

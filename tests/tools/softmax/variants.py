@@ -32,7 +32,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((16384, 10), None, 1),
     ((8, 5, 64, 64), None, 1),
     ((8, 300, 64, 64), None, 1),  # shared by warps
-    ((4096, 1000), (1001, 1), 1),  # without vectors
+    ((4096, 1000), (1001, 1), 1),  # shifted
     ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
     ((8, 19, 64, 63), None, 1),
     ((8, 19, 64, 64), (19 * 80 * 64, 80 * 64, 80, 1), 1),
@@ -124,7 +124,7 @@ class SoftmaxVariants(Variants):
     def described(variant: SoftmaxKernel) -> Mapping[str, str]:
         target, wanted = variant.target, (*variant.gradients, False)[:2]
         flags = [x.name for x, on in zip(variant.loss.flags, variant.flags, strict=False) if on]
-        flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch
+        flags += ["smoothed"] * variant.smoothed + ["prefetch"] * variant.prefetch + ["shifted"] * variant.shifted
         flags += ["counts its rows"] * variant.self_counting
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
         flags += ["plain"] * variant.plain
@@ -277,7 +277,7 @@ def entry_point(variant: SoftmaxKernel) -> Iterator[Hashable]:
 def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
-    for name in ("input", "cluster", "prefetch", "capped", "smoothed"):
+    for name in ("input", "cluster", "prefetch", "shifted", "capped", "smoothed"):
         if hasattr(variant, name):
             yield variant.indices, name, getattr(variant, name)
 
