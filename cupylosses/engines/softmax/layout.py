@@ -63,7 +63,9 @@ RESIDENT_THREADS = 1024
 THREAD_PER_ROW_RESIDENT = 768
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
-#: Bytes of a row that a block takes, where a cluster can take the others: of logits, and with targets per class.
+#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
+#: number if two blocks are enough then, because two blocks of a multiprocessor hide each other's barriers; otherwise the
+#: second, because larger clusters leave multiprocessors idle.
 PART_BYTES = 65 << 10
 DENSE_PART_BYTES = 130 << 10
 #: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
@@ -382,8 +384,9 @@ def dense_layout(
         vec_size, threads, shared = packed
     elif together and classes > FEW_CLASSES:
         vec_size = _alike(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
+        part = PART_BYTES if classes * size <= 2 * PART_BYTES else DENSE_PART_BYTES
         kind, width, threads, cluster = _on_chip(
-            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, DENSE_PART_BYTES
+            classes, vec_size, vec_size * size, rows, chip, (THREADS, MAX_THREADS), DENSE_VECTORS, part
         )
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     else:
@@ -402,9 +405,12 @@ def dense_layout(
     )
     words = space_words(rows, classes, class_strides, sizes, strides)
     many = len(sizes) > 1
+    # Kernels of blocks have up to 64 registers.
+    resident = 2048 if in_warps else RESIDENT_THREADS
     return RowLayout(
-        kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster, per_thread=per_thread
-    )
+        kind, vec_size, width, threads, _chunks(units), per_block, shared, many, words, cluster, resident,
+        per_thread=per_thread,
+    )  # fmt: skip
 
 
 def _packed_dense(
