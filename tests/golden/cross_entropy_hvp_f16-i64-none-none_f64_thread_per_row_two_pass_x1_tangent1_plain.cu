@@ -35,6 +35,6 @@ cross_entropy_hvp_f16(const half_t* input, const int64* target, const half_t* in
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, values, nullptr, nullptr, nullptr,
                           values != nullptr}, input_tangent};
-  const SubwarpGroup group{width};
+  const SubwarpGroup group{1};
   row_gradient<Reader>(program, group, chunks, grad_output);
 }

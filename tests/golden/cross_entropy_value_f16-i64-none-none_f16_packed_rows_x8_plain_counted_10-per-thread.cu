@@ -36,6 +36,6 @@ cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, un
                           nullptr, {logit_scale, softcap},
                           ignored, status, site, nullptr, lse, correct, residual,
                           lse != nullptr || correct != nullptr || residual != nullptr};
-  const SubwarpGroup group{width};
+  const SubwarpGroup group{1};
   row_value<Reader>(program, group, chunks, memory, divisor, value);
 }

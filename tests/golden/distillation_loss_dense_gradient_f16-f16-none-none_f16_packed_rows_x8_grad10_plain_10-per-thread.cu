@@ -42,6 +42,6 @@ distillation_loss_dense_gradient_f16(const half_t* input, const half_t* target, 
                         nullptr,
                         nullptr, {logit_scale, softcap},
                         nullptr, nullptr};
-  const SubwarpGroup group{width};
+  const SubwarpGroup group{1};
   row_gradient<Reader>(program, group, chunks, grad_output);
 }

@@ -42,6 +42,6 @@ distillation_loss_dense_hvp_f16(const half_t* input, const half_t* target, const
                         nullptr,
                         nullptr, {logit_scale, softcap},
                         values, nullptr}, input_tangent, nullptr};
-  const SubwarpGroup group{width};
+  const SubwarpGroup group{1};
   row_gradient<Reader>(program, group, chunks, grad_output);
 }

@@ -387,17 +387,18 @@ class _Indices:
         if kernel.layout == "label_only_tiles":
             return "SubwarpGroup group{width}", f"LabelOnlyTilesReader<{_Indices._tile(kernel)}>"
         if kernel.layout == "thread_per_row_packed":
-            return "SubwarpGroup group{width}", "PackedThreadPerRowReader"
+            return "SubwarpGroup group{1}", "PackedThreadPerRowReader"
         if kernel.layout == "thread_per_row":
-            return "SubwarpGroup group{width}", f"ThreadPerRowReader<{kernel.vec_size}>"
+            return "SubwarpGroup group{1}", f"ThreadPerRowReader<{kernel.vec_size}>"
         if kernel.layout == "packed_rows":
             word = kernel.vec_size * ITEMSIZE[kernel.input]
             each = packed_rows_of_lane(kernel.per_thread)
-            return "SubwarpGroup group{width}", f"PackedReader<{kernel.per_thread}, {each}, {word}>"
+            return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {word}>"
         if kernel.layout == "columns":
-            group = "SubwarpGroup group{width}" if kernel.warps == 1 else "BlockOfSubwarps group{{width}}"
+            group = "SubwarpGroup group{1}" if kernel.warps == 1 else "BlockOfSubwarps group{{1}}"
             return group, f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}, {kernel.warps}>"
-        group = "SubwarpGroup group{width}"
+        # The width is a constant where threads take rows alone: nothing is exchanged.
+        group = f"SubwarpGroup group{{{'1' if kernel.layout == 'thread_per_row_two_pass' else 'width'}}}"
         if kernel.layout == "subwarp" and kernel.kind not in ("from_residual", "hvp"):
             group = "BlockOfSubwarps group{{width}}"
         elif kernel.layout == "streamed":
@@ -506,7 +507,9 @@ class _Dense:
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
         """The declaration of the threads that share rows, and the type that moves them."""
         block = kernel.layout in ("block", "two_pass")
-        group = f"ClusterGroup<{kernel.cluster}> group" if block else "SubwarpGroup group{width}"
+        # As for class indices.
+        width = "width" if kernel.layout == "subwarp" else "1"
+        group = f"ClusterGroup<{kernel.cluster}> group" if block else f"SubwarpGroup group{{{width}}}"
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {TWO_PASS_DENSE_VECTORS}>>"
         return group, {
             "two_pass": long,

@@ -64,8 +64,8 @@ THREAD_PER_ROW_RESIDENT = 768
 #: Rows of which every warp counts the labels itself, at most, instead of a launch before.
 SELF_COUNTING_ROWS = 1024
 #: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
-#: number if two blocks are enough then, because two blocks of a multiprocessor hide each other's barriers; otherwise the
-#: second, because larger clusters leave multiprocessors idle.
+#: number if two blocks are enough then, because two blocks of a multiprocessor hide each other's barriers; otherwise
+#: the second, because larger clusters leave multiprocessors idle.
 PART_BYTES = 65 << 10
 DENSE_PART_BYTES = 130 << 10
 #: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
