@@ -239,8 +239,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "number of classes taken for a class",
         ROWS,
         "validate_label",
-        "t.label >= space",
-        "t.label > space",
+        r"< static_cast<unsigned long long>\(space",
+        "<= static_cast<unsigned long long>(space",
         ("rows, labels",),
     ),
     Mutant(
@@ -300,7 +300,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "leader = -1;",
         ("dense, subwarp",),
     ),
-    Mutant("gradient without the penalty's", DENSE_ROWS, "softmax_vjp", r" - slope\)", ")", ("dense, everything",)),
+    Mutant(
+        "gradient without the penalty's",
+        DENSE_ROWS,
+        "SoftmaxVjp",
+        r"shared\(\(sum - slope\)",
+        "shared(sum",
+        ("dense, everything",),
+    ),
     Mutant(
         "targets of the row before",
         "kernels/softmax/resident_dense_rows.cuh",
