@@ -92,7 +92,7 @@ struct PackedTile {
     constexpr int kWords = kRowsOfTile * kClasses / kEach;
     if (rows == kRowsOfTile && kRowsOfTile * kClasses % kEach == 0) {
       // All tiles but the last: the number of words is a constant.
-#pragma unroll
+#pragma unroll 8
       for (int k = 0; k < (kWords + kWarp - 1) / kWarp; ++k) {
         const int i = k * kWarp + lane;
         if (i < kWords) f(i, reinterpret_cast<Word*>(place(i * kWordBytes)));
