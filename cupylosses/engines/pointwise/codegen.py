@@ -63,8 +63,8 @@ class PointwiseKernel(Kernel):
 
     ``kind`` names the entry point: one of :data:`KINDS`.
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
-    ``compute`` is the dtype of the arithmetic. ``outer`` says that a sum runs over dimensions that cannot be
-    merged into one. ``counted`` says that the divisor lies on the device.
+    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
+    sum runs over dimensions that cannot be merged into one.
     """
 
     loss: Loss
@@ -77,9 +77,9 @@ class PointwiseKernel(Kernel):
     access: tuple[str, ...]
     gradients: tuple[bool, ...]
     columns: bool = False
-    outer: bool = False
     compute: str = "float32"
     counted: bool = False
+    outer: bool = False
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 

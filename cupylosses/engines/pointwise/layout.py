@@ -45,6 +45,9 @@ MAX_PARTIALS = 1 << 19
 SLICE_TERMS = 128
 TARGET_WARPS = 1 << 14
 
+#: Warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
+ENOUGH_WARPS = 1 << 11
+
 #: Terms of an output that a lane has in flight (``kMostTerms`` of ``kernels/pointwise/sum_over.cuh``), and blocks of an
 #: SM over the whole launch of a sum.
 TERMS_IN_FLIGHT = 4
@@ -313,9 +316,12 @@ def _shared_sums(x: SumLayout) -> SumLayout:
         lanes = 1
         while lanes < WARP and WARP // (2 * lanes) * x.vec_size >= x.outputs and 2 * lanes <= x.slice_length:
             lanes *= 2
-        x = replace(x, lanes=lanes, warps=MAX_THREADS // WARP if x.length >= lanes * WARP else 1)
-        most = min(TARGET_WARPS // (-(-x.outputs // x.bundle) * x.warps), MAX_PARTIALS // x.outputs)
-        length = -(-x.length // max(1, min(-(-x.length // (SLICE_TERMS * lanes)), most)))
+        x = replace(x, lanes=lanes)
+        bundles, fewest = -(-x.outputs // x.bundle), -(-x.length // (SLICE_TERMS * lanes))
+        slices = max(1, min(fewest, TARGET_WARPS // bundles, MAX_PARTIALS // x.outputs))
+        if bundles * slices < ENOUGH_WARPS and x.length >= lanes * WARP:
+            x = replace(x, warps=MAX_THREADS // WARP)
+        length = -(-x.length // slices)
     else:
         length = -(-x.slice_length // x.vec_size) * x.vec_size
         lanes = WARP

@@ -116,9 +116,9 @@ def sum_step(
         (*x.access[:operands], x.access[operands] if grad_output else "none"),
         tuple(i == slot for i in range(operands)),
         x.columns,
-        reduced_rank > 1,
         plan.compute,
         counted,
+        reduced_rank > 1,
     )
     launchers = [
         plan.machine.launcher(
