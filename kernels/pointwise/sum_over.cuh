@@ -18,11 +18,12 @@
 // 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
 //    second launch (combine_slices) adds them in order.
 //
-// Order of additions: a lane adds the terms that it has in flight (along m) or those of a vector (along r) as a tree in
-// Compute and the trees in double, then the butterfly, then warps in order, then slices by a fixed tree. All of it
-// follows from the sizes, never from the grid. These terms have signs and cancel: float runs as long as in
-// pointwise.cuh lost digits that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms
-// themselves, and a conversion to double costs as much as eight additions.
+// Order of additions: a lane adds in double, terms one by one (along m) or vectors of them (along r), which it adds as
+// a tree in Compute; then the butterfly, then warps in order, then slices by a fixed tree. All of it follows from the
+// sizes, never from the grid. These terms have signs and cancel: float runs as long as in pointwise.cuh lost digits
+// that PyTorch keeps. A tree of at most 8 terms loses no more than the rounding of the terms themselves, and a
+// conversion to double costs as much as eight additions. Along m a tree of the terms in flight cost half of the warps
+// their registers.
 //
 // Traffic: each element of the index space is read once. Preconditions: stated at each function.
 #pragma once
@@ -33,13 +34,13 @@ constexpr int kMostTermWords = 60;  // ... as long as they take no more register
 constexpr int kValue = -1;          // in place of a slot: the terms are values
 constexpr int kMostWarps = 8;       // engines/pointwise/layout.py: MAX_THREADS / WARP
 
-// x[0] + x[kStep] + ... of kCount terms, a tree in their own type. Terms near the end of its range are added in double:
-// their sum may be in range again once it is scaled.
-template <int kCount, int kStep, class Compute>
-__device__ __forceinline__ double sum_tree(const Compute* x) {
+// The sum of a vector's terms, a tree in their own type. Terms near the end of its range are added in double: their sum
+// may be in range again once it is scaled.
+template <int kCount, class Compute>
+__device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
   Compute tree[kCount];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) tree[i] = x[i * kStep];
+  for (int i = 0; i < kCount; ++i) tree[i] = x[i];
 #pragma unroll
   for (int span = 1; span < kCount; span *= 2) {
 #pragma unroll
@@ -48,7 +49,7 @@ __device__ __forceinline__ double sum_tree(const Compute* x) {
   if (scalar_abs(tree[0]) <= scalar_max(Compute())) return tree[0];
   double total = 0.0;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) total += x[i * kStep];
+  for (int i = 0; i < kCount; ++i) total += x[i];
   return total;
 }
 
@@ -116,14 +117,15 @@ struct Deposit {
   }
 };
 
-// `lanes` lanes of a warp, and `warps` warps of a block, take terms of an output in turn; the other lanes and warps
-// have other outputs. Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes`
-// is a power of two up to 32; `warps` is 1 or, with kColumns, kMostWarps. If kVecSize > 1, it divides `outputs`
-// (kColumns) or `length` and `slice_length`.
-template <bool kColumns, class Program, class Storage, class Result>
+// With kShared, `lanes` lanes of a warp, and `warps` warps of a block, take terms of an output in turn; the other lanes
+// and warps have other outputs. Without, an output has a lane (kColumns) or a warp: as constants they take a third
+// fewer registers. Preconditions: every thread of every block calls it once. blockDim.x is 32 * kMostWarps; `lanes` is
+// a power of two up to 32; `warps` is 1 or, with kColumns, kMostWarps. If kVecSize > 1, it divides `outputs` (kColumns)
+// or `length` and `slice_length`.
+template <bool kColumns, bool kShared, class Program, class Storage, class Result>
 __device__ __forceinline__ void sum_slices(const Program& program, const Deposit<Storage, Result>& deposit,
-                                           int64 outputs, int64 length, int64 slices, int64 slice_length, int64 lanes,
-                                           int64 warps, double* partials) {
+                                           int64 outputs, int64 length, int64 slices, int64 slice_length,
+                                           int64 lanes_shared, int64 warps_shared, double* partials) {
   using Compute = typename Program::Compute;
   constexpr int kStreams = Program::kStreams;
   constexpr int kVecSize = Program::kVecSize;
@@ -132,13 +134,16 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   constexpr int kInFlight = vectors_in_flight(kMost, sizeof(typename Program::Terms) / 4, kMostTermWords);
   constexpr int kTotals = kColumns ? kVecSize : 1;
   constexpr int kStep = kColumns ? 1 : kVecSize;
-  __shared__ double warp_totals[kColumns ? kMostWarps : 1][kWarp * kTotals];
+  constexpr bool kWarpsShare = kColumns && kShared;
+  __shared__ double warp_totals[kWarpsShare ? kMostWarps : 1][kWarpsShare ? kWarp * kTotals : 1];
+  const int lanes = kShared ? static_cast<int>(lanes_shared) : kColumns ? 1 : kWarp;
+  const int warps = kShared ? static_cast<int>(warps_shared) : 1;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int lanes_across = kWarp / static_cast<int>(lanes);
-  const int across = kColumns ? lane % lanes_across : lane / static_cast<int>(lanes);
-  const int along = kColumns ? lane / lanes_across : lane % static_cast<int>(lanes);
-  const int share = warp % static_cast<int>(warps);  // this warp's among those of its outputs
-  const int64 stride = lanes * warps * kStep;
+  const int lanes_across = kWarp / lanes;
+  const int across = kColumns ? lane % lanes_across : lane / lanes;
+  const int along = kColumns ? lane / lanes_across : lane % lanes;
+  const int share = warp % warps;  // this warp's among those of its outputs
+  const int64 stride = static_cast<int64>(lanes) * warps * kStep;
   const int64 bundle_size = lanes_across * kTotals;
   const int64 bundles = (outputs + bundle_size - 1) / bundle_size;
   const int64 at_once = kMostWarps / warps;
@@ -163,17 +168,18 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
         for (int s = 0; s < kStreams; ++s) at[s] += base[s];
         program.load_terms(at, terms[i]);
       }
-      Compute term[kInFlight][kVecSize] = {};
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         if (r + i * stride >= end) continue;
+        if constexpr (kColumns) {
 #pragma unroll
-        for (int v = 0; v < kVecSize; ++v) term[i][v] = program.evaluate(terms[i], v);
-        if constexpr (!kColumns) total[0] += sum_tree<kVecSize, 1>(term[i]);
-      }
-      if constexpr (kColumns) {
+          for (int v = 0; v < kVecSize; ++v) total[v] += program.evaluate(terms[i], v);
+        } else {
+          Compute term[kVecSize];
 #pragma unroll
-        for (int v = 0; v < kVecSize; ++v) total[v] += sum_tree<kInFlight, kVecSize>(&term[0][v]);
+          for (int v = 0; v < kVecSize; ++v) term[v] = program.evaluate(terms[i], v);
+          total[0] += sum_tree(term);
+        }
       }
     }
     // Lanes whose first term lies behind the end have skipped the loop: converge before the shuffles.
@@ -182,7 +188,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
 #pragma unroll
       for (int v = 0; v < kTotals; ++v) total[v] += __shfl_xor_sync(0xffffffffu, total[v], offset);
     }
-    if constexpr (kColumns) {
+    if constexpr (kWarpsShare) {
       if (warps > 1) {
         __syncthreads();  // the sums of the round before have been read
         if (along == 0) {

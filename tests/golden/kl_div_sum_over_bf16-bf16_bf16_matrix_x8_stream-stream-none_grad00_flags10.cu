@@ -31,5 +31,5 @@ kl_div_sum_over_bf16(const bfloat16_t* input_, const bfloat16_t* target_, Result
       Element{}, kept, reduced};
   const Deposit<Result, Result> deposit{
       sums, nullptr, divisor, 1.0};
-  sum_slices<false>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
+  sum_slices<false, false>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
 }

@@ -64,7 +64,8 @@ class PointwiseKernel(Kernel):
     ``kind`` names the entry point: one of :data:`KINDS`.
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
-    sum runs over dimensions that cannot be merged into one.
+    sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
+    share an output: otherwise it has a lane (``columns``) or a warp of its own.
     """
 
     loss: Loss
@@ -80,6 +81,7 @@ class PointwiseKernel(Kernel):
     compute: str = "float32"
     counted: bool = False
     outer: bool = False
+    shared: bool = False
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -92,7 +94,7 @@ class PointwiseKernel(Kernel):
         flags = "".join(str(int(x)) for x in self.flags)
         parts = [title(self.loss), self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}", access]
         parts += [f"grad{wanted}"] + ([f"flags{flags}"] if flags else []) + (["columns"] if self.columns else [])
-        parts += ["outer"] if self.outer else []
+        parts += (["outer"] if self.outer else []) + (["shared"] if self.shared else [])
         if self.compute != ("float64" if self.result == "float64" else "float32"):
             parts.append(f"in-{STORAGE[self.compute][1]}")
         parts += ["counted"] if self.counted else []
@@ -370,7 +372,7 @@ def _sum_entry(variant: PointwiseKernel) -> str:
     ]
     term = "kValue" if slot is None else str(slot)
     factors = "divisor, 1.0" if of_values else "1.0, scale"
-    mapping = f"<{str(variant.columns).lower()}>"
+    mapping = f"<{str(variant.columns).lower()}, {str(variant.shared).lower()}>"
     slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
     call = "combine_slices(program, deposit, outputs, slices, partials)" if "combine" in variant.kind else slices
     lines = [

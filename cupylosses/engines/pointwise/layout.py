@@ -40,9 +40,11 @@ MAX_CHUNKS = 3 << 10
 #: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
 MIN_BLOCKS = 64
 
-#: Partial sums of a broadcast operand's gradient (doubles), and the slices that are worth having.
+#: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
+#: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
 MAX_PARTIALS = 1 << 19
 SLICE_TERMS = 128
+SLICE_TERMS_OF_ROWS = 256
 TARGET_WARPS = 1 << 14
 
 #: Warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
@@ -240,6 +242,11 @@ class SumLayout:
         return WARP // self.lanes * (self.vec_size if self.columns else 1)
 
     @property
+    def shared(self) -> bool:
+        """True if an output has neither a lane (``columns``) nor a warp of its own."""
+        return (self.lanes, self.warps) != (1 if self.columns else WARP, 1)
+
+    @property
     def tasks(self) -> int:
         """Pairs of a slice and a bundle of outputs."""
         return -(-self.outputs // self.bundle) * self.slices
@@ -272,7 +279,7 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
     near = [_nearest([strides[i] for i in large]) for strides in (kept_strides, reduced_strides)]
     columns = outputs > 1 and (near[0] < near[1] or (near[0] == near[1] and outputs >= length))
     warps = -(-outputs // WARP) if columns else outputs
-    terms = SLICE_TERMS if columns else SLICE_TERMS * WARP
+    terms = SLICE_TERMS if columns else SLICE_TERMS_OF_ROWS * WARP
     slices = max(1, min(-(-length // terms), TARGET_WARPS // warps, MAX_PARTIALS // outputs))
     slice_length = -(-length // slices)
     return SumLayout(

@@ -119,6 +119,7 @@ def sum_step(
         plan.compute,
         counted,
         reduced_rank > 1,
+        x.shared,
     )
     launchers = [
         plan.machine.launcher(

@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_broadcast_gradient_f32-f32_f32_matrix_x4_reused-stream-none_grad10_columns>.entries"
+#line 1 "<mse_loss_broadcast_gradient_f32-f32_f32_matrix_x4_reused-stream-none_grad10_columns_shared>.entries"
   }
 };
 
@@ -23,5 +23,5 @@ mse_loss_broadcast_gradient_f32(const float* input_, const float* target_, float
       Element{}, kept, reduced};
   const Deposit<float, Result> deposit{
       input_gradients, grad_output, 1.0, scale};
-  sum_slices<true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
+  sum_slices<true, true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
 }

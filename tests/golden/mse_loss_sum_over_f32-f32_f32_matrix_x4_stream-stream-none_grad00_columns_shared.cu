@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_sum_over_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns>.entries"
+#line 1 "<mse_loss_sum_over_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns_shared>.entries"
   }
 };
 
@@ -23,5 +23,5 @@ mse_loss_sum_over_f32(const float* input_, const float* target_, Result* sums, d
       Element{}, kept, reduced};
   const Deposit<Result, Result> deposit{
       sums, nullptr, divisor, 1.0};
-  sum_slices<true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
+  sum_slices<true, true>(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials);
 }

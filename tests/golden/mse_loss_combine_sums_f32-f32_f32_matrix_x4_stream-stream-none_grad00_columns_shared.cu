@@ -7,7 +7,7 @@ struct Loss {
   operator()(const input_& input, const target_& target) const {
 #line 1 "mse_loss.value"
     return ::lift<float>(square(input - target));
-#line 1 "<mse_loss_combine_sums_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns>.entries"
+#line 1 "<mse_loss_combine_sums_f32-f32_f32_matrix_x4_stream-stream-none_grad00_columns_shared>.entries"
   }
 };
 
