@@ -69,9 +69,15 @@ def test_the_first_launch_raises_what_the_compilation_did(kernels: list[Any], mo
 
 
 def test_a_first_loss_imports_no_graph_compiler() -> None:
-    """Dynamo and what it imports take seconds, also of those who never compile a graph."""
+    """Dynamo and what it imports take seconds, also of those who never compile a graph. So do modules that import
+    themselves when their attributes are asked for.
+    """
     code = (
-        "import sys, torch, cupylosses.functional as F\n"
+        "import sys, types, torch, cupylosses.functional as F\n"
+        "class Lazy(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        print(name)\n"
+        "sys.modules['lazy'] = Lazy('lazy')\n"
         "x = torch.ones(3, 4, requires_grad=True)\n"
         "(F.mse_loss(x, torch.zeros(3, 4)) + F.cross_entropy(x, torch.zeros(3, dtype=torch.int64))).backward()\n"
         "print(*[x for x in ('torch._dynamo', 'torch._inductor', 'sympy') if x in sys.modules])\n"

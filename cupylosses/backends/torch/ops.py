@@ -15,6 +15,7 @@ it is and how it is called, since a graph holds no objects, and outlives the pro
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -215,6 +216,11 @@ def _specs(call: Call, residual: bool) -> list[TensorSpec]:
 def _empty(call: Call, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     device = call.arrays[0].device
     return [torch.empty_strided(x.shape, x.strides, dtype=DTYPES[x.dtype], device=device) for x in specs]
+
+
+# torch notes in which file a rule is, and for that asks `inspect` which module the file belongs to. Unless it knows,
+# it touches every module, and so imports those that import themselves lazily: half a second of CuPy, SciPy and pytest.
+inspect.modulesbyfile.setdefault(__file__, __name__)
 
 
 @torch.library.register_fake(value, lib=library)
