@@ -674,6 +674,86 @@ def tv_distance(
         A. L. Gibbs, F. E. Su, On choosing and bounding probability metrics, International Statistical Review 70, 2002.
     """
 
+def cosine_embedding_loss(
+    input1: _Array,
+    input2: _Exchangeable,
+    target: _Exchangeable,
+    margin: float = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    eps: float = 1e-12,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    feature_dim: int = -1,
+    out_dtype: Any = None,
+) -> _Array:
+    """Cosine embedding loss: one minus the cosine of similar pairs, and the hinge of that of dissimilar pairs.
+
+        1 - c where target > 0, max(0, c - margin) where target < 0, with c = <input1, input2> / sqrt((|input1|^2 + eps)
+        (|input2|^2 + eps))
+
+    Drop-in replacement for ``torch.nn.functional.cosine_embedding_loss``.
+
+    Args:
+        input1: The first vectors. Shape (N, D), (D,), or any shape that broadcasts with the others, with the features
+            in `feature_dim`; floating. Domain: any number.
+        input2: The vectors to compare with. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        target: The label: +1 for similar pairs, -1 for dissimilar ones. Only its sign matters; the loss is NaN where it
+            is 0. The shape of the rows, or one that broadcasts to it; floating, integer or bool. Domain: -1 or +1.
+        margin: Cosine up to which a dissimilar pair has loss 0. Must be a number, not NaN. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        eps: Added to each squared length; 0 for the exact cosine. Must be a number >= 0. Default 1e-12.
+        weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
+            row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read,
+            their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        feature_dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array
+        without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by the sum
+        of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. Sums over rows and their formula are computed in float64. The result belongs to the library and
+        the device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At c = margin a dissimilar pair is active. A vector of zeros has no
+        direction: c is 0, with gradient 0 with respect to both vectors. The label has gradient 0. Where the loss of a
+        row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input1 = torch.tensor([[1.0, 2.0, 2.0], [0.5, -1.0, 0.0]], requires_grad=True)
+        >>> input2 = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
+        >>> target = torch.tensor([1.0, -1.0])
+        >>> loss = F.cosine_embedding_loss(input1, input2, target)
+        >>> round(loss.item(), 3)
+        0.69
+        >>> loss.backward()  # input1.grad holds the gradient
+
+    References:
+        R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.
+    """
+
 def sigmoid_focal_loss(
     input: _Array,
     target: _Exchangeable,

@@ -446,6 +446,22 @@ class TvDistanceLoss(torch.nn.Module):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class CosineEmbeddingLoss(torch.nn.CosineEmbeddingLoss):
+    """Cosine embedding loss: one minus the cosine of similar pairs, and the hinge of that of dissimilar pairs."""
+
+    def forward(
+        self,
+        input1: torch.Tensor,
+        input2: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        feature_dim: int | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class SigmoidFocalLoss(torch.nn.Module):
     """Sigmoid focal loss: binary cross entropy of logits that down-weights well-classified elements.
 

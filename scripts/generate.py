@@ -33,6 +33,7 @@ from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.kernel import Kernel
@@ -241,6 +242,7 @@ ANNOTATIONS = {
     "mask": "_Exchangeable | None",
     "normalizer": "_Exchangeable | float | None",
     "dim": "int | tuple[int, ...] | None",
+    "feature_dim": "int",
     "out_dtype": "Any",
 }
 
@@ -315,6 +317,15 @@ def row_losses() -> str:
     return table(["function", "value of a row", "options of its own", "in torch"], rows)
 
 
+def vector_losses() -> str:
+    """The README's table of losses of vectors."""
+    rows = []
+    for loss in registry(StatisticsLoss).values():
+        own = [f"`{x.name}={x.default!r}`" for x in loss.options]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a row", "options of its own", "in torch"], rows)
+
+
 def layer_losses() -> str:
     """The README's table of losses of a linear layer."""
     rows = []
@@ -374,8 +385,11 @@ def transforms() -> str:
         )
         layers = registry(LinearSoftmaxLoss)
         of_layers = works(outcomes, layers) if any(x["loss"] in layers for x in outcomes) else ""
-        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_layers))
-    return table(("What", "Tried", "Losses", "Where", "Losses of rows", "Losses of a linear layer"), rows)
+        statistics = registry(StatisticsLoss)
+        of_vectors = works(outcomes, statistics) if any(x["loss"] in statistics for x in outcomes) else ""
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_vectors, of_layers))
+    head = ("What", "Tried", "Losses", "Where", "Losses of rows", "Losses of vectors", "Losses of a linear layer")
+    return table(head, rows)
 
 
 def works(outcomes: Sequence[Mapping[str, str]], losses: Mapping[str, Definition]) -> str:
@@ -396,7 +410,12 @@ def tried() -> Iterator[tuple[str, str]]:
 
 #: Documents with generated parts: the generator of each pair of markers.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"losses": losses, "losses of rows": row_losses, "losses of layers": layer_losses},
+    "README.md": {
+        "losses": losses,
+        "losses of rows": row_losses,
+        "losses of vectors": vector_losses,
+        "losses of layers": layer_losses,
+    },
     "docs/adding-a-loss.md": {"primitives": primitives},
     "docs/mutations.md": {"mutants": mutants},
     "docs/transforms.md": {"transforms": transforms},

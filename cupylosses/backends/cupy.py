@@ -126,18 +126,18 @@ def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) ->
     if wanted is None:
         return value, []
     # The value is total / below: its gradients are those of the total over below, and of below by -total / below^2.
-    total, ones = values[0], cupy.ones(plan.shape)
+    total, ones = values[0] if values[0].shape == plan.shape else cupy.sum(values[0]), cupy.ones(plan.shape)
     below = cupy.broadcast_to(apart.below(values), plan.shape)
     empty = below == 0
     inverse = cupy.where(empty, 0.0, ones / cupy.where(empty, 1.0, below))
-    gradients = _gradients(apart.calls[0], device, wanted, inverse)
+    gradients = _gradients(apart.calls[0], device, wanted, cupy.broadcast_to(inverse, values[0].shape))
     through = [i for i in plan.divides_by if wanted[i]]
     if through and len(apart.calls) > 1:
         upstream = -total * inverse * inverse * apart.factor
         axes = tuple(d for d, n in enumerate(values[1].shape) if n == 1 != upstream.shape[d])
         upstream = cupy.sum(upstream, axis=axes, keepdims=True)
         divisor = apart.calls[1]
-        here = tuple([x.name == call.loss.operands[through[0]].name for x in divisor.loss.operands])
+        here = tuple([x.name == plan.engine.names(call)[through[0]] for x in divisor.loss.operands])
         more = _gradients(divisor, device, here, upstream)[here.index(True)]
         gradients[through[0]] += more.reshape(gradients[through[0]].shape)
     return value, gradients

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 #: Files of ``kernels/`` with the primitives that expressions may call.
-PRIMITIVES = tuple(f"primitives/{x}.cuh" for x in ("math", "logistic", "focal", "divergence", "likelihood", "robust"))
+PRIMITIVES = tuple(
+    f"primitives/{x}.cuh" for x in ("math", "logistic", "focal", "divergence", "likelihood", "robust", "vectors")
+)
 
 
 def kernel_directory() -> Path:

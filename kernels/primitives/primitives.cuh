@@ -6,3 +6,4 @@
 #include "primitives/logistic.cuh"
 #include "primitives/math.cuh"
 #include "primitives/robust.cuh"
+#include "primitives/vectors.cuh"

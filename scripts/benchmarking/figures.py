@@ -42,6 +42,15 @@ PROVIDERS = (OURS, *RIVALS, PLAIN, COPY)
 #: The rivals in the project's figures.
 BAR_RIVALS = (COMPILE, EAGER, NAIVE)
 
+#: Title of workloads of vectors, and their shapes: embeddings, and rows of a whole row of logits.
+VECTOR_ROWS = "vectors"
+VECTORS: Sequence[tuple[tuple[int, int], str]] = (
+    ((65536, 1024), "float32"),
+    ((65536, 1024), "bfloat16"),
+    ((1048576, 128), "float32"),
+    ((32768, 8192), "float32"),
+)
+
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 

@@ -63,7 +63,7 @@ def evaluate(call: Call, warn: bool) -> Any:
         return _operator(call._replace(static=call.static._replace(out_dtype=dtype)), wanted, tracing)
     values = []
     for part in apart.calls:
-        if engine.apart(part, "float64", wanted, True) is None:
+        if part.loss.engine.apart(part, "float64", wanted, True) is None:
             values.append(_operator(part, wanted, tracing))
         else:
             values.append(evaluate(part, warn=False))

@@ -54,7 +54,8 @@ REDUCED = frozenset({"value", "value_and_gradient"})
 SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
-_ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted"}
+#: Spelling of the accesses of a layout.
+ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted"}
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[
 
 def _source_types(variant: PointwiseKernel) -> list[str]:
     return [
-        f"Source<{STORAGE[dtype][0]}, Access::{_ACCESS[access]}>"
+        f"Source<{STORAGE[dtype][0]}, Access::{ACCESS[access]}>"
         for dtype, access in zip(variant.storage, variant.access[:-1], strict=True)
     ]
 
@@ -255,7 +256,7 @@ def _types(variant: PointwiseKernel) -> list[str]:
     if variant.kind == "elements":
         element = f"Sink<{result}>"
     elif variant.access[-1] != "none":
-        element = f"Source<{result}, Access::{_ACCESS[variant.access[-1]]}>"
+        element = f"Source<{result}, Access::{ACCESS[variant.access[-1]]}>"
     return [
         f"using Result = {result};",
         f"using Sources = Tuple<{', '.join(_source_types(variant))}>;",

@@ -1,0 +1,375 @@
+"""The glue of ``kernels/row_statistics/``: the expressions of a loss as functors on dual numbers, and entry points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cupylosses.checks import FLOATING
+from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.engines.pointwise.codegen import ACCESS
+from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.layout import AHEAD, MAX_BLOCK_THREADS
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
+from cupylosses.jit.kernel import Kernel
+from cupylosses.jit.sources import FUNCTOR
+
+FILES = (*FUNCTOR, "row_statistics/row_statistics.cuh")
+
+#: Entry points. The first three belong to a reduced loss; the last three, one after another, to a broadcast operand.
+KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
+    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "unreduced": "a value per row",
+    "gradient": "the gradients for a grad_output per row",
+    "coefficients": "the coefficients of each row",
+    "slices": "the gradient of one broadcast operand from the coefficients, or slices of it",
+    "combine": "the gradient of one broadcast operand from its slices",
+}
+#: Those that read rows.
+OF_ROWS = tuple(KINDS)[:6]
+
+
+@dataclass(frozen=True)
+class RowKernel(Kernel):
+    """A kernel that reads rows. Equal ones have equal source.
+
+    ``dtypes`` and ``gradients`` are of the operands and the weight; ``mask`` and ``weight`` say what a call has;
+    ``per_row`` that there is a grad_output for each row.
+    """
+
+    loss: StatisticsLoss
+    flags: tuple[int, ...]
+    kind: str
+    dtypes: tuple[str, ...]
+    result: str
+    weight: str
+    mask: bool
+    gradients: tuple[bool, ...]
+    layout: str
+    vec_size: int
+    wide: bool
+    held: bool
+    many: bool
+    threads: int
+    counted: bool = False
+    per_row: bool = True
+    compute: str = "float64"
+
+    narrow = False
+    files = FILES
+    companions = ("value_and_gradient", "verify_gradient")
+
+    @property
+    def storage(self) -> tuple[str, ...]:
+        return (*self.dtypes, *["bool"] * self.mask)
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        dtypes = "-".join([STORAGE[x][1] for x in self.storage])
+        wanted = "".join("1" if x else "0" for x in self.gradients)
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
+        parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
+        parts += [x for x in ("wide", "held", "many", "counted") if getattr(self, x)]
+        parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
+        return "_".join([*parts, *([] if self.per_row else ["one"]), f"{self.threads}-threads"])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{'_'.join(dict.fromkeys(STORAGE[x][1] for x in self.dtypes))}"
+
+    @property
+    def arguments(self) -> list[str]:
+        return _arguments(self, self.kind)
+
+    def glue(self) -> str:
+        return "\n".join([*_functors(self), *_entry(self)]) + "\n"
+
+
+def operand_names(loss: StatisticsLoss, weight: str) -> tuple[str, ...]:
+    """The arrays of a call that are operands of the formula: without the mask."""
+    return (*(x.name for x in loss.operands), *["weight"] * (weight == "array"))
+
+
+def _labels(loss: StatisticsLoss, weight: str) -> list[str]:
+    return [x for x in operand_names(loss, weight) if x in loss.row_operands or x == "weight"]
+
+
+def _vectors(loss: StatisticsLoss) -> list[str]:
+    return [x.name for x in loss.operands if x.name not in loss.row_operands]
+
+
+def _parameters(kernel: RowKernel | SumKernel) -> list[str]:
+    return [*(x.name for x in kernel.loss.parameters), *["weight"] * (kernel.weight == "number")]
+
+
+def _arguments(kernel: RowKernel | SumKernel, kind: str) -> list[str]:
+    """The declarations of the arguments that differ from call to call."""
+    names, result = operand_names(kernel.loss, kernel.weight), STORAGE[kernel.result][0]
+    tensors = list(zip(names, kernel.dtypes, kernel.gradients, strict=True))
+    own = {
+        "value": ["double* memory", f"{result}* value"],
+        "value_and_gradient": [
+            "double* memory",
+            f"{result}* value",
+            "const double* expected_grad_output",
+            "double* used_grad_output",
+        ],
+        "verify_gradient": [
+            f"const {result}* grad_output",
+            "const double* used_grad_output",
+            "double* expected_grad_output",
+        ],
+        "unreduced": [f"{result}* values"],
+        "gradient": [f"const {result}* grad_output"],
+    }.get(kind, [f"const {result}* grad_output", "double* partials"])
+    return [
+        *(f"const {STORAGE[dtype][0]}* {name}_" for name, dtype, _ in tensors),
+        *(["const bool* mask_"] if kernel.mask else []),
+        *(f"{STORAGE[dtype][0]}* {name}_gradients" for name, dtype, wanted in tensors if wanted),
+        *own,
+        *(f"double {x}_" for x in _parameters(kernel)),
+        *(["double multiple", "const double* count"] if kernel.counted else ["double divisor", "double scale"]),
+    ]
+
+
+def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str]) -> Iterator[str]:
+    """Flags, parameters and constants in a functor's operator, of those that the expressions mention: a compiler warns
+    of others.
+    """
+    loss = kernel.loss
+    used = set(re.findall(r"\w+", " ".join(expressions)))
+    for flag, index in zip(loss.flags, kernel.flags, strict=True):
+        if flag.name in used:
+            yield f"    constexpr {choice_constant(flag, index)};"
+    for name in _parameters(kernel):
+        if name in used:
+            yield f"    const auto {name} = ::constant<double>({name}_);"
+    for name, expression in loss.constants.items():
+        if name in used:
+            yield from written_at(loss, name)
+            yield f"    const auto {name} = ::constant<double>({in_double(expression)});"
+    if "count" in used:
+        yield "    const auto count = ::constant<double>(count_);"
+
+
+def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
+    """The terms of the statistics as a functor of the vectors' elements."""
+    loss = kernel.loss
+    yield "struct Summands {"
+    yield f"  static constexpr int kStatistics = {len(loss.statistics)};"
+    yield from (f"  double {x}_;" for x in _parameters(kernel))
+    yield ""
+    yield from call_signature(_vectors(loss))
+    yield from _options(kernel, loss.statistics.values())
+    for name, expression in loss.statistics.items():
+        yield from written_at(loss, name)
+        yield f"    const auto {name} = ::lift<double>({cuda(expression)});"
+    yield f"    return ::make_tuple({', '.join(loss.statistics)});"
+    yield f'#line 1 "<{kernel.title}>.summands"'
+    yield "  }"
+    yield "};"
+
+
+def _functors(kernel: RowKernel) -> Iterator[str]:
+    """Summands, and the value of a row as a functor of statistics and labels.
+
+    Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
+    underscore where the definition's names have none.
+    """
+    loss = kernel.loss
+    yield from _summands(kernel)
+    yield "struct Value {"
+    yield from (f"  double {x}_;" for x in [*_parameters(kernel), "count"])
+    yield ""
+    yield from call_signature([*loss.statistics, *_labels(loss, kernel.weight)])
+    weighted = ["weight"] if kernel.weight == "number" else []
+    yield from _options(kernel, [*loss.let.values(), loss.value, *weighted])
+    for name, expression in loss.let.items():
+        yield from written_at(loss, name)
+        yield f"    const auto {name} = {cuda(expression)};"
+    yield from written_at(loss, "value")
+    yield f"    const auto unweighted = ::lift<double>({cuda(loss.value)});"
+    yield f"    return {'::weighted(weight, unweighted)' if kernel.weight else 'unweighted'};"
+    yield f'#line 1 "<{kernel.title}>.entries"'
+    yield "  }"
+    yield "};"
+
+
+def _entry(kernel: RowKernel) -> Iterator[str]:
+    loss, kind = kernel.loss, kernel.kind
+    names = operand_names(loss, kernel.weight)
+    types = {n: STORAGE[d][0] for n, d in zip(names, kernel.dtypes, strict=True)}
+    wanted = dict(zip(names, kernel.gradients, strict=True))
+    vectors, labels = _vectors(loss), _labels(loss, kernel.weight)
+    writes = kind in ("value_and_gradient", "verify_gradient", "gradient")
+    floating = [d in FLOATING for n, d in zip(names, kernel.dtypes, strict=True) if n in labels]
+    mask = sum(
+        1 << i for i, n in enumerate(labels) if (writes and wanted[n]) or (kind == "coefficients" and floating[i])
+    )
+    of_statistics = kind == "coefficients" or (writes and any(wanted[x] for x in vectors))
+
+    def sinks(chosen: Sequence[str], typed: bool) -> str:
+        if typed:
+            return ", ".join(f"{types[x]}*" if writes and wanted[x] else "Absent" for x in chosen)
+        return ", ".join(f"{x}_gradients" if writes and wanted[x] else "Absent{}" for x in chosen)
+
+    def sources(chosen: Sequence[str], typed: bool) -> str:
+        return ", ".join(f"const {types[x]}*" if typed else f"{x}_" for x in chosen)
+
+    streams = 2 * len(names) + 2
+    numbers = ", ".join(f"{x}_" for x in _parameters(kernel))
+    group = "BlockOfRow group{}" if kernel.layout == "block" else "LanesOfRow group{static_cast<int>(width)}"
+    rows = "program, group, chunks, rows_per_chunk"
+    per_row = str(kernel.per_row).lower()
+    call = {
+        "value": f"reduce_rows<false>({rows}, memory, divisor, value, 1.0)",
+        "value_and_gradient": f"speculate({rows}, memory, divisor, scale, value, expected_grad_output, "
+        "used_grad_output)",
+        "verify_gradient": f"verify({rows}, scale, grad_output, used_grad_output, expected_grad_output)",
+        "unreduced": f"value_of_rows({rows}, scale, values)",
+        "gradient": f"gradients_of_rows<{per_row}>({rows}, scale, grad_output)",
+        "coefficients": f"write_coefficients<{per_row}>({rows}, scale, grad_output, partials)",
+    }[kind]
+    yield f"using Vectors = Tuple<{sources(vectors, True)}>;"
+    yield f"using Labels = Tuple<{sources(labels, True)}>;"
+    yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
+    yield f"using LabelSinks = Tuple<{sinks(labels, True)}>;"
+    yield f"using Layout = RowsOfFeatures<{streams}, {'kMaxRank' if kernel.many else '1'}>;"
+    yield (
+        f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
+        f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
+        f"{kernel.vec_size}, {str(kernel.wide).lower()}, {str(kernel.held).lower()}, {AHEAD}>;"
+    )
+    fixed = ["int64 chunks", "int64 rows_per_chunk", "int64 width", "const __grid_constant__ Layout layout"]
+    yield ""
+    # 128 registers per thread: vectors of all operands, and their arithmetic in double.
+    bounds = f"{kernel.threads}, {max(1, MAX_BLOCK_THREADS // kernel.threads)}"
+    yield f'extern "C" __global__ void __launch_bounds__({bounds})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    yield from counted_divisor(kernel.counted, kind != "value")
+    yield f"  const {group};"
+    counts = ", ".join([*([numbers] if numbers else []), "static_cast<double>(layout.features)"])
+    yield f"  const Program program{{Summands{{{numbers}}}, Value{{{counts}}},"
+    yield f"                        make_tuple({sources(vectors, False)}), make_tuple({sources(labels, False)}),"
+    yield f"                        make_tuple({sinks(vectors, False)}), make_tuple({sinks(labels, False)}),"
+    yield f"                        {'mask_' if kernel.mask else 'Absent{}'}, layout}};"
+    yield f"  {call};"
+    yield "}"
+
+
+@dataclass(frozen=True)
+class SumKernel(Kernel):
+    """The gradient of the operand ``slot``, which is broadcast, from the coefficients of the rows. ``access`` is how
+    each operand of the sum is read: the vectors and the coefficients, or the derivatives by a label.
+    """
+
+    loss: StatisticsLoss
+    flags: tuple[int, ...]
+    kind: str
+    dtypes: tuple[str, ...]
+    result: str
+    weight: str
+    mask: bool
+    slot: int
+    columns: bool
+    vec_size: int
+    access: tuple[str, ...]
+    many: bool
+    counted: bool = False
+    compute: str = "float64"
+
+    narrow = False
+    files = FILES
+
+    @property
+    def storage(self) -> tuple[str, ...]:
+        return (*self.dtypes, *["bool"] * self.mask)
+
+    @property
+    def gradients(self) -> tuple[bool, ...]:
+        """For each operand, True if its gradient is written."""
+        return tuple(i == self.slot for i in range(len(self.dtypes)))
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        dtypes = "-".join([STORAGE[x][1] for x in self.storage])
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], f"x{self.vec_size}", f"of{self.slot}"]
+        parts += ["-".join(self.access), *(["number"] if self.weight == "number" else [])]
+        parts += [x for x in ("columns", "many", "counted") if getattr(self, x)]
+        return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{STORAGE[self.dtypes[self.slot]][1]}"
+
+    @property
+    def arguments(self) -> list[str]:
+        return _arguments(self, self.kind)
+
+    def glue(self) -> str:
+        return "\n".join(_sum_entry(self)) + "\n"
+
+
+def _sum_entry(kernel: SumKernel) -> Iterator[str]:
+    loss = kernel.loss
+    names = operand_names(loss, kernel.weight)
+    name, types = names[kernel.slot], {n: STORAGE[d][0] for n, d in zip(names, kernel.dtypes, strict=True)}
+    vectors, labels = _vectors(loss), _labels(loss, kernel.weight)
+    if name in vectors:
+        coefficients = [f"{x}__coefficient" for x in loss.statistics]
+        operands, first, slot = [*vectors, *coefficients], 0, vectors.index(name)
+        yield from _summands(kernel)
+        yield "struct Loss {"
+        yield "  using Compute = double;"
+        yield "  static constexpr int kHeavy = 0;"
+        yield "  Summands summands;"
+        yield ""
+        yield from call_signature(operands)
+        yield f"    const auto terms = summands({', '.join(vectors)});"
+        products = [f"::weighted({x}, get<{k}>(terms))" for k, x in enumerate(coefficients)]
+        yield f"    return {' + '.join(products)};"
+        yield "  }"
+        yield "};"
+        functor = f"Loss{{Summands{{{', '.join(f'{x}_' for x in _parameters(kernel))}}}}}"
+        pointers = [*(f"{x}_" for x in vectors), *(f"partials + {k} * rows" for k in range(len(coefficients)))]
+        stored = [types[x] for x in vectors] + ["double"] * len(coefficients)
+    else:
+        operands, first, slot = ["slope"], len(loss.statistics) + labels.index(name), -1
+        yield "struct Loss {"
+        yield "  using Compute = double;"
+        yield "  static constexpr int kHeavy = 0;"
+        yield ""
+        yield from call_signature(operands)
+        yield "    return slope;"
+        yield "  }"
+        yield "};"
+        functor, pointers, stored = "Loss{}", [f"partials + {first} * rows"], ["double"]
+    sources = [f"Source<{t}, Access::{ACCESS[a]}>" for t, a in zip(stored, kernel.access, strict=True)]
+    made = ", ".join(f"{t}{{{p}}}" for t, p in zip(sources, pointers, strict=True))
+    rank = max_rank(len(operands)) if kernel.many else 1
+    dimensions = f"Dimensions<{len(operands) + 2}, {rank}>"
+    fixed = ["int64 rows", "int64 outputs", "int64 length", "int64 slices", "int64 slice_length"]
+    fixed += [f"const __grid_constant__ {dimensions} {x}" for x in ("kept", "reduced")]
+    after = f"partials + {len(loss.statistics) + len(labels)} * rows"
+    yield f"using Sources = Tuple<{', '.join(sources)}>;"
+    yield ""
+    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    yield f"  const SumOver<Loss, Sources, Absent, {slot}, {rank}, {kernel.vec_size}> program{{"
+    yield f"      {functor}, make_tuple({made}), Absent{{}}, kept, reduced}};"
+    storage, result = types[name], STORAGE[kernel.result][0]
+    yield f"  const Deposit<{storage}, {result}> deposit{{{name}_gradients, nullptr, 1.0, 1.0}};"
+    if kernel.kind == "slices":
+        mapping = str(kernel.columns).lower()
+        yield f"  sum_slices<{mapping}>(program, deposit, outputs, length, slices, slice_length, {after});"
+    else:
+        yield f"  combine_slices(program, deposit, outputs, slices, {after});"
+    yield "}"

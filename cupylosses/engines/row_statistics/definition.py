@@ -1,0 +1,147 @@
+"""Definition of a loss of rows whose value is a formula of statistics, which are sums over the row.
+
+    s_k = sum_i e_k(x_i)                  for each statistic, with x_i the operands at feature i
+    value = f(s, row operands)            once per row, in double
+
+Derivatives follow from the expressions: with a_k = df / ds_k the gradient at feature i is sum_k a_k de_k / dx_i.
+
+Nothing here imports an array library, CUDA or a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
+from cupylosses.definition.expressions import Part, check
+from cupylosses.definition.registry import define as enter
+
+#: Keyword arguments common to all losses of the engine, with their defaults.
+COMMON: Mapping[str, Any] = {
+    "reduction": "mean", "weight": None, "mask": None, "normalizer": None, "feature_dim": -1, "out_dtype": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StatisticsLoss(Definition):
+    """A loss of rows of features.
+
+    ``row_operands``  names of the operands that have one value per row, and no dimension of features.
+    ``statistics``    summand of each statistic, an expression of the operands with features, by name.
+    ``let``           named parts of the value, expressions of the statistics, the row operands and ``count``, the
+                      number of features.
+    ``value``         the value of a row, an expression of these.
+    ``reference``     the value of each row through the array API: a function of ``xp``, of the operands in float64 with
+                      the features last, and of parameters and flags by name.
+    """
+
+    row_operands: tuple[str, ...] = ()
+    statistics: Mapping[str, str]
+    let: Mapping[str, str] = field(default_factory=dict)
+    value: str
+    reference: Callable[..., Any]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*self.constants, *self.statistics, *self.let)
+
+    def check_expressions(self) -> None:
+        super().check_expressions()
+        known = [*(x.name for x in self.options), *self.constants]
+        features = [x.name for x in self.operands if x.name not in self.row_operands]
+        for name, expression in self.statistics.items():
+            check(expression, [*features, *known], Part(self.name, name, self.places.get(name)))
+        names = [*known, *self.statistics, *self.row_operands, "count"]
+        for name, expression in self.let.items():
+            check(expression, names, Part(self.name, name, self.places.get(name)))
+            names.append(name)
+        check(self.value, names, Part(self.name, "value", self.places.get("value")))
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        own = (self.operands, self.row_operands, self.statistics, self.value, self.let, self.constants)
+        return (*own, self.parameters, self.flags, code_of(self.reference))
+
+    @cached_property
+    def setting_names(self) -> tuple[str, ...]:
+        return ("reduction", *(x.name for x in self.options), "feature_dim", "out_dtype")
+
+    @property
+    def common(self) -> Mapping[str, Any]:
+        return COMMON
+
+    @property
+    def reserved(self) -> Collection[str]:
+        return {*COMMON, *LEGACY, "unweighted", "count", "self"}
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        return tuple(x for x in COMMON if x != "reduction")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Documentation
+
+    def describe_operand(self, operand: Operand) -> str:
+        dtypes = "floating, integer or bool" if operand.integer else "floating"
+        shape = (
+            "The shape of the rows, or one that broadcasts to it"
+            if operand.name in self.row_operands
+            else "Shape (N, D), (D,), or any shape that broadcasts with the others, with the features in `feature_dim`"
+        )
+        return f"{operand.doc} {shape}; {dtypes}. Domain: {operand.domain_text}."
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        return _COMMON_TEXTS
+
+    @property
+    def result_text(self) -> str:
+        return (
+            "With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array "
+            "without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by "
+            "the sum of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing "
+            "is NaN, with gradients of 0. Sums over rows and their formula are computed in float64. The result belongs "
+            "to the library and the device of the first operand, and has the promoted dtype of all operands unless "
+            "`out_dtype` is given."
+        )
+
+    @property
+    def gradient_text(self) -> str:
+        return (
+            f"Every floating operand is differentiable. {self.convention} Where the loss of a row is NaN, so is the "
+            "gradient of the whole row."
+        )
+
+    @property
+    def example_operands(self) -> Mapping[str, Any]:
+        vectors = iter(_SAMPLES)
+        return {x.name: _SIGNS if x.name in self.row_operands else next(vectors) for x in self.operands}
+
+
+#: Operands of documented examples: rows, and one label for each of them.
+_SAMPLES: Sequence[Any] = (
+    ((1.0, 2.0, 2.0), (0.5, -1.0, 0.0)),
+    ((2.0, 0.0, 1.0), (1.0, -2.0, 0.5)),
+    ((0.0, 1.0, 4.0), (-1.0, 1.0, 1.0)),
+)
+_SIGNS = (1.0, -1.0)
+
+_COMMON_TEXTS = COMMON_TEXTS | {
+    "weight": "Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A "
+    "row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN. Default "
+    "None, no weights.",
+    "mask": "Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read, "
+    "their gradients are 0, and a mean does not count them. Default None, no mask.",
+    "feature_dim": "Dimension of the features in the broadcast shape, from either end.",
+}
+
+
+def define_statistics(
+    *, operands: tuple[Operand, ...], row_operands: tuple[Operand, ...] = (), **fields: Any
+) -> StatisticsLoss:
+    """Makes a :class:`StatisticsLoss` and enters it in the registry, from which the public functions are built."""
+    names = tuple(x.name for x in row_operands)
+    return enter(StatisticsLoss(operands=(*operands, *row_operands), row_operands=names, **fields))

@@ -1,0 +1,251 @@
+"""The engine of row statistics, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, ClassVar
+
+from cupylosses import checks, interop
+from cupylosses.adoption import common_library
+from cupylosses.call import Call, Parts
+from cupylosses.engines.base import (
+    ARGUMENTS,
+    DTYPE,
+    SHAPES,
+    Apart,
+    Engine,
+    Machine,
+    Plan,
+    Question,
+    TensorSpec,
+    Wanted,
+    contiguous,
+)
+from cupylosses.engines.pointwise import checks as pointwise_checks
+from cupylosses.engines.pointwise.definition import counting
+from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
+from cupylosses.engines.row_statistics import checks as row_checks
+from cupylosses.engines.row_statistics import reference as row_reference
+from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.plan import StatisticsPlan
+from cupylosses.reference_math import divide
+
+
+class StatisticsEngine(Engine):
+    """Losses of rows from sums over their features."""
+
+    name = "row_statistics"
+    Definition: ClassVar[Any] = StatisticsLoss
+    Static: ClassVar[Any] = Static
+
+    # Arguments
+
+    def bind(
+        self, loss: StatisticsLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        *operands, weight, mask, normalizer = arrays
+        reduction, *options, feature_dim, out_dtype = settings
+        if legacy and (legacy[0] is not None or legacy[1] is not None):
+            reduction = checks.legacy_reduction(loss, *legacy)
+        reduction = checks.reduction(loss, reduction)
+        scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options, strict=False)])
+        chosen = options[len(loss.parameters) :]
+        kind = "" if weight is None else "number" if interop.kind(weight) == "unknown" else "array"
+        if kind == "number":
+            scalars = (*scalars, checks.number(loss, "weight", weight))
+        given = dict(zip([x.name for x in loss.operands], operands, strict=True))
+        given |= {"weight": weight} if kind == "array" else {}
+        given |= {} if mask is None else {"mask": mask}
+        _, present = common_library(loss, list(given), tuple(given.values()))
+        vectors = [
+            len(x.shape) for o, x in zip(loss.operands, present, strict=False) if o.name not in loss.row_operands
+        ]
+        static = Static(
+            reduction,
+            row_checks.feature_dimension(loss, feature_dim, max(vectors)),
+            kind,
+            mask is not None,
+            None if out_dtype is None else checks.out_dtype(loss, out_dtype),
+            normalizer is not None,
+            tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
+        )
+        if normalizer is not None:
+            normalizer = checks.normalizer(loss, normalizer, reduction)
+        return loss, present, static, scalars, normalizer
+
+    def names(self, call: Call) -> list[str]:
+        loss: Any = call.loss
+        return list(names(loss, call.static))
+
+    def check(self, call: Call) -> None:
+        loss: Any = call.loss
+        row_checks.dtypes(loss, call.static, call.arrays)
+        self._shapes(call)
+
+    def _shapes(self, call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        loss: Any = call.loss
+        count = len(names(loss, call.static))
+        return row_checks.shapes(loss, call.static, [tuple(x.shape) for x in call.arrays[:count]])
+
+    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
+        dtypes = [checks.dtype_name(x) for x in call.arrays]
+        return checks.promote(dtypes, None if zero_d_widens else [x.ndim for x in call.arrays])
+
+    # Plans
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
+        return StatisticsPlan(self, call, tensors, promoted, machine)
+
+    # Formulas
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        return row_reference.evaluate(call, promoted)
+
+    def floating(self, call: Call) -> Wanted:
+        return tuple([checks.dtype_name(x) in checks.FLOATING for x in call.arrays])
+
+    # Transforms
+
+    def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
+        shape = self._shapes(call)[1] if call.static.reduction == "none" else ()
+        return [contiguous(call.static.out_dtype or promoted, shape)]
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        """A float64 value per row, for which a batch is one more dimension of rows. The rows' values are few: the array
+        library adds them up and divides.
+        """
+        static = call.static
+        weight = len(call.loss.operands)
+        differentiated = static.weighs_mean and static.weight == "array" and wanted[weight]
+        if static.reduction == "none" or (traced and not differentiated):
+            return None
+        per_row = call._replace(
+            static=static._replace(reduction="none", out_dtype="float64", normalized=False), normalizer=None
+        )
+        calls, rows, factor = [per_row], self._shapes(call)[1], 1.0
+        if static.counted:
+            # The divisor has dimensions of size 1: what is broadcast is read once, and counted as often as it is used.
+            weighs = static.weighs_mean and static.weight == "array"
+            chosen = [*[call.arrays[weight]] * weighs, *[call.arrays[-1]] * static.masked]
+            counted = counting(weighs, static.masked)
+            size = prod(pointwise_checks.broadcast(counted, [tuple(x.shape) for x in chosen]))
+            factor = (prod(rows) / size if size else 1.0) * (
+                call.scalars[-1] if static.weighs_mean and not weighs else 1.0
+            )
+            calls.append(Call(counted, tuple(chosen), PointwiseStatic("sum", None, "float64")))
+
+        def below(values: list[Any]) -> Any:
+            if len(values) > 1:
+                return values[1] * factor
+            if call.normalizer is not None:
+                return call.normalizer
+            return constant_divisor(static, rows) * (call.scalars[-1] if static.weighs_mean else 1.0)
+
+        def finish(xp: Any, values: list[Any]) -> Any:
+            quotient = divide(xp, xp.sum(values[0]), below(values))
+            return xp.astype(quotient, getattr(xp, static.out_dtype or promoted))
+
+        return Apart(tuple(calls), finish, below, factor)
+
+    def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
+        """The values of the rows, and a ``grad_output`` for each of them."""
+        xp = interop.namespace(grad_output)
+        static = call.static._replace(reduction="none", out_dtype="float64", normalized=False)
+        upstream = xp.astype(grad_output, xp.float64)
+        if call.static.reduction != "none":
+            # With nothing to divide by no row has a gradient, nor has that gradient one: 0 * inf must not arise. The
+            # reciprocal is what kernels multiply by.
+            if isinstance(divisor, (int, float)):
+                upstream = upstream * (1.0 / divisor if divisor else 0.0)
+            else:
+                empty = divisor == 0
+                upstream = xp.where(empty, 0.0, upstream) * (1.0 / xp.where(empty, xp.ones_like(divisor), divisor))
+            upstream = xp.broadcast_to(upstream, self._shapes(call)[1])
+        return call._replace(static=static, normalizer=None), upstream
+
+    def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
+        static = call.static._replace(has_tangent=tuple(moving))
+        return call._replace(static=static, arrays=(*call.arrays, *tangents))
+
+    def primal(self, call: Call) -> tuple[Call, Wanted, tuple[Any, ...]]:
+        moving = tuple([bool(x) for x in call.static.has_tangent])
+        count = len(call.arrays) - sum(moving)
+        base = call._replace(arrays=call.arrays[:count], static=call.static._replace(has_tangent=()))
+        return base, moving, call.arrays[count:]
+
+    def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
+        """A batch is the first dimension of rows, of which every array has as many as the rows of a sample."""
+        if call.static.reduction != "none":
+            return None
+        loss: Any = call.loss
+        arrays, has = list(call.arrays), has_features(loss, call.static)
+        ranks = [x.ndim - (d is not None) for x, d in zip(arrays, dims, strict=True)]
+        rank = max([r for r, h in zip(ranks, has, strict=False) if h])
+        moving = [i for i, x in enumerate(call.static.has_tangent) if x]
+        for i, (x, d) in enumerate(zip(call.arrays, dims, strict=True)):
+            if d is None:
+                continue
+            of = i if i < len(has) else moving[i - len(has)]
+            x = x.movedim(d, 0)
+            arrays[i] = x.reshape(size, *(1,) * (rank - (not has[of]) - x.ndim + 1), *x.shape[1:])
+        if moving:
+            for i in moving:
+                # A tangent has the shape of its array.
+                tangent = arrays[len(has) + moving.index(i)]
+                if tangent.ndim > arrays[i].ndim:
+                    arrays[i] = arrays[i].expand(tangent.shape)
+                elif tangent.ndim < arrays[i].ndim:
+                    arrays[len(has) + moving.index(i)] = tangent.expand(arrays[i].shape)
+        return call._replace(arrays=tuple(arrays))
+
+    # Warm-up
+
+    def placeholders(
+        self, loss: StatisticsLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Labels have the shape of the rows, and the dtype that is named for them, or that of the vectors."""
+        vectors = [x.name for x in loss.operands if x.name not in loss.row_operands]
+        full = tuple(shapes[0])
+        dim = row_checks.feature_dimension(loss, options.get("feature_dim", -1), len(full))
+        rows = row_checks.without(full, dim)
+        found = {"weight": (dtypes[0], rows), "mask": ("bool", rows), "normalizer": ("float64", ())}
+        for i, x in enumerate(loss.operands):
+            dtype = dtypes[min(i, len(dtypes) - 1)]
+            found[x.name] = dtype, tuple(shapes[min(i, len(shapes) - 1)]) if x.name in vectors else rows
+        return found
+
+    def trained(self, call: Call) -> Wanted:
+        """The vectors; neither labels, nor weight, nor mask."""
+        loss: Any = call.loss
+        return tuple([i < len(loss.operands) - len(loss.row_operands) for i in range(len(call.arrays))])
+
+    # Standing in for torch's functions
+
+    def differs(
+        self, loss: StatisticsLoss, call: Call, takes: Callable[[Question], str | None], autocast: bool
+    ) -> str | None:
+        static = call.static
+        if static.weight or static.masked or static.normalized or static.feature_dim != -1:
+            return ARGUMENTS
+        small = tuple([(x.name, (1,) if x.name in loss.row_operands else (1, 1), "float32") for x in loss.operands])
+        if takes(Question(small, (("reduction", static.reduction),))) is None:
+            return ARGUMENTS
+        features = {tuple(x.shape) for x, has in zip(call.arrays, has_features(loss, static), strict=True) if has}
+        labels = {tuple(x.shape) for x, has in zip(call.arrays, has_features(loss, static), strict=True) if not has}
+        full, rows = self._shapes(call)
+        if features != {full} or not labels <= {rows} or 0 in full or len(full) > 2:
+            return SHAPES
+        dtypes = [checks.dtype_name(x) for x in call.arrays]
+        vectors = dtypes[: len(loss.operands) - len(loss.row_operands)]
+        if any(x not in checks.FLOATING for x in vectors) or (len(set(vectors)) > 1 and not autocast):
+            return DTYPE
+        if call.arrays[len(vectors) :]:
+            arrays = tuple([(n, s, d) for (n, s, _), d in zip(small, dtypes, strict=True)])
+            if not autocast and takes(Question(arrays)) != vectors[0]:
+                return DTYPE
+        return None
+
+
+ROW_STATISTICS = StatisticsEngine()

@@ -1,0 +1,93 @@
+"""Launch geometry of row statistics: which threads take which rows. Pure functions of integers.
+
+lanes    neighbouring lanes of a warp share a row
+block    a block shares a row
+
+A thread takes vectors of features in turn. Vectors, lanes and chunks follow from dtypes and sizes, so that strides and
+addresses decide only how a vector is read: at once, or element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
+from cupylosses.jit.gpu import WARP
+
+#: Vectors of each operand that a thread reads together. A row of no more than these per thread stays in registers.
+AHEAD = 2
+#: Threads of a block whose lanes share rows, and of one that shares a row, at most and at least.
+LANE_THREADS = 256
+MAX_BLOCK_THREADS = 512
+MIN_BLOCK_THREADS = 64
+#: Threads of a multiprocessor that are launched, of those that it could hold.
+RESIDENT_THREADS = 1024
+#: Chunks that rows are cut into until a chunk takes more rows than a block at once, and the most that it takes then.
+CHUNKS = 2048
+MAX_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """One array as the layout sees it: strides of its rows, the distance of its features, bytes per element, address
+    modulo 16. Labels, masks and results have no features.
+    """
+
+    strides: tuple[int, ...]
+    step: int = 0
+    itemsize: int = 0
+    misalignment: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
+    dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in registers.
+    """
+
+    kind: str
+    vec_size: int
+    wide: bool
+    held: bool
+    width: int
+    threads: int
+    rows_per_chunk: int
+    chunks: int
+    many: bool
+    words: list[int]
+
+    def blocks(self, processors: int) -> int:
+        """The blocks of a launch."""
+        return max(1, min(self.chunks, processors * (RESIDENT_THREADS // self.threads)))
+
+
+def layout(shape: Sequence[int], features: int, vectors: Sequence[RowStream], streams: Sequence[RowStream]) -> Layout:
+    """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
+    them whose features are read or written.
+    """
+    rows = prod(shape)
+    vec_size = 16 // max(x.itemsize for x in vectors)
+    count = -(-features // vec_size)
+    width = power_of_two(-(-count // AHEAD))
+    kind, threads = "lanes", LANE_THREADS
+    if width > WARP:
+        kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
+        width = threads
+    at_once = threads // width
+    rounds = max(1, min(rows // (at_once * CHUNKS), MAX_ROUNDS))
+    wide = features % vec_size == 0 and all(_whole(x, shape, vec_size) for x in vectors)
+    sizes, strides = merge(shape, [x.strides for x in streams])
+    many = len(sizes) > 1
+    words = [rows, features, *(x.step for x in streams), *dimension_words(sizes, strides, MAX_RANK if many else 1)]
+    held = count <= width * AHEAD
+    return Layout(
+        kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words
+    )
+
+
+def _whole(x: RowStream, shape: Sequence[int], vec_size: int) -> bool:
+    """True if every vector of a stream is aligned to its size, or to 16 bytes."""
+    aligned = x.misalignment % min(16, vec_size * x.itemsize) == 0
+    return x.step == 1 and aligned and all(n == 1 or s % vec_size == 0 for n, s in zip(shape, x.strides, strict=True))

@@ -1,0 +1,219 @@
+"""Plans of row statistics: which kernels compute a value and its gradients, with which geometry.
+
+One launch over all rows has the value and the gradients of operands of the full shape. The gradient of a broadcast
+operand is a sum over rows or features: a launch stores the coefficients of each row, a second adds up slices, and a
+third adds these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from cupylosses import checks
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wanted, contiguous
+from cupylosses.engines.device import EXPECTATIONS
+from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.pointwise.definition import counting
+from cupylosses.engines.pointwise.plan import PointwisePlan
+from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
+from cupylosses.engines.row_statistics import checks as row_checks
+from cupylosses.engines.row_statistics import layout as row_layout
+from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
+from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.strides import broadcast_strides, dimension_words
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler, gpu
+
+
+class StatisticsPlan(Plan):
+    """The plan of a loss of row statistics."""
+
+    static: Static
+    loss: StatisticsLoss
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        static = self.static
+        self.result = static.out_dtype or promoted
+        named = names(self.loss, static)
+        self._has_features = has_features(self.loss, static)
+        tangents = len(tensors) - len(named)
+        self.full_shape, self.rows_shape = row_checks.shapes(
+            self.loss, static, [x.shape for x in tensors[: len(named)]]
+        )
+        self.features, self.rows = self.full_shape[static.feature_dim], prod(self.rows_shape)
+        # The derivative along a tangent is the formula's.
+        self.empty = prod(self.full_shape) == 0 or tangents > 0
+        self.scalar = static.reduction != "none"
+        spec = contiguous(self.result, () if self.scalar else self.rows_shape)
+        self.shape, self.strides = spec.shape, spec.strides
+        self.divisor = constant_divisor(static, self.rows_shape)
+        self.weighted = static.weighs_mean and static.weight == "number"
+        self.counted = static.counted
+        self.differentiable = tuple([x.dtype in checks.FLOATING for x in tensors])
+        sizes = [prod(self.full_shape) if has else self.rows for has in self._has_features] + [0] * tangents
+        self.speculative = tuple([prod(x.shape) == n for x, n in zip(tensors, sizes, strict=True)])
+        self._operands = len(named) - static.masked
+        if static.weighs_mean and static.weight == "array":
+            self.divides_by = (self._operands - 1,)
+        storage = tuple([x.dtype for x in tensors])
+        self.slot = hash((self.loss.name, static, self.full_shape, storage, self.result)) % EXPECTATIONS
+        self._launchers: dict[Any, compiler.Launcher] = {}
+        self._steps: dict[tuple[int, bool], Step] = {}
+
+    @cached_property
+    def layout(self) -> row_layout.Layout:
+        """The geometry of the launches over all rows."""
+        count, dim = self._operands, self.static.feature_dim
+        operands: list[row_layout.RowStream] = []
+        others: list[row_layout.RowStream] = []
+        for i, x in enumerate(self.tensors[: count + self.static.masked]):
+            for written in (False, True):
+                lies = x.gradient if written else x
+                if written and not (self.speculative[i] and self.differentiable[i]):
+                    strides: Sequence[int] = (0,) * len(self.full_shape if self._has_features[i] else self.rows_shape)
+                else:
+                    full = self.full_shape if self._has_features[i] else self.rows_shape
+                    strides = broadcast_strides(lies.shape, lies.strides, full)
+                found = row_layout.RowStream(tuple(strides))
+                if self._has_features[i]:
+                    found = row_layout.RowStream(
+                        row_checks.without(strides, dim), strides[dim], ITEMSIZE[x.dtype], lies.misalignment
+                    )
+                (others if written else operands).append(found)
+        mask = operands.pop() if self.static.masked else row_layout.RowStream((0,) * len(self.rows_shape))
+        result = row_layout.RowStream(contiguous("float64", self.rows_shape).strides)
+        gradients = others[:count]
+        vectors = [x for x in operands if x.itemsize]
+        # A gradient that is not written has no say.
+        vectors += [x for x, s in zip(gradients, self.speculative, strict=False) if x.itemsize and s]
+        return row_layout.layout(self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result])
+
+    @property
+    def _blocks(self) -> int:
+        return self.layout.blocks(self.machine.processors)
+
+    @cached_property
+    def partials(self) -> int:  # type: ignore[override]
+        return self.layout.chunks
+
+    @cached_property
+    def records(self) -> int:  # type: ignore[override]
+        return self._blocks * self.layout.threads // gpu.WARP
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        found = self._launchers.get((stage, wanted, counted))
+        if found is None:
+            x = self.layout
+            kernel = self._kernel(stage, wanted, counted)
+            fixed = (x.chunks, x.rows_per_chunk, x.width, x.words)
+            found = self.machine.launcher(kernel, self._blocks, x.threads, fixed)
+            self._launchers[stage, wanted, counted] = found
+        return found
+
+    def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
+        x, static = self.layout, self.static
+        return RowKernel(
+            self.loss, static.flags, stage, tuple([t.dtype for t in self.tensors[: self._operands]]), self.result,
+            static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide, x.held, x.many,
+            x.threads, counted, not self.scalar,
+        )  # fmt: skip
+
+    def unreduced_step(self, counted: bool) -> Step:
+        return Step((self.launcher("unreduced", self.nothing, counted),))
+
+    def gradient_steps(
+        self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
+    ) -> Sequence[Step]:
+        writable, steps = self.writable(wanted), []
+        if upstream is not None and True in writable:
+            slots = tuple([i for i, w in enumerate(writable) if w])
+            steps.append(Step((self.launcher("gradient", writable, counted),), slots))
+        return steps + [self._sum(i, counted) for i, w in enumerate(wanted) if w and not writable[i]]
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return None if self.scalar else self.strides
+
+    def _sum(self, slot: int, counted: bool) -> Step:
+        """The launches that sum the gradient of the broadcast operand in ``slot``."""
+        found = self._steps.get((slot, counted))
+        if found is None:
+            found = self._steps[slot, counted] = self._summed(slot, counted)
+        return found
+
+    def _summed(self, slot: int, counted: bool) -> Step:
+        dim, x = self.static.feature_dim, self.tensors[slot]
+        shape = self.full_shape if self._has_features[slot] else self.rows_shape
+        rows = list(contiguous("float64", self.rows_shape).strides)
+        if self._has_features[slot]:
+            streams = [
+                pointwise_layout.Stream(
+                    broadcast_strides(t.shape, t.strides, shape), ITEMSIZE[t.dtype], t.misalignment, read=True
+                )
+                for t, has in zip(self.tensors, self._has_features, strict=False)
+                if has
+            ]
+            rows.insert(len(shape) + dim, 0)
+            streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * len(self.loss.statistics)
+        else:
+            streams = [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)]
+        # Where the coefficients of a number begin, is a multiple of 8 bytes, not of 16.
+        target = pointwise_layout.Stream(broadcast_strides(x.shape, x.gradient.strides, shape), ITEMSIZE[x.dtype])
+        none = pointwise_layout.Stream((0,) * len(shape), 8)
+        found = pointwise_layout.sum_layout(shape, [*(s.strides for s in streams), none.strides], target.strides)
+        found = pointwise_layout.sum_in_vectors(found, [*streams, none], target)
+        many = max(len(found.kept), len(found.reduced)) > 1
+        rank = pointwise_layout.max_rank(len(streams)) if many else 1
+        fixed = (
+            self.rows,
+            found.outputs,
+            found.length,
+            found.slices,
+            found.slice_length,
+            dimension_words(found.kept, found.kept_strides, rank),
+            dimension_words(found.reduced, found.reduced_strides, rank),
+        )
+        static = self.static
+        kernel = SumKernel(
+            self.loss, static.flags, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]), self.result,
+            static.weight, static.masked, slot, found.columns, found.vec_size, found.access[: len(streams)], many,
+            counted,
+        )  # fmt: skip
+        kinds = {"slices": found.warps, "combine": found.outputs}
+        if found.slices == 1:
+            del kinds["combine"]
+        of_rows = tuple([i == slot for i in range(len(self.tensors))])
+        launchers = [self.launcher("coefficients", of_rows, counted)]
+        for kind, count in kinds.items():
+            grid = pointwise_layout.grid(count, pointwise_layout.MAX_THREADS, self.machine.processors)
+            launchers.append(
+                self.machine.launcher(replace(kernel, kind=kind), grid, pointwise_layout.MAX_THREADS, fixed)
+            )
+        labels = self._operands - sum(self._has_features)
+        partials = (len(self.loss.statistics) + labels) * self.rows + found.slices * found.outputs
+        return Step(tuple(launchers), (slot,), partials)
+
+    def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        """The plan that sums the weights, or counts the rows, that the mask leaves."""
+        return self._denominator
+
+    @cached_property
+    def _denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        static = self.static
+        weighs = static.weighs_mean and static.weight == "array"
+        positions = (*[self._operands - 1] * weighs, *[self._operands] * static.masked)
+        tensors = tuple([self.tensors[i] for i in positions])
+        loss = counting(weighs, static.masked)
+        compute = "float64" if "float64" in [x.dtype for x in tensors] else "float32"
+        call = Call(loss, (), PointwiseStatic("sum", None, "float64"))
+        plan = PointwisePlan(loss.engine, call, tensors, compute, self.machine)
+        # Of what is broadcast each element counts as often as it is used.
+        return plan, positions, self.rows / plan.elements

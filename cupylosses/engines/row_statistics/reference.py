@@ -1,0 +1,97 @@
+"""The reference formulas, through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+
+Rows are computed in float64 for every dtype, and the result is rounded once. Derivatives are those of the array
+library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cupylosses import interop
+from cupylosses.call import Call
+from cupylosses.engines.row_statistics import checks as row_checks
+from cupylosses.engines.row_statistics.call import arrays_by_name, constant_divisor
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.reference_math import detached, divide, float64_scalar, weighted
+
+
+def evaluate(call: Call, promoted: str) -> Any:
+    """The loss of a call whose operands promote to dtype ``promoted``."""
+    static, xp = call.static, interop.namespace(call.arrays[0])
+    values = row_values(xp, call)
+    if static.reduction != "none":
+        values = divide(xp, xp.sum(values), divisor(xp, call))
+    return xp.astype(values, getattr(xp, static.out_dtype or promoted), copy=False)
+
+
+def row_values(xp: Any, call: Call) -> Any:
+    """The value of each row in float64, weighted; 0 for rows that a mask leaves out."""
+    loss: Any = call.loss
+    static = call.static
+    given = arrays_by_name(call)
+    full, rows = row_checks.shapes(loss, static, [tuple(x.shape) for x in given.values()])
+    wide = {name: xp.astype(x, xp.float64, copy=False) for name, x in given.items() if name != "mask"}
+    axis = len(full) + static.feature_dim
+    operands = []
+    for x in loss.operands:
+        array = wide[x.name]
+        if x.name in loss.row_operands:
+            operands.append(xp.broadcast_to(array, rows))
+        else:
+            operands.append(xp.moveaxis(xp.broadcast_to(array, full), axis, -1))
+    zero = xp.zeros_like(xp.sum(operands[0], axis=-1))
+    weight: Any = None
+    used = zero == 0
+    if static.weight:
+        weight = wide["weight"] if static.weight == "array" else call.scalars[-1]
+        weight = zero + weight
+        used = used & (detached(weight) != 0)
+    if static.masked:
+        used = used & given["mask"]
+    # Replaced before the formula reads them: later, their NaN would already be in the gradient.
+    safe = [xp.where(used if x.ndim == len(rows) else used[..., None], x, xp.ones_like(x)) for x in operands]
+    parameters = call.scalars[: len(loss.parameters)] or [x.default for x in loss.parameters]
+    settings = loss.bind(parameters, static.flags)
+    values = formula_rows(xp, loss, safe, settings)
+    if not static.weight:
+        return xp.where(used, values, zero)
+    # The derivative with respect to a weight of 0 is the value, outside of the graph.
+    plain = xp.where(used, values, detached(loss.reference(xp, *map(detached, operands), **settings)))
+    found = weighted(xp, weight, plain)
+    return xp.where(given["mask"], found, zero) if static.masked else found
+
+
+def divisor(xp: Any, call: Call) -> Any:
+    """The divisor of the sum of the rows: a number, or an array without dimensions."""
+    loss: Any = call.loss
+    static, given = call.static, arrays_by_name(call)
+    if call.normalizer is not None:
+        return call.normalizer
+    _, rows = row_checks.shapes(loss, static, [tuple(x.shape) for x in given.values()])
+    if not static.counted:
+        found = float64_scalar(xp, given[loss.operands[0].name], constant_divisor(static, rows))
+        return found * call.scalars[-1] if static.weighs_mean else found
+    weight = call.scalars[-1] if static.weighs_mean and static.weight == "number" else 1.0
+    if static.weighs_mean and static.weight == "array":
+        counted = xp.broadcast_to(xp.astype(given["weight"], xp.float64), rows)
+        if static.masked:
+            counted = xp.where(given["mask"], counted, xp.zeros_like(counted))
+    else:
+        counted = xp.broadcast_to(xp.astype(given["mask"], xp.float64), rows)
+    return xp.sum(counted) * weight
+
+
+def formula_rows(xp: Any, loss: StatisticsLoss, operands: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """The value of each row by the formula of a loss, for operands with the features last. Where it is NaN, so are its
+    derivatives with respect to every operand of the row.
+    """
+    values = loss.reference(xp, *operands, **settings)
+    bad = xp.isnan(detached(values))
+    for x in operands:
+        per_row = x.ndim == values.ndim
+        squares = xp.where(bad if per_row else bad[..., None], x, xp.zeros_like(x)) ** 2
+        total = squares if per_row else xp.sum(squares, axis=-1)
+        values = xp.where(bad, total * float("nan"), values)
+    return values

@@ -1,0 +1,1 @@
+"""Checks of losses of row statistics: that engine's part of :mod:`cupylosses.testing`."""

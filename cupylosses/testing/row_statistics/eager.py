@@ -1,0 +1,41 @@
+"""torch's own ways to compute losses of row statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.testing.eager import Call
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def twin(loss: StatisticsLoss, values: Mapping[str, Any], reduction: str) -> Call | None:
+    """torch's way to compute a loss with these values of all parameters and flags; None if there is none."""
+    expression = EXPRESSIONS.get(loss.name)
+    if expression is None or reduction not in ("none", "mean", "sum"):
+        return None
+    return expression({**values, "reduction": reduction})
+
+
+def _cosine_embedding(options: Mapping[str, Any]) -> Call | None:
+    if options["eps"] != 1e-12:
+        return None
+
+    def call(input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+        from torch.nn.functional import cosine_embedding_loss
+
+        shape = target.shape
+        rows = [x.expand(*shape, -1).reshape(-1, x.shape[-1]) for x in (input1, input2)]
+        given = {"margin": options["margin"], "reduction": options["reduction"]}
+        found = cosine_embedding_loss(*rows, target.reshape(-1), **given)
+        return found.reshape(shape) if options["reduction"] == "none" else found
+
+    return call
+
+
+#: torch's call for the values of all parameters, flags and the reduction, by name of the loss; None if it has no such
+#: parameters.
+EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {"cosine_embedding_loss": _cosine_embedding}

@@ -1,0 +1,28 @@
+// Primitives of losses of vectors, from sums over their components.
+#pragma once
+#include "primitives/math.cuh"
+
+__device__ __forceinline__ float scalar_square_root(float x) {
+  return sqrtf(x);
+}
+__device__ __forceinline__ double scalar_square_root(double x) {
+  return sqrt(x);
+}
+
+// dot / sqrt((xx + eps) (yy + eps)), the cosine of two vectors from their product and their squared lengths, and within
+// -1 and 1. 0 with derivatives 0 if one of them has the length 0, and no direction.
+template <class T, unsigned kDot, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kDot | kX | kY> cosine(const Dual<T, kDot>& dot, const Dual<T, kX>& xx,
+                                                          const Dual<T, kY>& yy, const Dual<T, 0>& eps) {
+  const T x = xx.value + eps.value;
+  const T y = yy.value + eps.value;
+  // NaN of the other vector is in the product.
+  const bool nowhere = xx.value == T(0) || yy.value == T(0);
+  // Roots of both factors: their product may overflow.
+  const T length = nowhere ? T(1) : scalar_square_root(x) * scalar_square_root(y);
+  const T quotient = dot.value / length;
+  const T value = quotient > T(1) ? T(1) : (quotient < T(-1) ? T(-1) : quotient);
+  const T half = T(-0.5) * value;
+  return chain(dot, xx, yy, value, nowhere ? T(0) : T(1) / length, nowhere ? T(0) : half / x,
+               nowhere ? T(0) : half / y);
+}

@@ -1,0 +1,533 @@
+// Losses of rows that are a formula of statistics, sums over the features of a row:
+//
+//   s_k[r] = sum over i of e_k(x[r, i])              x: vectors, operands of shape (rows, features)
+//   y[r]   = f(s[r], t[r])                           t: labels, operands of shape (rows)
+//   g[r, i] = factor[r] * sum over k of a_k[r] * d e_k / d x [r, i]    with a_k = d f / d s_k
+//
+// 1. A group of threads takes a row: neighbouring lanes of a warp where rows are short, a block otherwise. Its threads
+//    read vectors of kVecSize features in turn and add the terms of every statistic in double; the group adds these.
+// 2. Every thread evaluates f on dual numbers in double, and has value and coefficients.
+// 3. The threads go through the same features again and write the gradients. A row of kAhead vectors per thread or less
+//    stays in registers (kHeld); of a longer one the second read mostly comes from a cache.
+// 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
+//
+// Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
+// from dtypes and sizes alone, so strides and grids change no bit. A coefficient of 0 leaves out its derivative, even
+// if that is infinite: what does not count has the gradient 0.
+//
+// The gradient of an operand that is broadcast is a sum over rows or features: `write_coefficients` stores a_k, and
+// sum_over.cuh adds sum over k of a_k * d e_k / d x, in which coefficients are operands of their own.
+#pragma once
+#include "pointwise/sum_over.cuh"
+#include "primitives/primitives.cuh"
+
+// Rows and features of every stream: vectors, labels, gradients of both, mask, and result. `step` is the distance of
+// neighbouring features.
+template <int kStreams, int kRank>
+struct RowsOfFeatures {
+  int64 rows;
+  int64 features;
+  int64 step[kStreams];
+  Dimensions<kStreams, kRank> outer;
+};
+
+// `width` neighbouring lanes of a warp share a row.
+struct LanesOfRow {
+  static constexpr bool kBlockWide = false;
+  int width;
+
+  __device__ __forceinline__ int lane() const {
+    return threadIdx.x % width;
+  }
+  __device__ __forceinline__ int lanes() const {
+    return width;
+  }
+  __device__ __forceinline__ int group() const {
+    return threadIdx.x / width;
+  }
+  __device__ __forceinline__ int groups() const {
+    return blockDim.x / width;
+  }
+  // Sums over the group, in all of its threads. Preconditions: all lanes of the warp call it together.
+  template <int kCount>
+  __device__ __forceinline__ void add(double (&x)[kCount]) const {
+    for (int offset = width / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) x[k] += __shfl_xor_sync(0xffffffffu, x[k], offset);
+    }
+  }
+};
+
+// A block shares a row.
+struct BlockOfRow {
+  static constexpr bool kBlockWide = true;
+
+  __device__ __forceinline__ int lane() const {
+    return threadIdx.x;
+  }
+  __device__ __forceinline__ int lanes() const {
+    return blockDim.x;
+  }
+  __device__ __forceinline__ int group() const {
+    return 0;
+  }
+  __device__ __forceinline__ int groups() const {
+    return 1;
+  }
+  // Preconditions: all threads of the block call it together.
+  template <int kCount>
+  __device__ __forceinline__ void add(double (&x)[kCount]) const {
+    __shared__ double totals[32][kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      x[k] = warp_sum(x[k]);
+      if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32][k] = x[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      x[k] = 0.0;
+      for (int warp = 0; warp < static_cast<int>(blockDim.x / 32); ++warp) x[k] += totals[warp][k];
+    }
+    // The next row writes the totals again.
+    __syncthreads();
+  }
+};
+
+template <class T>
+struct IsWritten {
+  static constexpr bool value = true;
+};
+template <>
+struct IsWritten<Absent> {
+  static constexpr bool value = false;
+};
+
+// One bit for each pointer that is written.
+template <class... S>
+__device__ constexpr unsigned written_mask(const Tuple<S...>*) {
+  unsigned mask = 0, bit = 1;
+  ((mask |= IsWritten<S>::value ? bit : 0u, bit <<= 1), ...);
+  return mask;
+}
+
+template <class P>
+struct Pointee;
+template <class T>
+struct Pointee<const T*> {
+  using type = T;
+};
+template <class T>
+struct Pointee<T*> {
+  using type = T;
+};
+
+template <int kVecSize, class T>
+struct PackTuple;
+template <int kVecSize, class... P>
+struct PackTuple<kVecSize, Tuple<P...>> {
+  using type = Tuple<Pack<typename Pointee<P>::type, kVecSize>...>;
+};
+
+// Value and coefficients of a row.
+template <int kCount>
+struct RowCoefficients {
+  double value;
+  double of_statistic[kCount];
+};
+
+// `Summands` gives the terms of all statistics for the vectors' elements, and `Value` the value of a row from
+// statistics and labels, both on dual numbers. `Vectors` and `Labels` are tuples of pointers; `VectorSinks` and
+// `LabelSinks` have a pointer for each gradient to write, Absent for the others. Streams are numbered in this order.
+// Value is differentiated with respect to the statistics if kOfStatistics, and to the labels of kLabelMask.
+template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
+          class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, bool kWide_, bool kHeld_,
+          int kAhead_>
+struct RowStatistics {
+  static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
+  static constexpr int kVectors = Vectors_::kSize, kLabels = Labels_::kSize;
+  static constexpr int kStatistics = Summands_::kStatistics;
+  static constexpr int kVectorSink = kVectors + kLabels, kLabelSink = kVectorSink + kVectors;
+  static constexpr int kMaskStream = kLabelSink + kLabels, kResultStream = kMaskStream + 1;
+  static constexpr int kStreams = kResultStream + 1;
+  static constexpr unsigned kVectorMask = written_mask(static_cast<const VectorSinks_*>(nullptr));
+  using VectorSlots = typename MakeIndices<kVectors>::type;
+  using LabelSlots = typename MakeIndices<kLabels>::type;
+  using StatisticSlots = typename MakeIndices<kStatistics>::type;
+  using Packs = typename PackTuple<kVecSize, Vectors_>::type;
+
+  Summands_ summands;
+  Value_ value;
+  Vectors_ vectors;
+  Labels_ labels;
+  VectorSinks_ vector_sinks;
+  LabelSinks_ label_sinks;
+  Mask_ mask;
+  const Layout_& layout;
+
+  // Offsets of a row in all streams. Groups behind the last row take the first, of which they read no feature.
+  __device__ __forceinline__ bool locate(int64 row, int64 (&at)[kStreams]) const {
+    const bool exists = row < layout.rows;
+    layout.outer.offsets(exists ? row : 0, at);
+    return exists;
+  }
+
+  // True if the row counts.
+  __device__ __forceinline__ bool counts(const int64 (&at)[kStreams]) const {
+    if constexpr (IsWritten<Mask_>::value) {
+      return mask[at[kMaskStream]];
+    } else {
+      return true;
+    }
+  }
+
+  // The statistics of a row in every thread of its group, and what was read last. `features` is 0 of a row that is not
+  // read. Preconditions: all threads of the group call it together.
+  template <class Group>
+  __device__ __forceinline__ void add_up(const Group& group, const int64 (&at)[kStreams], int64 features,
+                                         Packs (&batch)[kAhead], double (&total)[kStatistics]) const {
+#pragma unroll
+    for (int k = 0; k < kStatistics; ++k) total[k] = 0.0;
+    const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
+    for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+#pragma unroll
+        for (int i = 0; i < kVecSize; ++i) {
+          if (first + j * step + i < features) add_terms(batch[j], i, total, VectorSlots{}, StatisticSlots{});
+        }
+      }
+    }
+    group.add(total);
+  }
+
+  // Value and coefficients from the statistics of a row; derivatives by labels as `slopes`. A row whose value is NaN
+  // has gradients that are NaN.
+  template <bool kGradients>
+  __device__ __forceinline__ RowCoefficients<kStatistics> evaluate(const int64 (&at)[kStreams],
+                                                                   const double (&total)[kStatistics],
+                                                                   double (&slopes)[kLabels + 1]) const {
+    return evaluate<kGradients>(at, total, slopes, StatisticSlots{}, LabelSlots{});
+  }
+
+  // Writes the gradients of the vectors of a row by its coefficients, the factor included.
+  template <class Group>
+  __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
+                                        Packs (&batch)[kAhead], const double (&coefficients)[kStatistics],
+                                        bool counts) const {
+    const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
+    for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
+      if (!kHeld_ && counts) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (first + j * step >= features) continue;
+        write_pack(at, first + j * step, features, batch[j], coefficients, counts, VectorSlots{}, StatisticSlots{});
+      }
+    }
+  }
+
+  // Writes the gradients of labels.
+  __device__ __forceinline__ void write_labels(const int64 (&at)[kStreams], const double (&slopes)[kLabels + 1]) const {
+    write_labels(at, slopes, LabelSlots{});
+  }
+
+ private:
+  template <int... kSlot>
+  __device__ __forceinline__ void load(const int64 (&at)[kStreams], int64 first, int64 features, Packs& packs,
+                                       Indices<kSlot...>) const {
+    (load_one(get<kSlot>(vectors) + at[kSlot], layout.step[kSlot], first, features, get<kSlot>(packs)), ...);
+  }
+  template <class Storage>
+  __device__ __forceinline__ void load_one(const Storage* row, int64 step, int64 first, int64 features,
+                                           Pack<Storage, kVecSize>& pack) const {
+    if constexpr (kWide_) {
+      // Vectors are whole: kVecSize divides the features.
+      if (first >= features) return;
+      if constexpr (kHeld_) {
+        pack = load_stream<kVecSize>(row + first);
+      } else {
+        pack = load_reused<kVecSize>(row + first);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (first + i < features) pack.element[i] = row[(first + i) * step];
+      }
+    }
+  }
+
+  template <int... kSlot, int... kStatistic>
+  __device__ __forceinline__ void add_terms(const Packs& packs, int i, double (&total)[kStatistics], Indices<kSlot...>,
+                                            Indices<kStatistic...>) const {
+    const auto terms = summands(variable<0u, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
+    ((total[kStatistic] += get<kStatistic>(terms).value), ...);
+  }
+
+  template <bool kGradients, int... kStatistic, int... kLabel>
+  __device__ __forceinline__ RowCoefficients<kStatistics> evaluate(const int64 (&at)[kStreams],
+                                                                   const double (&total)[kStatistics],
+                                                                   double (&slopes)[kLabels + 1],
+                                                                   Indices<kStatistic...>, Indices<kLabel...>) const {
+    constexpr unsigned kAll = kOfStatistics ? (1u << kStatistics) - 1u : 0u;
+    constexpr unsigned kMask = kGradients ? kAll | kLabelMask << kStatistics : 0u;
+    const auto y =
+        value(variable<kMask, kStatistic>(total[kStatistic])...,
+              variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(labels)[at[kVectors + kLabel]]))...);
+    const bool undefined = y.value != y.value;
+    RowCoefficients<kStatistics> row;
+    row.value = y.value;
+    ((row.of_statistic[kStatistic] = undefined ? y.value : tangent_or_zero(y, kStatistic)), ...);
+    ((slopes[kLabel] = undefined ? y.value : tangent_or_zero(y, kStatistics + kLabel)), ...);
+    return row;
+  }
+
+  template <int... kSlot, int... kStatistic>
+  __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
+                                             const Packs& packs, const double (&coefficients)[kStatistics], bool counts,
+                                             Indices<kSlot...>, Indices<kStatistic...>) const {
+    double gradient[kVectors][kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (!counts || first + i >= features) {
+        ((gradient[kSlot][i] = 0.0), ...);
+        continue;
+      }
+      const auto terms = summands(variable<kVectorMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
+      ((gradient[kSlot][i] = add_slopes<kSlot>(terms, coefficients, Indices<kStatistic...>{})), ...);
+    }
+    (store_one(get<kSlot>(vector_sinks), at[kVectorSink + kSlot], layout.step[kVectorSink + kSlot], first, features,
+               gradient[kSlot]),
+     ...);
+  }
+
+  template <int kSlot, class Terms, int... kStatistic>
+  __device__ __forceinline__ double add_slopes(const Terms& terms, const double (&coefficients)[kStatistics],
+                                               Indices<kStatistic...>) const {
+    double total = 0.0;
+    ((total += coefficients[kStatistic] == 0.0
+                   ? 0.0
+                   : coefficients[kStatistic] * tangent_or_zero(get<kStatistic>(terms), kSlot)),
+     ...);
+    return total;
+  }
+
+  __device__ __forceinline__ void store_one(Absent, int64, int64, int64, int64, const double (&)[kVecSize]) const {
+  }
+  template <class Storage>
+  __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first, int64 features,
+                                            const double (&gradient)[kVecSize]) const {
+    if constexpr (kWide_) {
+      store_pack<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (first + i < features) sink[row + (first + i) * step] = Narrow<Storage>::from(gradient[i]);
+      }
+    }
+  }
+
+  template <int... kLabel>
+  __device__ __forceinline__ void write_labels(const int64 (&at)[kStreams], const double (&slopes)[kLabels + 1],
+                                               Indices<kLabel...>) const {
+    (write_label(get<kLabel>(label_sinks), at[kLabelSink + kLabel], slopes[kLabel]), ...);
+  }
+  __device__ __forceinline__ void write_label(Absent, int64, double) const {
+  }
+  template <class Storage>
+  __device__ __forceinline__ void write_label(Storage* sink, int64 offset, double slope) const {
+    sink[offset] = Narrow<Storage>::from(slope);
+  }
+};
+
+// A derivative times the factor of its row; 0 stays 0, even if the factor is infinite.
+__device__ __forceinline__ void scale_slope(double& slope, double factor) {
+  slope = slope == 0.0 ? 0.0 : slope * factor;
+}
+
+// Takes a row: `finish(at, row, slopes)` gets its value and coefficients in all threads of its group. With kGradients
+// these have the factor that `scale(at)` is, and gradients are written. Preconditions: all threads of the group call it
+// together.
+template <bool kGradients, class Program, class Group, class Scale, class Finish>
+__device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 row, const Scale& scale,
+                                         const Finish& finish) {
+  constexpr int kStatistics = Program::kStatistics;
+  int64 at[Program::kStreams];
+  const bool exists = program.locate(row, at);
+  const bool counts = exists && program.counts(at);
+  typename Program::Packs batch[Program::kAhead];
+  double total[kStatistics], slopes[Program::kLabels + 1] = {};
+  program.add_up(group, at, counts ? program.layout.features : 0, batch, total);
+  if (!exists) return;
+  RowCoefficients<kStatistics> found = {};
+  if (counts) found = program.template evaluate<kGradients>(at, total, slopes);
+  if constexpr (kGradients) {
+    const double factor = scale(at);
+#pragma unroll
+    for (int k = 0; k < kStatistics; ++k) scale_slope(found.of_statistic[k], factor);
+#pragma unroll
+    for (int k = 0; k < Program::kLabels; ++k) scale_slope(slopes[k], factor);
+    if constexpr (Program::kVectorMask != 0u) {
+      program.write(group, at, program.layout.features, batch, found.of_statistic, counts);
+    }
+    if (group.lane() == 0) program.write_labels(at, slopes);
+  }
+  finish(at, found, slopes);
+}
+
+// Functors rather than lambdas, which NVRTC 11 takes for functions of the host.
+
+// A factor that all rows share.
+struct SharedFactor {
+  double value;
+
+  template <class Offsets>
+  __device__ __forceinline__ double operator()(const Offsets&) const {
+    return value;
+  }
+};
+
+// The grad_output of a row times `scale`: one number for all rows unless kPerRow.
+template <bool kPerRow, class Program, class Result>
+struct UpstreamOfRow {
+  const Result* grad_output;
+  double scale;
+
+  __device__ __forceinline__ double operator()(const int64 (&at)[Program::kStreams]) const {
+    return widen<double>(grad_output[kPerRow ? at[Program::kResultStream] : 0]) * scale;
+  }
+};
+
+struct KeepNothing {
+  template <class Offsets, class Row, class Slopes>
+  __device__ __forceinline__ void operator()(const Offsets&, const Row&, const Slopes&) const {
+  }
+};
+
+// Adds the value to that of the thread's other rows.
+struct AddValue {
+  bool first;  // of its group
+  double& total;
+
+  template <class Offsets, class Row, class Slopes>
+  __device__ __forceinline__ void operator()(const Offsets&, const Row& row, const Slopes&) const {
+    if (first) total += row.value;
+  }
+};
+
+template <class Program, class Result>
+struct StoreValue {
+  bool first;
+  double scale;
+  Result* values;
+
+  template <class Offsets, class Row, class Slopes>
+  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Slopes&) const {
+    if (first) values[at[Program::kResultStream]] = Narrow<Result>::from(row.value * scale);
+  }
+};
+
+// Number k of row r at k * rows + r, where rows are numbered as in the result: coefficients, then derivatives by
+// labels.
+template <class Program>
+struct StoreCoefficients {
+  bool first;
+  int64 rows;
+  double* coefficients;
+
+  template <class Offsets, class Row, class Slopes>
+  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Slopes& slopes) const {
+    if (!first) return;
+    double* const own = coefficients + at[Program::kResultStream];
+#pragma unroll
+    for (int k = 0; k < Program::kStatistics; ++k) own[k * rows] = row.of_statistic[k];
+#pragma unroll
+    for (int k = 0; k < Program::kLabels; ++k) own[(Program::kStatistics + k) * rows] = slopes[k];
+  }
+};
+
+// value = sum of all rows / divisor, and the gradients with kGradients. A chunk has `rows_per_chunk` rows, a multiple
+// of those that a block takes at once. Preconditions: every thread of every block calls it; blockDim.x is a power of
+// two from 32 on.
+template <bool kGradients, class Program, class Group, class Result>
+__device__ __forceinline__ void reduce_rows(const Program& program, const Group& group, int64 chunks,
+                                            int64 rows_per_chunk, double* memory, double divisor, Result* value,
+                                            double factor) {
+  const Workspace work = workspace(memory);
+  for (int64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    double total = 0.0;
+    for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
+      take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(), SharedFactor{factor},
+                           AddValue{group.lane() == 0, total});
+    }
+    total = block_sum(total);
+    if (threadIdx.x == 0) work.partials[chunk] = total;
+    // block_sum uses the same shared memory for the next chunk.
+    __syncthreads();
+  }
+  if (!arrive_last(work.ticket)) return;
+  const double total = sum_partials(work.partials, chunks);
+  if (threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+}
+
+// Each row by itself. Preconditions: those of take_row.
+template <bool kGradients, class Program, class Group, class Scale, class Finish>
+__device__ __forceinline__ void map_rows(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
+                                         const Scale& scale, const Finish& finish) {
+  for (int64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
+      take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(), scale, finish);
+    }
+  }
+}
+
+// The value of each row, without a reduction.
+template <class Program, class Group, class Result>
+__device__ __forceinline__ void value_of_rows(const Program& program, const Group& group, int64 chunks,
+                                              int64 rows_per_chunk, double scale, Result* values) {
+  const StoreValue<Program, Result> store{group.lane() == 0, scale, values};
+  map_rows<false>(program, group, chunks, rows_per_chunk, SharedFactor{1.0}, store);
+}
+
+// The value of all rows, and their gradients for the expected grad_output.
+template <class Program, class Group, class Result>
+__device__ __forceinline__ void speculate(const Program& program, const Group& group, int64 chunks,
+                                          int64 rows_per_chunk, double* memory, double divisor, double scale,
+                                          Result* value, const double* expected_grad_output, double* used_grad_output) {
+  SpeculativeScale<double> known(expected_grad_output, used_grad_output, scale);
+  reduce_rows<true>(program, group, chunks, rows_per_chunk, memory, divisor, value, known.factor());
+}
+
+// The gradients for the true grad_output, unless they are there. All warps of a row write them if one of them must: the
+// statistics take all of them.
+template <class Program, class Group, class Result>
+__device__ __forceinline__ void verify(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
+                                       double scale, const Result* grad_output, const double* used_grad_output,
+                                       double* expected_grad_output) {
+  const double given = widen<double>(*grad_output);
+  bool stale = grad_scale_is_stale(given, used_grad_output, expected_grad_output);
+  if (Group::kBlockWide) stale = __syncthreads_or(stale) != 0;
+  if (stale) map_rows<true>(program, group, chunks, rows_per_chunk, SharedFactor{given * scale}, KeepNothing{});
+}
+
+// The gradients of operands that are not broadcast.
+template <bool kPerRow, class Program, class Group, class Result>
+__device__ __forceinline__ void gradients_of_rows(const Program& program, const Group& group, int64 chunks,
+                                                  int64 rows_per_chunk, double scale, const Result* grad_output) {
+  const UpstreamOfRow<kPerRow, Program, Result> upstream{grad_output, scale};
+  map_rows<true>(program, group, chunks, rows_per_chunk, upstream, KeepNothing{});
+}
+
+// The coefficients of each row, and its derivatives by labels.
+template <bool kPerRow, class Program, class Group, class Result>
+__device__ __forceinline__ void write_coefficients(const Program& program, const Group& group, int64 chunks,
+                                                   int64 rows_per_chunk, double scale, const Result* grad_output,
+                                                   double* coefficients) {
+  const UpstreamOfRow<kPerRow, Program, Result> upstream{grad_output, scale};
+  const StoreCoefficients<Program> store{group.lane() == 0, program.layout.rows, coefficients};
+  map_rows<true>(program, group, chunks, rows_per_chunk, upstream, store);
+}

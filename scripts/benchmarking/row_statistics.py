@@ -1,0 +1,99 @@
+"""Losses of row statistics as workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from benchmarking import figures, workloads
+from benchmarking.figures import MODES, VECTORS
+from benchmarking.selection import Run
+from benchmarking.workloads import Workload
+from cupylosses import functional
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.testing.eager import Call
+from cupylosses.testing.row_statistics.eager import twin
+
+
+@dataclass(frozen=True)
+class StatisticsWorkload(Workload):
+    """A loss of rows. ``shapes`` has one per operand, with the features last."""
+
+    Definition: ClassVar = StatisticsLoss
+    section = "throughput"
+
+    loss: StatisticsLoss
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple("int64" if x.name in self.loss.row_operands else self.dtype for x in self.loss.operands)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def values(self) -> int:
+        return self.elements // self.shape[-1]
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(MODES)
+
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
+        found = []
+        for shape, name in zip(shapes, self.dtypes, strict=True):
+            kind = torch.float32 if name == "int64" else getattr(torch, name)
+            x = torch.randn(tuple(shape), generator=generator, device=workloads.DEVICE, dtype=kind)
+            found.append(x.sign().long() if name == "int64" else x)
+        return found
+
+    def ours(self) -> Call:
+        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
+        names = [x.name for x in self.loss.operands]
+        return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
+
+    def torchs(self) -> Call | None:
+        return twin(self.loss, self.loss.values(self.case), self.reduction)
+
+    def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
+        return [x for x in modes if x == "forward+backward" and not quick]
+
+    @classmethod
+    def chosen(cls, run: Run) -> list[StatisticsWorkload]:
+        if run.quick:
+            return []
+        return [
+            vectors(loss, shape, dtype)
+            for loss in run.losses_of(cls)
+            for shape, dtype in VECTORS
+            if dtype in run.dtypes
+        ]
+
+    @classmethod
+    def tiny(cls, loss: StatisticsLoss) -> StatisticsWorkload:
+        return vectors(loss, (64, 16), "float32")
+
+    @classmethod
+    def large(cls, loss: StatisticsLoss) -> StatisticsWorkload:
+        return vectors(loss, *VECTORS[0])
+
+    @classmethod
+    def fitting(cls, loss: StatisticsLoss, free: int) -> StatisticsWorkload:
+        (rows, features), dtype = VECTORS[0]
+        fits = free // (features * getattr(torch, dtype).itemsize)
+        return vectors(loss, (min(rows, 1 << max(0, fits.bit_length() - 1)), features), dtype)
+
+    def __str__(self) -> str:
+        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
+        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
+
+
+def vectors(loss: StatisticsLoss, shape: Sequence[int], dtype: str) -> StatisticsWorkload:
+    """A workload of rows and features."""
+    shapes = [tuple(shape[:-1]) if x.name in loss.row_operands else tuple(shape) for x in loss.operands]
+    return StatisticsWorkload(loss, tuple(shapes), dtype, figures.VECTOR_ROWS)

@@ -1,0 +1,453 @@
+"""Losses of row statistics: exact cases, kernels against formulas in float64, and what surrounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, nan
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from devices import HOST, KERNELS
+from tools import cupy_stand_in as stand_in
+
+import cupylosses
+from cupylosses import functional as F
+from cupylosses import nn
+from cupylosses.backends.torch import formulas
+from cupylosses.definition.registry import registry
+from cupylosses.engines.row_statistics import layout as row_layout
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.testing.check import Check, perform
+from cupylosses.testing.row_statistics.check import LAYOUTS
+from cupylosses.testing.tolerance import same_bits
+
+LOSSES = [getattr(F, x) for x in registry(StatisticsLoss)]
+COSINE = F.cosine_embedding_loss
+by_name = pytest.mark.parametrize("loss", LOSSES, ids=lambda x: x.__name__)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+
+
+def drawn(
+    loss: Callable[..., Any],
+    rows: Sequence[int] = (5,),
+    features: int = 7,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> list[torch.Tensor]:
+    """Vectors that are similar enough for hinges to be active, and labels of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(*rows, features, generator=generator, dtype=torch.float64)
+    found = []
+    for x in loss.loss.operands:
+        if x.name in loss.loss.row_operands:
+            label = torch.randn(tuple(rows), generator=generator, dtype=torch.float64).sign()
+            found.append(label.to(torch.int64))
+        else:
+            noise = torch.randn(*rows, features, generator=generator, dtype=torch.float64)
+            found.append((common + noise).to(dtype))
+    return [x.to(KERNELS) for x in found]
+
+
+def gradients(
+    loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
+) -> list[torch.Tensor]:
+    """The value and the gradients of every floating operand, and of the weight if it is an array."""
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
+    weight = options.get("weight")
+    if isinstance(weight, torch.Tensor):
+        options["weight"] = weight.detach().requires_grad_()
+        leaves.append(options["weight"])
+    names = [x.name for x in loss.loss.operands]
+    value = loss(**dict(zip(names, leaves, strict=False)), **options)
+    upstream = torch.linspace(0.5, 2, max(1, value.numel()), dtype=value.dtype, device=value.device)
+    upstream = scale * upstream[: value.numel()].reshape(value.shape)
+    inputs = [x for x in leaves if x.requires_grad]
+    return [value.detach(), *torch.autograd.grad(value, inputs, upstream)]
+
+
+def exact(loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
+    """The same by the formula, in float64, on the CPU."""
+    from cupylosses.backends.torch import plans
+
+    wide = {k: x.cpu().double() if _is_floating(x) else _on_cpu(x) for k, x in options.items()}
+    before = plans.use_host(None)
+    try:
+        return gradients(
+            loss, [x.cpu().double() if x.is_floating_point() else x.cpu() for x in operands], scale, **wide
+        )
+    finally:
+        plans.use_host(before)
+
+
+def _is_floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _on_cpu(x: Any) -> Any:
+    return x.cpu() if isinstance(x, torch.Tensor) else x
+
+
+def agree(loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> None:
+    """Value and gradients of the kernels are those of the formula."""
+    found, right = gradients(loss, operands, scale, **options), exact(loss, operands, scale, **options)
+    for a, b in zip(found, right, strict=True):
+        tolerance = 2e-12 if a.dtype == torch.float64 else 2 * torch.finfo(a.dtype).eps
+        torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance / 4, equal_nan=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Exact cases
+
+f16, f32, f64 = torch.float16, torch.float32, torch.float64
+A, B = (1.0, 2.0, 2.0), (2.0, 0.0, 1.0)
+
+#: Loss, dtype, operands, options, value, and gradients of the vectors.
+CASES: Sequence[tuple[Any, ...]] = (
+    (
+        COSINE, f64, (A, B, 1), {"eps": 0.0}, 0.403715206000056,
+        ((-0.231888531, 0.132507732, -0.0165634665), (0.0894427191, -0.298142397, -0.1788854382)),
+    ),
+    (
+        COSINE, f64, (A, B, 1), {}, 0.403715206000149,
+        ((-0.231888531, 0.132507732, -0.0165634665), (0.0894427191, -0.298142397, -0.1788854382)),
+    ),
+    (
+        COSINE, f64, (A, B, -1), {}, 0.596284793999851,
+        ((0.231888531, -0.132507732, 0.0165634665), (-0.0894427191, 0.298142397, 0.1788854382)),
+    ),
+    (
+        COSINE, f64, (A, B, -1), {"margin": 0.5}, 0.096284793999851,
+        ((0.231888531, -0.132507732, 0.0165634665), (-0.0894427191, 0.298142397, 0.1788854382)),
+    ),
+    (COSINE, f64, ((1.0, 0.0), (0.0, 1.0), -1), {}, 0.0, ((0.0, 1 - 1e-12), (1 - 1e-12, 0.0))),
+    (COSINE, f64, ((0.0, 0.0), (3.0, 4.0), 1), {}, 1.0, ((0.0, 0.0), (0.0, 0.0))),
+    (COSINE, f64, ((0.0, 0.0), (0.0, 0.0), 1), {}, 1.0, ((0.0, 0.0), (0.0, 0.0))),
+    (COSINE, f64, ((1e-6, 0.0), (1e-6, 0.0), 1), {}, 0.5, ((-250000.0, 0.0), (-250000.0, 0.0))),
+    (COSINE, f64, ((1e-6, 0.0), (1e-6, 0.0), 1), {"eps": 0.0}, 0.0, ((0.0, 0.0), (0.0, 0.0))),
+    (
+        COSINE, f32, ((1e20, 0.0), (1e20, 1e20), 1), {}, 0.292893218813,
+        ((0.0, -7.07106767e-21), (-3.53553384e-21, 3.53553384e-21)),
+    ),
+    (
+        COSINE, f32, ((1.0, 0.0), (1.0, 1e-4), 1), {"eps": 0.0}, 4.99999970988e-9,
+        ((0.0, -9.99999970e-5), (-9.99999934e-9, 9.99999960e-5)),
+    ),
+    (COSINE, f16, ((300.0, 0.0), (300.0, 0.0), 1), {}, 0.0, ((0.0, 0.0), (0.0, 0.0))),
+    (COSINE, f64, (A, B, 0), {}, nan, ((nan, nan, nan), (nan, nan, nan))),
+    (COSINE, f64, ((1.0, nan, 2.0), B, -1), {"margin": 5.0}, nan, ((nan, nan, nan), (nan, nan, nan))),
+)  # fmt: skip
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("loss", "dtype", "operands", "options", "value", "slopes"),
+    CASES,
+    ids=[f"{x[0].__name__}-{i}" for i, x in enumerate(CASES)],
+)
+def test_exact_values(
+    loss: Any, dtype: torch.dtype, operands: Any, options: Mapping[str, Any], value: float, slopes: Any
+) -> None:
+    for where in ("kernels", "formula"):
+        tensors = [torch.tensor(x, dtype=dtype if isinstance(x, tuple) else None).to(KERNELS) for x in operands]
+        arguments = {"reduction": "none", **options}
+        found = gradients(loss, tensors, 2.0, **arguments)
+        if where == "formula":
+            found = exact(loss, tensors, 2.0, **arguments)
+        right = [value, *slopes]
+        kind = f64 if where == "formula" else dtype
+        digits = {f16: 1e-3, f32: 2e-7, f64: 2e-9}[kind]
+        for i, (a, b) in enumerate(zip(found, right, strict=True)):
+            rtol = 1e-12 if i == 0 and kind == f64 else digits
+            # The expected derivatives are rounded to nine digits.
+            torch.testing.assert_close(
+                a.cpu().double(),
+                torch.tensor(b, dtype=f64),
+                rtol=rtol,
+                atol=1e-14 if i == 0 else 1e-10 * (dtype == f64),
+                equal_nan=True,
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels against formulas
+
+
+@pytest.mark.kernels
+@by_name
+@every_dtype
+def test_dtypes(loss: Any, dtype: torch.dtype) -> None:
+    agree(loss, drawn(loss, dtype=dtype))
+
+
+#: Shapes of rows and numbers of features: lanes of every width, blocks, and rows that are longer than registers.
+SHAPES = [((3, 5), 1), ((70,), 8), ((9,), 130), ((), 40), ((2,), 516), ((2,), 4100)]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("rows", "features"), SHAPES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_lengths(rows: Sequence[int], features: int, reduction: str) -> None:
+    operands = drawn(COSINE, rows, features, torch.float32)
+    agree(COSINE, operands, reduction=reduction)
+
+
+@pytest.mark.kernels
+@by_name
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_checks(loss: Any, layout: str) -> None:
+    """The checks of `scripts/compare.py`, in each layout."""
+    outcome = perform(Check(loss.loss, loss.loss.cases[-1], ("float32",), layout=layout))
+    assert outcome.ok, outcome.problems
+
+
+def strided(x: torch.Tensor, layout: str) -> torch.Tensor:
+    if layout == "transposed":
+        return x.movedim(-1, 0).contiguous().movedim(0, -1)
+    if layout == "shifted":
+        return torch.cat((x[..., :1], x), -1)[..., 1:]
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("layout", ["transposed", "shifted", "rows"])
+def test_strides_change_no_bit(layout: str) -> None:
+    """Of a value, nor of gradients; those lie as the operands do."""
+    first, second, label = drawn(COSINE, (4, 6), 8, torch.float32)
+    plain = gradients(COSINE, (first, second, label), reduction="none")
+    placed = strided(first, layout)
+    found = gradients(COSINE, (placed, second, label), reduction="none")
+    assert placed.stride() != first.stride()
+    for a, b in zip(found, plain, strict=True):
+        assert same_bits(a.contiguous(), b.contiguous())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    "shapes",
+    [((4, 6, 8), (8,), (4, 6)), ((4, 6, 8), (4, 1, 8), (6,)), ((4, 6, 8), (6, 1), ()), ((3, 1), (1, 8), (1,))],
+    ids=str,
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
+    """Gradients of broadcast operands are sums; labels that float have gradients of 0."""
+    generator = torch.Generator().manual_seed(3)
+    first, second, label = (torch.randn(x, generator=generator, dtype=f64).to(KERNELS) for x in shapes)
+    agree(COSINE, (first, second, label.sign()), reduction=reduction)
+
+
+@pytest.mark.kernels
+def test_ones_against_a_broadcast_one() -> None:
+    ones = torch.ones(2, 3, dtype=f64, device=KERNELS)
+    found = gradients(COSINE, (ones, ones[:, :1], torch.ones(2, device=KERNELS)), reduction="none")
+    for x in found:
+        assert float(x.abs().max()) < 1e-11
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_feature_dim(dim: int) -> None:
+    first, second, label = drawn(COSINE, (4, 6), 8, torch.float32)
+    plain = gradients(COSINE, (first, second, label))
+    moved = [x.movedim(-1, dim) for x in (first, second)]
+    found = gradients(COSINE, (*moved, label), feature_dim=dim)
+    assert same_bits(found[0], plain[0])
+    for a, b in zip(found[1:], plain[1:], strict=True):
+        assert same_bits(a.movedim(dim, -1).contiguous(), b)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("weight", [None, 0.5, "rows", "one"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum", "batchmean", "weighted_mean"])
+def test_weights_and_masks(reduction: str, weight: Any, masked: bool) -> None:
+    first, second, label = drawn(COSINE, (4, 5), 6)
+    options: dict[str, Any] = {"reduction": reduction}
+    if isinstance(weight, str):
+        shape = (4, 5) if weight == "rows" else (5,)
+        weight = torch.linspace(0, 2, 20, dtype=f64)[: torch.Size(shape).numel()].reshape(shape).to(KERNELS)
+    if weight is not None:
+        options["weight"] = weight
+    if masked:
+        options["mask"] = (torch.arange(20).reshape(4, 5) % 3 > 0).to(KERNELS)
+    agree(COSINE, (first, second, label), **options)
+
+
+@pytest.mark.kernels
+def test_rows_that_do_not_count_may_hold_anything() -> None:
+    first, second, label = drawn(COSINE, (4,), 6)
+    first[0], second[1, 2] = nan, inf
+    weight = torch.tensor([1.0, 0.0, 1.0, 2.0], dtype=f64, device=KERNELS)
+    mask = torch.tensor([False, True, True, True], device=KERNELS)
+    found = gradients(COSINE, (first, second, label), mask=mask, weight=weight)
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert not found[1][:2].count_nonzero() and not found[2][:2].count_nonzero()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("normalizer", [3.0, "array"])
+def test_normalizer_and_out_dtype(normalizer: Any) -> None:
+    operands = drawn(COSINE, (4,), 6, torch.float32)
+    if normalizer == "array":
+        normalizer = torch.tensor(3.0, dtype=f64, device=KERNELS)
+    value = COSINE(*operands, normalizer=normalizer, out_dtype="float64")
+    total = COSINE(*operands, reduction="sum", out_dtype="float64")
+    assert value.dtype == f64
+    torch.testing.assert_close(value, total / 3, rtol=1e-14, atol=0)
+
+
+@pytest.mark.kernels
+def test_a_wrong_speculation_is_noticed() -> None:
+    """Also by rows that several warps share, of which each has a record of its own."""
+    operands = drawn(COSINE, (3,), 516, torch.float32)
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
+    right = exact(COSINE, operands)
+    for factor in (1.0, 3.0, 3.0, -2.0):
+        upstream = torch.tensor(factor, device=KERNELS)
+        found = torch.autograd.grad(COSINE(*leaves), leaves[:2], upstream)
+        for a, b in zip(found, right[1:], strict=True):
+            torch.testing.assert_close(a.cpu().double(), b * factor / 0.5, rtol=1e-5, atol=1e-9)
+
+
+def test_many_rows_have_few_chunks() -> None:
+    rows = row_layout.RowStream((16,), 1, 4)
+    found = row_layout.layout((1 << 20,), 16, [rows], [rows])
+    assert found.kind == "lanes" and found.chunks * found.rows_per_chunk >= 1 << 20 and found.chunks <= 1 << 13
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Transforms, graphs, other libraries
+
+
+@pytest.mark.kernels
+@by_name
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_second_derivatives(loss: Any, reduction: str) -> None:
+    operands = [x.requires_grad_(x.is_floating_point()) for x in drawn(loss, (3,), 4)]
+    vectors = [x for x in operands if x.requires_grad]
+
+    def call(*vectors: torch.Tensor) -> torch.Tensor:
+        return loss(*vectors, *operands[len(vectors) :], reduction=reduction)
+
+    assert torch.autograd.gradgradcheck(call, tuple(vectors))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("reduction", ["mean", "none", "weighted_mean"])
+def test_transforms(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, label = drawn(COSINE, (3,), 5)
+    tangent, batch = drawn(COSINE, (3,), 5, seed=1)[0], drawn(COSINE, (4, 3), 5, seed=2)[0]
+    weight = torch.tensor([0.5, 1.0, 2.0], dtype=f64, device=KERNELS)
+
+    def call(x: torch.Tensor, w: torch.Tensor = weight) -> torch.Tensor:
+        return COSINE(x, second, label, weight=w, reduction=reduction).sum()
+
+    slope, by_weight = torch.func.grad(call, (0, 1))(first, weight)
+    right = exact(COSINE, (first, second, label), weight=weight, reduction=reduction)
+    if reduction != "none":
+        torch.testing.assert_close(slope.cpu(), right[1] / 0.5)
+        torch.testing.assert_close(by_weight.cpu(), right[3] / 0.5)
+    along = torch.func.jvp(call, (first,), (tangent,))[1]
+    torch.testing.assert_close(along, (slope * tangent).sum())
+    monkeypatch.setattr(formulas, "evaluate", None)
+    found = torch.func.vmap(torch.func.grad(call))(batch)
+    torch.testing.assert_close(found, torch.stack([torch.func.grad(call)(x) for x in batch]))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"reduction": "weighted_mean"}], ids=str)
+def test_a_compiled_graph(options: Mapping[str, Any]) -> None:
+    torch.compiler.reset()
+    first, second, label = drawn(COSINE, (3,), 5)
+    weight = torch.tensor([0.5, 1.0, 2.0], dtype=f64, device=KERNELS).requires_grad_()
+    x = first.requires_grad_()
+    compiled = torch.compile(COSINE, fullgraph=True, backend="aot_eager")
+    value, eager = (f(x, second, label, weight=weight, **options) for f in (compiled, COSINE))
+    assert same_bits(value.detach(), eager.detach())
+    for a, b in zip(*(torch.autograd.grad(v.sum(), (x, weight)) for v in (value, eager)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize("reduction", ["mean", "weighted_mean"])
+def test_cupy(reduction: str) -> None:
+    tensors = [x.cpu() for x in drawn(COSINE, (3,), 5)]
+    weight = torch.tensor([0.5, 1.0, 2.0], dtype=f64)
+    right = exact(COSINE, tensors, weight=weight, reduction=reduction)
+    with stand_in.cupy() as cupy:
+        arrays = [cupy.asarray(x.numpy()) for x in tensors]
+        options = {"weight": cupy.asarray(weight.numpy()), "reduction": reduction}
+        value, found = cupylosses.value_and_grad(COSINE, *arrays, argnums=("input1", "input2", "weight"), **options)
+        numpy.testing.assert_allclose(numpy.asarray(value), right[0].numpy(), rtol=1e-13)
+        for a, b in zip(found, right[1:], strict=True):
+            numpy.testing.assert_allclose(numpy.asarray(a), b.numpy() / 0.5, rtol=1e-12, atol=1e-15)
+
+
+def test_numpy() -> None:
+    first, second, label = (x.cpu() for x in drawn(COSINE, (3,), 5))
+    value, slope = cupylosses.value_and_grad(COSINE, first.numpy(), second.numpy(), label.numpy())
+    right = exact(COSINE, (first, second, label))
+    numpy.testing.assert_allclose(value, right[0].numpy(), rtol=1e-14)
+    numpy.testing.assert_allclose(slope, right[1].numpy() / 0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_of_nothing(reduction: str) -> None:
+    """No rows, and rows without features: of a mean of nothing NaN with gradients of 0."""
+    label = torch.ones(0)
+    found = gradients(COSINE, (torch.ones(0, 3), torch.ones(0, 3), label.long()), reduction=reduction)
+    assert found[0].shape == ((0,) if reduction == "none" else ())
+    assert reduction == "none" or bool(found[0].isnan()) == (reduction == "mean")
+    found = gradients(COSINE, (torch.ones(2, 0), torch.ones(2, 0), torch.ones(2).long()), reduction=reduction)
+    assert found[0].flatten()[0] == {"sum": 2.0}.get(reduction, 1.0) and found[1].shape == (2, 0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("operands", "options", "message"),
+    [
+        ((torch.ones(()), torch.ones(()), torch.ones(())), {}, "`input1` needs a dimension of features"),
+        ((torch.ones(2, 3), torch.ones(2, 4), torch.ones(2)), {}, "shapes do not broadcast"),
+        ((torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 1)), {}, "`target` must have the shape"),
+        ((torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)), {"feature_dim": 2}, "`feature_dim` must be within"),
+        (
+            (torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)),
+            {"weight": torch.ones(3)},
+            "`weight` must have the shape",
+        ),
+        ((torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)), {"eps": -1.0}, "`eps` must be"),
+        ((torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)), {"margin": nan}, "`margin` must be"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_wrong_values(operands: Any, options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^cosine_embedding_loss: .*{message}.*got"):
+        COSINE(*operands, **options)
+
+
+@pytest.mark.parametrize(
+    ("operands", "options", "message"),
+    [
+        ((torch.ones(2, 3).long(), torch.ones(2, 3), torch.ones(2)), {}, "`input1` must have one of the dtypes"),
+        ((torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)), {"mask": torch.ones(2)}, "`mask` must be bool"),
+        ((torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)), {"feature_dim": 0.5}, "`feature_dim` must be an integer"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_wrong_types(operands: Any, options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=f"^cosine_embedding_loss: {message}.*got"):
+        COSINE(*operands, **options)
+
+
+def test_the_twin_of_torch() -> None:
+    """Where torch is right, so are values and gradients of the Module and the function."""
+    first, second, label = (x.cpu() for x in drawn(COSINE, (4,), 6))
+    for options in ({}, {"margin": 0.25}, {"reduction": "sum"}):
+        ours, theirs = (
+            module(**options)(first, second, label) for module in (nn.CosineEmbeddingLoss, torch.nn.CosineEmbeddingLoss)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)

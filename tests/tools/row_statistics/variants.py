@@ -1,0 +1,144 @@
+"""The kernels of losses of row statistics, found by rehearsing their calls (`cupylosses.engines.record`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+from cupylosses import checks, functional, interop
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel
+from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.jit.gpu import Chip
+from tools.gate_subsets import BROADEST, cover
+from tools.variants import Compiled, Variants
+
+#: Shapes of vectors: rows that a few lanes take, that a block takes, and that registers do not hold; without whole
+#: vectors; of several dimensions; and a last operand that is broadcast.
+ROWS = 4096
+SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
+    ((ROWS, 256), (ROWS, 256)),
+    ((ROWS, 4096), (ROWS, 4096)),
+    ((64, 65536), (64, 65536)),
+    ((ROWS, 256), (1, 256)),
+    ((ROWS, 251), (ROWS, 251)),
+    ((ROWS, 256), (ROWS, 1)),
+)
+_FEW = 4
+
+
+class StatisticsVariants(Variants):
+    """Each entry point, layout, dtype, weight and mask."""
+
+    Definition: ClassVar = StatisticsLoss
+
+    def kernels(self, fast: bool = False) -> list[Any]:
+        recorder = KernelRecorder(Chip(227 << 10, clusters=True))
+        dtypes = ("float32", "bfloat16") if fast else checks.FLOATING
+        for dtype, (first, last) in product(dtypes, SHAPES[: _FEW if fast else None]):
+            for reduction, options in product(("mean", "none"), self._options(first, dtype, fast)):
+                self._call(recorder, dtype, first, last, {**options, "reduction": reduction})
+        # Divisors are found by kernels of the pointwise engine.
+        return [x for x in recorder.kernels if isinstance(x, RowKernel | SumKernel)]
+
+    def _options(self, shape: Sequence[int], dtype: str, fast: bool) -> list[dict[str, Any]]:
+        rows = tuple(shape[:-1])
+        arrays = {"weight": placeholder(dtype, rows), "mask": placeholder("bool", rows)}
+        flags = [{x.name: c} for x in self.loss.flags for c in x.choices if c != x.default]
+        return [{}, arrays, *flags] if fast else [{}, arrays, *flags, {"weight": placeholder(dtype, (1,) * len(rows))}]
+
+    def _call(
+        self,
+        recorder: KernelRecorder,
+        dtype: str,
+        first: tuple[int, ...],
+        last: tuple[int, ...],
+        options: Mapping[str, Any],
+    ) -> None:
+        vectors = len(self.loss.operands) - len(self.loss.row_operands)
+        operands = {}
+        for i, x in enumerate(self.loss.operands):
+            shape = first[:-1] if i >= vectors else last if i == vectors - 1 else first
+            operands[x.name] = placeholder("int64" if i >= vectors and x.integer else dtype, shape)
+        call = getattr(functional, self.loss.name).prepare(**operands, **options)
+        floating = call.loss.engine.floating(call)
+        recorder.call(call, [floating, tuple([w and i == 0 for i, w in enumerate(floating)])])
+
+    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
+        """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
+        if architecture == BROADEST:
+            return cover(self.kernels(), dtypes)
+        return cover([x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"], structure)
+
+    @classmethod
+    def newest(
+        cls, losses: Sequence[StatisticsLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each formula, and each kernel and layout; forward with gradients also for the others in turn."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        for variant in cover(kernels, structure):
+            yield variant, broadest
+        for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
+            yield variant, next(others)
+
+    @classmethod
+    def older(
+        cls, losses: Sequence[StatisticsLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel and layout."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        yield from ((x, broadest) for x in cover(kernels, layout))
+
+    @staticmethod
+    def wide_accesses(variant: RowKernel | SumKernel) -> tuple[int, int]:
+        """Those of a kernel of whole vectors: one load per operand, and one store per gradient."""
+        if isinstance(variant, SumKernel) or not variant.wide:
+            return 0, 0
+        features = [x.name not in variant.loss.row_operands for x in variant.loss.operands]
+        sizes = [variant.vec_size * interop.ITEMSIZE[d] >= 16 for d in variant.dtypes]
+        writes = variant.kind in ("value_and_gradient", "verify_gradient", "gradient")
+        loads = sum(f and s for f, s in zip(features, sizes, strict=False))
+        stores = sum(f and s and w for f, s, w in zip(features, sizes, variant.gradients, strict=False))
+        return loads, stores * writes
+
+    @staticmethod
+    def described(variant: RowKernel | SumKernel) -> Mapping[str, str]:
+        names = [x.name for x, on in zip(variant.loss.operands, variant.gradients, strict=False) if on]
+        words = [x for x in ("wide", "held", "many", "columns") if getattr(variant, x, False)]
+        return {
+            "dtypes": " ".join(variant.storage),
+            "layout": " ".join([getattr(variant, "layout", "sum"), *words]),
+            "access": "",
+            "gradients": " ".join(names),
+            "flags": " ".join([x.name for x, on in zip(variant.loss.flags, variant.flags, strict=True) if on]),
+        }
+
+
+def layout(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
+    """The kernel and its layout."""
+    if isinstance(variant, SumKernel):
+        yield variant.kind
+        yield variant.columns
+    else:
+        yield variant.kind
+        yield variant.layout, variant.held, variant.wide
+
+
+def structure(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
+    """Besides, what a call has, and the formula."""
+    yield from layout(variant)
+    yield from formula(variant)
+    yield variant.kind, getattr(variant, "layout", "")
+    yield variant.weight, variant.mask, variant.counted
+
+
+def formula(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
+    """The formula."""
+    yield variant.loss, variant.flags
+
+
+def dtypes(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
+    """Besides, the dtypes."""
+    yield from structure(variant)
+    yield variant.kind, variant.storage, variant.result
