@@ -25,12 +25,12 @@ from cupylosses.testing.tolerance import same_bits
 
 LOSSES = [getattr(F, x) for x in registry(StatisticsLoss)]
 COSINE = F.cosine_embedding_loss
-by_name = pytest.mark.parametrize("loss", LOSSES, ids=lambda x: x.__name__)
+by_name = pytest.mark.parametrize("function", LOSSES, ids=lambda x: x.__name__)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
 
 def drawn(
-    loss: Callable[..., Any],
+    function: Callable[..., Any],
     rows: Sequence[int] = (5,),
     features: int = 7,
     dtype: torch.dtype = torch.float64,
@@ -40,8 +40,8 @@ def drawn(
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(*rows, features, generator=generator, dtype=torch.float64)
     found = []
-    for x in loss.loss.operands:
-        if x.name in loss.loss.row_operands:
+    for x in function.loss.operands:
+        if x.name in function.loss.row_operands:
             label = torch.randn(tuple(rows), generator=generator, dtype=torch.float64).sign()
             found.append(label.to(torch.int64))
         else:
@@ -51,7 +51,7 @@ def drawn(
 
 
 def gradients(
-    loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
+    function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
 ) -> list[torch.Tensor]:
     """The value and the gradients of every floating operand, and of the weight if it is an array."""
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
@@ -59,15 +59,15 @@ def gradients(
     if isinstance(weight, torch.Tensor):
         options["weight"] = weight.detach().requires_grad_()
         leaves.append(options["weight"])
-    names = [x.name for x in loss.loss.operands]
-    value = loss(**dict(zip(names, leaves, strict=False)), **options)
+    names = [x.name for x in function.loss.operands]
+    value = function(**dict(zip(names, leaves, strict=False)), **options)
     upstream = torch.linspace(0.5, 2, max(1, value.numel()), dtype=value.dtype, device=value.device)
     upstream = scale * upstream[: value.numel()].reshape(value.shape)
     inputs = [x for x in leaves if x.requires_grad]
     return [value.detach(), *torch.autograd.grad(value, inputs, upstream)]
 
 
-def exact(loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
+def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
     """The same by the formula, in float64, on the CPU."""
     from cupylosses.backends.torch import plans
 
@@ -75,7 +75,7 @@ def exact(loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: flo
     before = plans.use_host(None)
     try:
         return gradients(
-            loss, [x.cpu().double() if x.is_floating_point() else x.cpu() for x in operands], scale, **wide
+            function, [x.cpu().double() if x.is_floating_point() else x.cpu() for x in operands], scale, **wide
         )
     finally:
         plans.use_host(before)
@@ -89,9 +89,9 @@ def _on_cpu(x: Any) -> Any:
     return x.cpu() if isinstance(x, torch.Tensor) else x
 
 
-def agree(loss: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> None:
+def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> None:
     """Value and gradients of the kernels are those of the formula."""
-    found, right = gradients(loss, operands, scale, **options), exact(loss, operands, scale, **options)
+    found, right = gradients(function, operands, scale, **options), exact(function, operands, scale, **options)
     for a, b in zip(found, right, strict=True):
         tolerance = 2e-12 if a.dtype == torch.float64 else 2 * torch.finfo(a.dtype).eps
         torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance / 4, equal_nan=True)
@@ -142,25 +142,24 @@ CASES: Sequence[tuple[Any, ...]] = (
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("loss", "dtype", "operands", "options", "value", "slopes"),
+    ("function", "dtype", "operands", "options", "value", "slopes"),
     CASES,
     ids=[f"{x[0].__name__}-{i}" for i, x in enumerate(CASES)],
 )
 def test_exact_values(
-    loss: Any, dtype: torch.dtype, operands: Any, options: Mapping[str, Any], value: float, slopes: Any
+    function: Any, dtype: torch.dtype, operands: Any, options: Mapping[str, Any], value: float, slopes: Any
 ) -> None:
     for where in ("kernels", "formula"):
         tensors = [torch.tensor(x, dtype=dtype if isinstance(x, tuple) else None).to(KERNELS) for x in operands]
         arguments = {"reduction": "none", **options}
-        found = gradients(loss, tensors, 2.0, **arguments)
+        found = gradients(function, tensors, 2.0, **arguments)
         if where == "formula":
-            found = exact(loss, tensors, 2.0, **arguments)
-        right = [value, *slopes]
+            found = exact(function, tensors, 2.0, **arguments)
         kind = f64 if where == "formula" else dtype
-        digits = {f16: 1e-3, f32: 2e-7, f64: 2e-9}[kind]
-        for i, (a, b) in enumerate(zip(found, right, strict=True)):
-            rtol = 1e-12 if i == 0 and kind == f64 else digits
-            # The expected derivatives are rounded to nine digits.
+        for i, (a, b) in enumerate(zip(found, [value, *slopes], strict=True)):
+            # The expected values are rounded to twelve digits, the derivatives to nine, or to those of the dtype.
+            rtol = {f16: 1e-3, f32: 2e-7, f64: 2e-9}[kind if i == 0 else dtype]
+            rtol = 1e-11 if i == 0 and kind == f64 else rtol
             torch.testing.assert_close(
                 a.cpu().double(),
                 torch.tensor(b, dtype=f64),
@@ -177,8 +176,8 @@ def test_exact_values(
 @pytest.mark.kernels
 @by_name
 @every_dtype
-def test_dtypes(loss: Any, dtype: torch.dtype) -> None:
-    agree(loss, drawn(loss, dtype=dtype))
+def test_dtypes(function: Any, dtype: torch.dtype) -> None:
+    agree(function, drawn(function, dtype=dtype))
 
 
 #: Shapes of rows and numbers of features: lanes of every width, blocks, and rows that are longer than registers.
@@ -196,9 +195,9 @@ def test_lengths(rows: Sequence[int], features: int, reduction: str) -> None:
 @pytest.mark.kernels
 @by_name
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_checks(loss: Any, layout: str) -> None:
+def test_checks(function: Any, layout: str) -> None:
     """The checks of `scripts/compare.py`, in each layout."""
-    outcome = perform(Check(loss.loss, loss.loss.cases[-1], ("float32",), layout=layout))
+    outcome = perform(Check(function.loss, function.loss.cases[-1], ("float32",), layout=layout))
     assert outcome.ok, outcome.problems
 
 
@@ -323,12 +322,12 @@ def test_many_rows_have_few_chunks() -> None:
 @pytest.mark.kernels
 @by_name
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_second_derivatives(loss: Any, reduction: str) -> None:
-    operands = [x.requires_grad_(x.is_floating_point()) for x in drawn(loss, (3,), 4)]
+def test_second_derivatives(function: Any, reduction: str) -> None:
+    operands = [x.requires_grad_(x.is_floating_point()) for x in drawn(function, (3,), 4)]
     vectors = [x for x in operands if x.requires_grad]
 
     def call(*vectors: torch.Tensor) -> torch.Tensor:
-        return loss(*vectors, *operands[len(vectors) :], reduction=reduction)
+        return function(*vectors, *operands[len(vectors) :], reduction=reduction)
 
     assert torch.autograd.gradgradcheck(call, tuple(vectors))
 
