@@ -754,6 +754,77 @@ def cosine_embedding_loss(
         R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.
     """
 
+def cosine_loss(
+    input: _Array,
+    target: _Exchangeable,
+    eps: float = 1e-08,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    feature_dim: int = -1,
+    out_dtype: Any = None,
+) -> _Array:
+    """One minus the cosine of two vectors.
+
+        1 - <input, target> / (max(|input|, eps) max(|target|, eps))
+
+    The cosine is that of `torch.nn.functional.cosine_similarity`, without its values beyond 1. Gradients of vectors
+    shorter than `eps` are those of the value, which torch's are not.
+
+    Args:
+        input: The predicted vectors. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        target: The vectors to point along. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        eps: Length that shorter vectors count as; 0 for the exact cosine. Must be a number >= 0. Default 1e-08.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
+            row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read,
+            their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        feature_dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array
+        without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by the sum
+        of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. Sums over rows and their formula are computed in float64. The result belongs to the library and
+        the device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. A vector of zeros has no direction: the cosine is 0, with gradient 0
+        with respect to both vectors. The length of a vector shorter than `eps` is a constant. Where the loss of a row
+        is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[1.0, 2.0, 2.0], [0.5, -1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
+        >>> loss = F.cosine_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.214
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. Bromley et al., Signature verification using a Siamese time delay neural network, NIPS 1993.
+    """
+
 def sigmoid_focal_loss(
     input: _Array,
     target: _Exchangeable,

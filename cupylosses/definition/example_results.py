@@ -11,6 +11,7 @@ RESULTS: dict[str, float] = {
     "js_div": 0.009,
     "tv_distance": 0.067,
     "cosine_embedding_loss": 0.69,
+    "cosine_loss": 0.214,
     "sigmoid_focal_loss": 0.009,
     "asymmetric_loss": 0.065,
     "poly1_loss": 0.764,

@@ -58,3 +58,34 @@ cosine_embedding_loss = define_statistics(
     cases=({}, {"margin": 0.5}, {"eps": 0.0}),
     source="R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.",
 )
+
+
+def _cosine_loss_reference(xp, input, target, eps):
+    dot = xp.sum(input * target, axis=-1)
+    squares = [xp.sum(x * x, axis=-1) for x in (input, target)]
+    nowhere = (squares[0] == 0) | (squares[1] == 0)
+    one = xp.ones_like(dot)
+    lengths = [xp.sqrt(xp.where(nowhere, one, x)) for x in squares]
+    first, second = (xp.where(x < eps, eps * one, x) for x in lengths)
+    c = xp.where(nowhere, dot * 0, dot / (first * second))
+    # Derivatives pass where 1 - c is below 0 by rounding only.
+    return 1 - c - xp.where(c > 1, detached(1 - c), xp.zeros_like(c))
+
+
+cosine_loss = define_statistics(
+    name="cosine_loss",
+    summary="One minus the cosine of two vectors.",
+    formula="1 - <input, target> / (max(|input|, eps) max(|target|, eps))",
+    operands=(Operand("input", "The predicted vectors."), Operand("target", "The vectors to point along.")),
+    parameters=(Parameter("eps", 1e-8, "Length that shorter vectors count as; 0 for the exact cosine.", minimum=0.0),),
+    constants={"zero": "0"},
+    statistics={"dot": "input * target", "xx": "square(input)", "yy": "square(target)"},
+    value="at_least(1 - cosine_at_least(dot, xx, yy, eps), zero)",
+    reference=_cosine_loss_reference,
+    convention="A vector of zeros has no direction: the cosine is 0, with gradient 0 with respect to both vectors. The "
+    "length of a vector shorter than `eps` is a constant.",
+    cases=({}, {"eps": 0.0}),
+    notes="The cosine is that of `torch.nn.functional.cosine_similarity`, without its values beyond 1. Gradients of "
+    "vectors shorter than `eps` are those of the value, which torch's are not.",
+    source="J. Bromley et al., Signature verification using a Siamese time delay neural network, NIPS 1993.",
+)

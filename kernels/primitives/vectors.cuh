@@ -26,3 +26,19 @@ __device__ __forceinline__ Dual<T, kDot | kX | kY> cosine(const Dual<T, kDot>& d
   return chain(dot, xx, yy, value, nowhere ? T(0) : T(1) / length, nowhere ? T(0) : half / x,
                nowhere ? T(0) : half / y);
 }
+
+// dot / (max(|x|, eps) max(|y|, eps)), the cosine of two vectors from their product and their squared lengths, and
+// within -1 and 1. A length below eps has no part in derivatives. 0 with derivatives 0 if one of the lengths is 0.
+template <class T, unsigned kDot, unsigned kX, unsigned kY>
+__device__ __forceinline__ Dual<T, kDot | kX | kY> cosine_at_least(const Dual<T, kDot>& dot, const Dual<T, kX>& xx,
+                                                                   const Dual<T, kY>& yy, const Dual<T, 0>& eps) {
+  const T x = scalar_square_root(xx.value);
+  const T y = scalar_square_root(yy.value);
+  const bool nowhere = xx.value == T(0) || yy.value == T(0);
+  const T length = nowhere ? T(1) : (x < eps.value ? eps.value : x) * (y < eps.value ? eps.value : y);
+  const T quotient = dot.value / length;
+  const T value = quotient > T(1) ? T(1) : (quotient < T(-1) ? T(-1) : quotient);
+  const T half = T(-0.5) * value;
+  return chain(dot, xx, yy, value, nowhere ? T(0) : T(1) / length, nowhere || x < eps.value ? T(0) : half / xx.value,
+               nowhere || y < eps.value ? T(0) : half / yy.value);
+}

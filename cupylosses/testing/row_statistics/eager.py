@@ -36,6 +36,19 @@ def _cosine_embedding(options: Mapping[str, Any]) -> Call | None:
     return call
 
 
+def _cosine(options: Mapping[str, Any]) -> Call | None:
+    def call(input: Tensor, target: Tensor) -> Tensor:
+        from torch.nn.functional import cosine_similarity
+
+        rows = 1 - cosine_similarity(input, target, -1, options["eps"])
+        return rows if options["reduction"] == "none" else getattr(rows, options["reduction"])()
+
+    return call
+
+
 #: torch's call for the values of all parameters, flags and the reduction, by name of the loss; None if it has no such
 #: parameters.
-EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {"cosine_embedding_loss": _cosine_embedding}
+EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {
+    "cosine_embedding_loss": _cosine_embedding,
+    "cosine_loss": _cosine,
+}
