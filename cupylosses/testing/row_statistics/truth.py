@@ -1,7 +1,8 @@
 """The truth of losses of row statistics: the reference formula in float64, and torch's derivatives of it.
 
 Kernels compute in double and round once, so the size of a result is its absolute value. Only float64 results show the
-errors of the arithmetic: those of a value are of the size of x dy/dx, those of a gradient of the largest of its row.
+errors of the arithmetic: those of a value are of the size of 1, beside which cosines stand, and those of a gradient of
+the size of 1 / |x|, of which the parts along x and along the other vector cancel where the two are similar.
 """
 
 from __future__ import annotations
@@ -49,12 +50,7 @@ def truth(
     slopes = iter(torch.autograd.grad(rows.sum(), floating, materialize_grads=True))
     by_leaf = [next(slopes) if x.requires_grad else None for x in leaves]
     rows = rows.detach()
-    size = rows.abs()
-    share = IN_FLOAT64 if result == "float64" else NARROWER
-    for x, g in zip(leaves, by_leaf, strict=True):
-        if g is not None:
-            moved = torch.nan_to_num(x.detach() * g).abs()
-            size = size + share * (moved if x.dim() == rows.dim() else moved.sum(-1))
+    size = rows.abs() + (IN_FLOAT64 if result == "float64" else NARROWER)
     divisor = {"mean": prod(rows.shape), "batchmean": rows.shape[0] if rows.dim() else 1}.get(reduction, 1)
     divisor = prod(rows.shape) if reduction == "weighted_mean" else divisor
     if reduction == "none":
@@ -63,15 +59,18 @@ def truth(
         value = Expected(rows.sum() / divisor, size.square().sum().sqrt() / divisor, size.sum() / divisor)
     upstream = torch.as_tensor(grad_output, dtype=torch.float64, device=rows.device) / divisor
     gradients: list[Expected | None] = []
-    for x, g, w in zip(operands, by_leaf, wanted, strict=True):
+    for x, leaf, g, w in zip(operands, leaves, by_leaf, wanted, strict=True):
         if g is None or not w:
             gradients.append(None)
             continue
         factor = upstream if reduction != "none" or g.dim() == rows.dim() else upstream[..., None]
         exact = g * factor
         share = IN_FLOAT64 if dtype_name(x.dtype) == "float64" else NARROWER
-        largest = exact.abs().amax(-1, keepdim=True) if exact.dim() and exact.numel() else exact.abs()
-        terms = exact.abs() + share * largest
+        terms = exact.abs()
+        if g.dim() > rows.dim():
+            length = leaf.detach().norm(dim=-1, keepdim=True)
+            # Of two parts.
+            terms = terms + share * torch.where(length > 0, 2 * factor.abs() / length, 0.0)
         gradients.append(Expected(_back(exact, x.shape), _back(terms.square(), x.shape).sqrt(), _back(terms, x.shape)))
     return Truth(value, tuple(gradients))
 
