@@ -356,20 +356,21 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     made = ", ".join(f"{t}{{{p}}}" for t, p in zip(sources, pointers, strict=True))
     rank = max_rank(len(operands)) if kernel.many else 1
     dimensions = f"Dimensions<{len(operands) + 2}, {rank}>"
-    fixed = ["int64 rows", "int64 outputs", "int64 length", "int64 slices", "int64 slice_length"]
+    fixed = [f"int64 {x}" for x in ("rows", "outputs", "length", "slices", "slice_length", "lanes", "warps")]
     fixed += [f"const __grid_constant__ {dimensions} {x}" for x in ("kept", "reduced")]
     after = f"partials + {len(loss.statistics) + len(labels)} * rows"
     yield f"using Sources = Tuple<{', '.join(sources)}>;"
     yield ""
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
-    yield f"  const SumOver<Loss, Sources, Absent, {slot}, {rank}, {kernel.vec_size}> program{{"
+    yield f"  const SumOver<Loss, Sources, Absent, {slot}, {rank}, {rank}, {kernel.vec_size}> program{{"
     yield f"      {functor}, make_tuple({made}), Absent{{}}, kept, reduced}};"
     storage, result = types[name], STORAGE[kernel.result][0]
     yield f"  const Deposit<{storage}, {result}> deposit{{{name}_gradients, nullptr, 1.0, 1.0}};"
     if kernel.kind == "slices":
         mapping = str(kernel.columns).lower()
-        yield f"  sum_slices<{mapping}>(program, deposit, outputs, length, slices, slice_length, {after});"
+        yield f"  sum_slices<{mapping}, true>("
+        yield f"      program, deposit, outputs, length, slices, slice_length, lanes, warps, {after});"
     else:
         yield f"  combine_slices(program, deposit, outputs, slices, {after});"
     yield "}"

@@ -178,6 +178,8 @@ class StatisticsPlan(Plan):
             found.length,
             found.slices,
             found.slice_length,
+            found.lanes,
+            found.warps,
             dimension_words(found.kept, found.kept_strides, rank),
             dimension_words(found.reduced, found.reduced_strides, rank),
         )
@@ -187,13 +189,13 @@ class StatisticsPlan(Plan):
             static.weight, static.masked, slot, found.columns, found.vec_size, found.access[: len(streams)], many,
             counted,
         )  # fmt: skip
-        kinds = {"slices": found.warps, "combine": found.outputs}
+        kinds = {"slices": found.tasks * found.warps, "combine": found.outputs}
         if found.slices == 1:
             del kinds["combine"]
         of_rows = tuple([i == slot for i in range(len(self.tensors))])
         launchers = [self.launcher("coefficients", of_rows, counted)]
         for kind, count in kinds.items():
-            grid = pointwise_layout.grid(count, pointwise_layout.MAX_THREADS, self.machine.processors)
+            grid = pointwise_layout.sum_grid(count, self.machine.processors)
             launchers.append(
                 self.machine.launcher(replace(kernel, kind=kind), grid, pointwise_layout.MAX_THREADS, fixed)
             )
