@@ -68,7 +68,7 @@ def gradients(
 
 
 def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
-    """The same by the formula, in float64, on the CPU."""
+    """The results of the formula, in float64, on the CPU."""
     from cupylosses.backends.torch import plans
 
     wide = {k: x.cpu().double() if _is_floating(x) else _on_cpu(x) for k, x in options.items()}
@@ -448,7 +448,7 @@ def test_wrong_types(operands: Any, options: Mapping[str, Any], message: str) ->
 
 
 def test_the_twin_of_torch() -> None:
-    """Where torch is right, so are values and gradients of the Module and the function."""
+    """Values and gradients of the Module and the function are torch's where those are right."""
     first, second, label = (x.cpu() for x in drawn(COSINE, (4,), 6))
     for options in ({}, {"margin": 0.25}, {"reduction": "sum"}):
         ours, theirs = (

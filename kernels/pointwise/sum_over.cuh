@@ -147,7 +147,7 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
   const int64 bundle_size = lanes_across * kTotals;
   const int64 bundles = (outputs + bundle_size - 1) / bundle_size;
   const int64 at_once = kMostWarps / warps;
-  // The same number of rounds for all warps of a block, because of the barriers.
+  // All warps of a block make equally many rounds, because of the barriers.
   for (int64 first = blockIdx.x * at_once; first < bundles * slices; first += gridDim.x * at_once) {
     const int64 task = first + warp / warps;
     const int64 slice = task / bundles;

@@ -293,7 +293,7 @@ __device__ __forceinline__ Dual<T, kD | kA | kC> robust_loss(const Dual<T, kD>& 
   T result = valid ? value : scalar_nan(T());
   T slope = along_d;
   if constexpr (kNarrow && (kA | kC) != 0) {
-    // The same bits as without the other gradients.
+    // Bits do not depend on the other gradients.
     const NarrowRobust<T> usual = scalar_narrow_robust(d.value, alpha.value, c);
     result = usual.valid ? usual.value : result;
     slope = usual.valid ? usual.slope : along_d;

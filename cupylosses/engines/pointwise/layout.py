@@ -316,8 +316,8 @@ def sum_in_vectors(x: SumLayout, streams: Sequence[Stream], result: Stream) -> S
 
 
 def _shared_sums(x: SumLayout) -> SumLayout:
-    """The same sums with slices, lanes and warps for these vectors: few outputs need more lanes each, short sums leave
-    lanes to other outputs.
+    """Cuts the sums into slices, and gives lanes and warps to an output: few outputs need more lanes each, short sums
+    leave lanes to other outputs.
     """
     if x.columns:
         lanes = 1

@@ -165,7 +165,7 @@ class StatisticsPlan(Plan):
             streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * len(self.loss.statistics)
         else:
             streams = [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)]
-        # Where the coefficients of a number begin, is a multiple of 8 bytes, not of 16.
+        # Coefficients of a number begin at a multiple of 8 bytes, not of 16.
         target = pointwise_layout.Stream(broadcast_strides(x.shape, x.gradient.strides, shape), ITEMSIZE[x.dtype])
         none = pointwise_layout.Stream((0,) * len(shape), 8)
         found = pointwise_layout.sum_layout(shape, [*(s.strides for s in streams), none.strides], target.strides)
