@@ -825,6 +825,96 @@ def cosine_loss(
         J. Bromley et al., Signature verification using a Siamese time delay neural network, NIPS 1993.
     """
 
+def triplet_margin_loss(
+    anchor: _Array,
+    positive: _Exchangeable,
+    negative: _Exchangeable,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-06,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    feature_dim: int = -1,
+    out_dtype: Any = None,
+) -> _Array:
+    """Triplet margin loss: an anchor is to lie nearer to a positive than to a negative, by a margin.
+
+        max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of d(anchor, negative) and
+        d(positive, negative); d(x, y) = (sum |x - y + eps|^p)^(1/p)
+
+    Distances are computed in float64 and, of other degrees than 1 and 2, beside the largest difference of the row: none
+    overflows. The second derivative of a distance of 0 is 0, where torch's is NaN.
+
+    Drop-in replacement for ``torch.nn.functional.triplet_margin_loss``.
+
+    Args:
+        anchor: The vectors to compare. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        positive: Vectors that each anchor is to be near to. Shape (N, D), (D,), or any shape that broadcasts with the
+            others, with the features in `feature_dim`; floating. Domain: any number.
+        negative: Vectors that each anchor is to be far from. Shape (N, D), (D,), or any shape that broadcasts with the
+            others, with the features in `feature_dim`; floating. Domain: any number.
+        margin: Distance by which the negative is to be farther off. Must be a number > 0. Default 1.0.
+        p: Degree of the distance, > 0: 1 sums absolute differences, 2 is Euclidean, infinity takes the largest
+            difference. Must be a number > 0. Default 2.0.
+        eps: Added to each difference, as torch does: equal vectors have the distance eps D^(1/p). With 0 it is a
+            metric. Must be a number, not NaN. Default 1e-06.
+        swap: If True, the distance from the positive to the negative counts where it is the smaller. Default False.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
+            row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read,
+            their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        feature_dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array
+        without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by the sum
+        of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. Sums over rows and their formula are computed in float64. The result belongs to the library and
+        the device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At a value of 0 on the boundary the row is active. A distance of 0,
+        and an infinite one, has gradient 0; of equal distances under `swap`, and of equal largest differences, each has
+        its share. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> anchor = torch.tensor([[1.0, 2.0, 2.0], [0.5, -1.0, 0.0]], requires_grad=True)
+        >>> positive = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
+        >>> negative = torch.tensor([[0.0, 1.0, 4.0], [-1.0, 1.0, 1.0]])
+        >>> loss = F.triplet_margin_loss(anchor, positive, negative)
+        >>> round(loss.item(), 3)
+        0.5
+        >>> loss.backward()  # anchor.grad holds the gradient
+
+    References:
+        V. Balntas et al., Learning local feature descriptors with triplets and shallow convolutional neural networks,
+            BMVC 2016.
+    """
+
 def sigmoid_focal_loss(
     input: _Array,
     target: _Exchangeable,

@@ -24,7 +24,7 @@ from cupylosses.testing.row_statistics.check import LAYOUTS
 from cupylosses.testing.tolerance import same_bits
 
 LOSSES = [getattr(F, x) for x in registry(StatisticsLoss)]
-COSINE = F.cosine_embedding_loss
+COSINE, TRIPLET = F.cosine_embedding_loss, F.triplet_margin_loss
 by_name = pytest.mark.parametrize("function", LOSSES, ids=lambda x: x.__name__)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
@@ -101,9 +101,14 @@ def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale:
 # Exact cases
 
 f16, f32, f64 = torch.float16, torch.float32, torch.float64
-A, B = (1.0, 2.0, 2.0), (2.0, 0.0, 1.0)
+A, B, C = (1.0, 2.0, 2.0), (2.0, 0.0, 1.0), (0.0, 1.0, 4.0)
+TRIPLET_SLOPES = (
+    (-0.816496580928, 0.408248290464, 1.224744871392),
+    (0.408248290464, -0.816496580928, -0.408248290464),
+    (0.408248290464, 0.408248290464, -0.816496580928),
+)
 
-#: Loss, dtype, operands, options, value, and gradients of the vectors.
+#: Loss, dtype, operands, options, value, and gradients of the vectors; None for one that is not written down.
 CASES: Sequence[tuple[Any, ...]] = (
     (
         COSINE, f64, (A, B, 1), {"eps": 0.0}, 0.403715206000056,
@@ -140,6 +145,45 @@ CASES: Sequence[tuple[Any, ...]] = (
     ),
     (F.cosine_loss, f64, ((5e-9, 0.0), (3.0, 4.0)), {}, 0.7, ((-6e7, -8e7), (-0.064, 0.048))),
     (F.cosine_loss, f64, ((0.0, 0.0), (3.0, 4.0)), {"eps": 0.0}, 1.0, ((0.0, 0.0), (0.0, 0.0))),
+    (TRIPLET, f64, (A, B, C), {"eps": 0.0}, 1.0, TRIPLET_SLOPES),
+    (
+        TRIPLET, f64, (A, B, C), {}, 1.000000816496445,
+        ((-0.816496444845, 0.408248018298, 1.224744735308), None, None),
+    ),
+    (TRIPLET, f64, (A, B, C), {"eps": 0.0, "p": 1.0}, 1.0, ((-2.0, 0.0, 2.0), (1.0, -1.0, -1.0), (1.0, 1.0, -1.0))),
+    (
+        TRIPLET, f64, (A, B, C), {"eps": 0.0, "p": 3}, 1.0,
+        ((-0.430886938006, 0.646330407010, 1.077217345016), None, None),
+    ),
+    (TRIPLET, f64, (A, B, C), {"eps": 0.0, "p": inf}, 1.0, ((0.0, 1.0, 1.0), (0.0, -1.0, 0.0), (0.0, 0.0, -1.0))),
+    (
+        TRIPLET, f64, ((0.0, 0.0), (3.0, 0.0), (4.0, 0.0)), {"swap": True, "eps": 0.0}, 3.0,
+        ((-1.0, 0.0), (2.0, 0.0), (-1.0, 0.0)),
+    ),
+    (
+        TRIPLET, f64, ((0.0, 0.0), (2.0, 0.0), (1.0, 3.0)), {"swap": True, "margin": 5.0, "eps": 0.0},
+        3.837722339831621,
+        ((-0.841886116992, 0.474341649025), (0.841886116992, 0.474341649025), (0.0, -0.948683298051)),
+    ),
+    (
+        TRIPLET, f64, ((0.0, 0.0), (1.0, 0.0), (2.0, 0.0)), {"eps": 0.0}, 0.0, ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0)),
+    ),
+    (TRIPLET, f64, ((0.0, 0.0), (1.0, 0.0), (inf, 0.0)), {}, 0.0, ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))),
+    (TRIPLET, f64, ((1.0, 2.0), (1.0, 2.0), (1.0, 2.0)), {"eps": 0.0}, 1.0, ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))),
+    (
+        TRIPLET, f64, ((1.0, 2.0), (1.0, 2.0), (1.0, 2.0)), {}, 1.0,
+        ((0.0, 0.0), (-(0.5**0.5), -(0.5**0.5)), (0.5**0.5, 0.5**0.5)),
+    ),
+    (
+        TRIPLET, f32, ((0.0, 0.0), (1e20, 0.0), (1.0, 0.0)), {"eps": 0.0},
+        100000002004087734272.0,
+        ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0)),
+    ),
+    (TRIPLET, f32, ((0.0, 0.0), (1e20, 0.0), (2e20, 0.0)), {}, 0.0, ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))),
+    *(
+        (TRIPLET, f32, ((3e38, 4.0), (0.0, 0.0), (0.0, nan)), {"p": p, "margin": 0.5}, nan, ((nan, nan),) * 3)
+        for p in (1.0, 2.0, 5.0, inf)
+    ),
     (COSINE, f64, (A, B, 0), {}, nan, ((nan, nan, nan), (nan, nan, nan))),
     (COSINE, f64, ((1.0, nan, 2.0), B, -1), {"margin": 5.0}, nan, ((nan, nan, nan), (nan, nan, nan))),
 )  # fmt: skip
@@ -162,6 +206,8 @@ def test_exact_values(
             found = exact(function, tensors, 2.0, **arguments)
         kind = f64 if where == "formula" else dtype
         for i, (a, b) in enumerate(zip(found, [value, *slopes], strict=True)):
+            if b is None:
+                continue
             # The expected values are rounded to twelve digits, the derivatives to nine, or to those of the dtype.
             rtol = {f16: 1e-3, f32: 2e-7, f64: 2e-9}[kind if i == 0 else dtype]
             rtol = 1e-11 if i == 0 and kind == f64 else rtol
@@ -239,6 +285,20 @@ def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
     generator = torch.Generator().manual_seed(3)
     first, second, label = (torch.randn(x, generator=generator, dtype=f64).to(KERNELS) for x in shapes)
     agree(COSINE, (first, second, label.sign()), reduction=reduction)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5, inf])
+@pytest.mark.parametrize("features", [5, 530])
+def test_norms(p: float, features: int) -> None:
+    """Of each degree, across lanes and warps, and for a broadcast operand; integers, so that many are equal."""
+    anchor, positive, negative = (x.round() for x in drawn(TRIPLET, (3,), features))
+    for operands in (
+        (anchor, positive, negative),
+        (anchor, positive, negative[:1]),
+        (anchor[:, :1], positive, negative),
+    ):
+        agree(TRIPLET, operands, reduction="none", p=p, swap=True, eps=0.0, margin=20.0)
 
 
 @pytest.mark.kernels

@@ -1,8 +1,8 @@
 """Losses of vectors: cosines of pairs."""
 
-from math import nan
+from math import inf, nan
 
-from cupylosses.definition.base import Operand, Parameter
+from cupylosses.definition.base import Flag, Operand, Parameter
 from cupylosses.engines.row_statistics.definition import define_statistics
 from cupylosses.reference_math import detached
 
@@ -88,4 +88,91 @@ cosine_loss = define_statistics(
     notes="The cosine is that of `torch.nn.functional.cosine_similarity`, without its values beyond 1. Gradients of "
     "vectors shorter than `eps` are those of the value, which torch's are not.",
     source="J. Bromley et al., Signature verification using a Siamese time delay neural network, NIPS 1993.",
+)
+
+
+def _norm(xp, x, p):
+    """The norm of degree p of each row; one of 0 or infinity has derivatives of 0."""
+    if x.shape[-1] == 0:
+        return xp.sum(x, axis=-1)
+    # Replaced before they are read: an infinite row would have derivatives of 0 times infinity.
+    infinite = xp.max(xp.abs(detached(x)), axis=-1) == inf
+    x = xp.where(infinite[..., None], xp.ones_like(x), x)
+    size = xp.abs(x)
+    if p == 1:
+        found = xp.sum(size, axis=-1)
+    elif p == inf:
+        found = xp.max(size, axis=-1)
+    elif p == 2:
+        squares = xp.sum(x * x, axis=-1)
+        nowhere = detached(squares) == 0
+        found = xp.where(nowhere, squares * 0, xp.sqrt(xp.where(nowhere, xp.ones_like(squares), squares)))
+    else:
+        largest = detached(xp.max(size, axis=-1))
+        scale = xp.where(largest == 0, xp.ones_like(largest), largest)
+        ratio = size / scale[..., None]
+        zero = ratio == 0
+        powers = xp.where(zero, xp.zeros_like(ratio), xp.where(zero, xp.ones_like(ratio), ratio) ** p)
+        total = xp.sum(powers, axis=-1)
+        nowhere = total == 0
+        found = xp.where(nowhere, total, scale * xp.where(nowhere, xp.ones_like(total), total) ** (1 / p))
+    return xp.where(infinite, xp.zeros_like(found) + inf, found)
+
+
+def _triplet_reference(xp, anchor, positive, negative, margin, p, eps, swap):
+    near, far = _norm(xp, anchor - positive + eps, p), _norm(xp, anchor - negative + eps, p)
+    if swap:
+        other = _norm(xp, positive - negative + eps, p)
+        # Of equal distances each counts for a half.
+        tie = (far + other) / 2
+        far = xp.where(far < other, far, xp.where(other < far, other, tie))
+    excess = margin + near - far
+    return xp.where(excess < 0, xp.zeros_like(excess), excess)
+
+
+_DEGREE = Parameter(
+    "p",
+    2.0,
+    "Degree of the distance, > 0: 1 sums absolute differences, 2 is Euclidean, infinity takes the largest difference.",
+    minimum=0.0,
+    exclusive=True,
+)
+_OFFSET = Parameter(
+    "eps",
+    1e-6,
+    "Added to each difference, as torch does: equal vectors have the distance eps D^(1/p). With 0 it is a metric.",
+)
+
+triplet_margin_loss = define_statistics(
+    name="triplet_margin_loss",
+    summary="Triplet margin loss: an anchor is to lie nearer to a positive than to a negative, by a margin.",
+    formula="max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of "
+    "d(anchor, negative) and d(positive, negative); d(x, y) = (sum |x - y + eps|^p)^(1/p)",
+    operands=(
+        Operand("anchor", "The vectors to compare."),
+        Operand("positive", "Vectors that each anchor is to be near to."),
+        Operand("negative", "Vectors that each anchor is to be far from."),
+    ),
+    parameters=(
+        Parameter("margin", 1.0, "Distance by which the negative is to be farther off.", minimum=0.0, exclusive=True),
+        _DEGREE,
+        _OFFSET,
+    ),
+    flags=(
+        Flag("swap", False, "If True, the distance from the positive to the negative counts where it is the smaller."),
+    ),
+    norms={"ap": "anchor - positive + eps", "an": "anchor - negative + eps", "pn": "positive - negative + eps"},
+    only_with={"pn": "swap"},
+    value="relu_active(margin + (ap - where(swap, smaller(an, pn), an)))",
+    reference=_triplet_reference,
+    torch="triplet_margin_loss",
+    module="TripletMarginLoss",
+    positional="anchor positive negative margin p eps swap size_average reduce reduction",
+    convention="At a value of 0 on the boundary the row is active. A distance of 0, and an infinite one, has gradient "
+    "0; of equal distances under `swap`, and of equal largest differences, each has its share.",
+    cases=({}, {"p": 1.0}, {"p": 3.0, "swap": True}, {"p": inf}, {"swap": True, "margin": 2.0, "eps": 0.0}),
+    notes="Distances are computed in float64 and, of other degrees than 1 and 2, beside the largest difference of the "
+    "row: none overflows. The second derivative of a distance of 0 is 0, where torch's is NaN.",
+    source="V. Balntas et al., Learning local feature descriptors with triplets and shallow convolutional neural "
+    "networks, BMVC 2016.",
 )

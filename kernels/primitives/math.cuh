@@ -85,6 +85,33 @@ __device__ __forceinline__ Dual<T, kMask> relu_active(const Dual<T, kMask>& x) {
   return where(x.value < T(0), constant<T>(0), x);
 }
 
+// max(x, 0). The derivative at 0 is 0, as for a hinge that only counts what exceeds 0.
+template <class T, unsigned kMask>
+__device__ __forceinline__ Dual<T, kMask> relu_inactive(const Dual<T, kMask>& x) {
+  return where(x.value <= T(0), constant<T>(0), x);
+}
+
+// The mean of two equal numbers, and NaN if either is NaN: what is left of min and max where neither is the smaller.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> tied(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  const bool equal = a.value == b.value;
+  const T value = equal ? a.value : a.value + b.value;
+  const T partial = equal ? T(0.5) : value;
+  return chain(a, b, value, partial, partial);
+}
+
+// min(a, b). Where both are equal, each has the derivative 1/2.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> smaller(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  return where(a.value < b.value, a, where(b.value < a.value, b, tied(a, b)));
+}
+
+// max(a, b). Where both are equal, each has the derivative 1/2.
+template <class T, unsigned kA, unsigned kB>
+__device__ __forceinline__ Dual<T, kA | kB> larger(const Dual<T, kA>& a, const Dual<T, kB>& b) {
+  return where(a.value > b.value, a, where(b.value > a.value, b, tied(a, b)));
+}
+
 // 0, or NaN if x is NaN: the value of "0 times x, infinities included".
 template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, 0> zero_unless_nan(const Dual<T, kMask>& x) {

@@ -1,12 +1,15 @@
 // Losses of rows that are a formula of statistics, sums over the features of a row:
 //
 //   s_k[r] = sum over i of e_k(x[r, i])              x: vectors, operands of shape (rows, features)
+//            or a norm of e_k over i, of degree p
 //   y[r]   = f(s[r], t[r])                           t: labels, operands of shape (rows)
 //   g[r, i] = factor[r] * sum over k of a_k[r] * d e_k / d x [r, i]    with a_k = d f / d s_k
 //
 // 1. A group of threads takes a row: neighbouring lanes of a warp where rows are short, a block otherwise. Its threads
 //    read vectors of kVecSize features in turn and add the terms of every statistic in double; the group adds these.
-// 2. Every thread evaluates f on dual numbers in double, and has value and coefficients.
+// 2. The lanes of a group, or the first warp of a block, evaluate f on dual numbers in double: value and coefficients.
+//    Of a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1), of which the coefficient has the
+//    part that all features share. A norm of 0, or an infinite one, has no direction: its derivative is 0.
 // 3. The threads go through the same features again and write the gradients. A row of kAhead vectors per thread or less
 //    stays in registers (kHeld); of a longer one the second read mostly comes from a cache.
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
@@ -20,6 +23,125 @@
 #pragma once
 #include "pointwise/sum_over.cuh"
 #include "primitives/primitives.cuh"
+
+// What a statistic is of its terms e: their sum; or their norm of degree 1, of degree 2, of infinite degree, or of any
+// other degree p, as codegen.py numbers them.
+constexpr int kSum = 0, kAbsolute = 1, kEuclidean = 2, kMaximum = 3, kPowers = 4;
+
+// A statistic of some features of a row. A sum is one number. kMaximum has the largest |e|, and how many terms share
+// it. kPowers has the largest |e|, and the sum of (|e| / largest)^p, so that no power overflows.
+template <int kForm>
+struct Statistic {
+  static constexpr int kNumbers = kForm < kMaximum ? 1 : 2;
+  double number[kNumbers];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) number[i] = 0.0;
+  }
+  __device__ __forceinline__ void add(double e, double exponent) {
+    if constexpr (kForm == kSum) number[0] += e;
+    if constexpr (kForm == kAbsolute) number[0] += fabs(e);
+    if constexpr (kForm == kEuclidean) number[0] += e * e;
+    if constexpr (kForm >= kMaximum) merge(Statistic{{fabs(e), 1.0}}, exponent);
+  }
+  __device__ __forceinline__ void merge(const Statistic& x, double exponent) {
+    if constexpr (kForm < kMaximum) {
+      number[0] += x.number[0];
+    } else if constexpr (kForm == kMaximum) {
+      // NaN is larger than all others, and stays.
+      const bool larger = x.number[0] > number[0] || x.number[0] != x.number[0];
+      const double shared = x.number[0] == number[0] ? number[1] + x.number[1] : number[1];
+      number[1] = larger ? x.number[1] : shared;
+      number[0] = larger ? x.number[0] : number[0];
+    } else if (x.number[0] != x.number[0] || x.number[0] > number[0]) {
+      number[1] = x.number[1] + number[1] * power(number[0] / x.number[0], exponent);
+      number[0] = x.number[0];
+    } else {
+      // The exact quotient of two infinities is 1 here.
+      const double ratio = x.number[0] == number[0] ? 1.0 : x.number[0] / number[0];
+      number[1] += x.number[1] * power(ratio, exponent);
+    }
+  }
+  __device__ __forceinline__ Statistic of_lane(int offset) const {
+    Statistic x;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) x.number[i] = __shfl_xor_sync(0xffffffffu, number[i], offset);
+    return x;
+  }
+  __device__ __forceinline__ double value(double exponent) const {
+    if constexpr (kForm == kEuclidean) {
+      return sqrt(number[0]);
+    } else if constexpr (kForm == kPowers) {
+      return number[0] == 0.0 ? 0.0 : number[0] * pow(number[1], 1.0 / exponent);
+    } else {
+      return number[0];
+    }
+  }
+  // The part of the derivative of `value` that all features share, times `slope`.
+  __device__ __forceinline__ double shared_part(double slope, double value) const {
+    const bool nowhere = value == 0.0 || value > scalar_max(double());
+    if constexpr (kForm == kSum) {
+      return slope;
+    } else if constexpr (kForm == kEuclidean) {
+      return nowhere ? 0.0 : slope / value;
+    } else if constexpr (kForm == kMaximum) {
+      return nowhere ? 0.0 : slope / number[1];
+    } else {
+      return nowhere ? 0.0 : slope;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static double power(double ratio, double exponent) {
+    return ratio == 1.0 ? 1.0 : pow(ratio, exponent);
+  }
+};
+
+// A term with the derivative of its statistic, but for the part that all features share. The value is not used.
+template <int kForm, unsigned kMask>
+__device__ __forceinline__ Dual<double, kMask> own_part(const Dual<double, kMask>& e, double norm, double exponent) {
+  const double x = e.value;
+  if constexpr (kForm == kSum) {
+    return e;
+  } else if constexpr (kForm == kAbsolute) {
+    return chain(e, x, scalar_sign(x));
+  } else if constexpr (kForm == kEuclidean) {
+    return chain(e, x, x);
+  } else if constexpr (kForm == kMaximum) {
+    return chain(e, x, fabs(x) == norm ? scalar_sign(x) : 0.0);
+  } else {
+    return chain(e, x, x == 0.0 ? 0.0 : scalar_sign(x) * pow(fabs(x) / norm, exponent - 1.0));
+  }
+}
+
+// The form of statistic k: kNorms has a bit for each that is a norm.
+template <class Summands, int k>
+__device__ constexpr int form_of() {
+  return (Summands::kNorms >> k) & 1u ? Summands::kForm : kSum;
+}
+
+// All statistics of some features of a row.
+template <class Summands, class Slots>
+struct StatisticsOf;
+template <class Summands, int... k>
+struct StatisticsOf<Summands, Indices<k...>> {
+  Tuple<Statistic<form_of<Summands, k>()>...> each;
+
+  __device__ __forceinline__ void clear() {
+    (get<k>(each).clear(), ...);
+  }
+  template <class Terms>
+  __device__ __forceinline__ void add(const Terms& terms, double exponent) {
+    (get<k>(each).add(get<k>(terms).value, exponent), ...);
+  }
+  __device__ __forceinline__ void merge(const StatisticsOf& x, double exponent) {
+    (get<k>(each).merge(get<k>(x.each), exponent), ...);
+  }
+  __device__ __forceinline__ void merge_lanes(int offset, double exponent) {
+    (get<k>(each).merge(get<k>(each).of_lane(offset), exponent), ...);
+  }
+};
 
 // Rows and features of every stream: vectors, labels, gradients of both, mask, and result. `step` is the distance of
 // neighbouring features.
@@ -48,13 +170,12 @@ struct LanesOfRow {
   __device__ __forceinline__ int groups() const {
     return blockDim.x / width;
   }
-  // Sums over the group, in all of its threads. Preconditions: all lanes of the warp call it together.
-  template <int kCount>
-  __device__ __forceinline__ void add(double (&x)[kCount]) const {
-    for (int offset = width / 2; offset > 0; offset /= 2) {
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) x[k] += __shfl_xor_sync(0xffffffffu, x[k], offset);
-    }
+  // `evaluate` of the statistics of the group, in all of its threads. Preconditions: all lanes of the warp call it
+  // together.
+  template <class Evaluate, class Statistics>
+  __device__ __forceinline__ auto finish(const Evaluate& evaluate, Statistics& statistics, double exponent) const {
+    for (int offset = width / 2; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
+    return evaluate(statistics);
   }
 };
 
@@ -74,23 +195,25 @@ struct BlockOfRow {
   __device__ __forceinline__ int groups() const {
     return 1;
   }
-  // Preconditions: all threads of the block call it together.
-  template <int kCount>
-  __device__ __forceinline__ void add(double (&x)[kCount]) const {
-    __shared__ double totals[32][kCount];
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      x[k] = warp_sum(x[k]);
-      if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32][k] = x[k];
-    }
+  // The first warp evaluates for all: double precision is dear, and the others leave their issue slots to the rows of
+  // other blocks. Preconditions: all threads of the block call it together.
+  template <class Evaluate, class Statistics>
+  __device__ __forceinline__ auto finish(const Evaluate& evaluate, Statistics& statistics, double exponent) const {
+    using Row = decltype(evaluate(statistics));
+    __shared__ Statistics of_warp[32];
+    __shared__ Row row;
+    for (int offset = 16; offset > 0; offset /= 2) statistics.merge_lanes(offset, exponent);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = statistics;
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      x[k] = 0.0;
-      for (int warp = 0; warp < static_cast<int>(blockDim.x / 32); ++warp) x[k] += totals[warp][k];
+    if (threadIdx.x < 32) {
+      statistics = of_warp[0];
+      for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) statistics.merge(of_warp[warp], exponent);
+      const Row found = evaluate(statistics);
+      if (threadIdx.x == 0) row = found;
     }
-    // The next row writes the totals again.
+    // Also keeps the next row from writing of_warp too early.
     __syncthreads();
+    return row;
   }
 };
 
@@ -129,11 +252,13 @@ struct PackTuple<kVecSize, Tuple<P...>> {
   using type = Tuple<Pack<typename Pointee<P>::type, kVecSize>...>;
 };
 
-// Value and coefficients of a row.
-template <int kCount>
-struct RowCoefficients {
+// Value of a row; its coefficients, the statistics that they belong to, and the derivatives by labels.
+template <int kStatistics, int kLabels>
+struct RowResult {
   double value;
-  double of_statistic[kCount];
+  double of_statistic[kStatistics];
+  double statistic[kStatistics];
+  double of_label[kLabels + 1];
 };
 
 // `Summands` gives the terms of all statistics for the vectors' elements, and `Value` the value of a row from
@@ -151,10 +276,13 @@ struct RowStatistics {
   static constexpr int kMaskStream = kLabelSink + kLabels, kResultStream = kMaskStream + 1;
   static constexpr int kStreams = kResultStream + 1;
   static constexpr unsigned kVectorMask = written_mask(static_cast<const VectorSinks_*>(nullptr));
+  static constexpr bool kKeepsNorms = Summands_::kNorms != 0u && Summands_::kForm >= kMaximum;
   using VectorSlots = typename MakeIndices<kVectors>::type;
   using LabelSlots = typename MakeIndices<kLabels>::type;
   using StatisticSlots = typename MakeIndices<kStatistics>::type;
   using Packs = typename PackTuple<kVecSize, Vectors_>::type;
+  using Statistics = StatisticsOf<Summands_, StatisticSlots>;
+  using Row = RowResult<kStatistics, kLabels>;
 
   Summands_ summands;
   Value_ value;
@@ -181,13 +309,11 @@ struct RowStatistics {
     }
   }
 
-  // The statistics of a row in every thread of its group, and what was read last. `features` is 0 of a row that is not
-  // read. Preconditions: all threads of the group call it together.
+  // The statistics of what a thread reads of a row, and what it read last. `features` is 0 of a row that is not read.
   template <class Group>
   __device__ __forceinline__ void add_up(const Group& group, const int64 (&at)[kStreams], int64 features,
-                                         Packs (&batch)[kAhead], double (&total)[kStatistics]) const {
-#pragma unroll
-    for (int k = 0; k < kStatistics; ++k) total[k] = 0.0;
+                                         Packs (&batch)[kAhead], Statistics& total) const {
+    total.clear();
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
 #pragma unroll
@@ -196,27 +322,22 @@ struct RowStatistics {
       for (int j = 0; j < kAhead; ++j) {
 #pragma unroll
         for (int i = 0; i < kVecSize; ++i) {
-          if (first + j * step + i < features) add_terms(batch[j], i, total, VectorSlots{}, StatisticSlots{});
+          if (first + j * step + i < features) add_terms(batch[j], i, total, VectorSlots{});
         }
       }
     }
-    group.add(total);
   }
 
-  // Value and coefficients from the statistics of a row; derivatives by labels as `slopes`. A row whose value is NaN
-  // has gradients that are NaN.
+  // Value and coefficients from the statistics of a row. A row whose value is NaN has gradients that are NaN.
   template <bool kGradients>
-  __device__ __forceinline__ RowCoefficients<kStatistics> evaluate(const int64 (&at)[kStreams],
-                                                                   const double (&total)[kStatistics],
-                                                                   double (&slopes)[kLabels + 1]) const {
-    return evaluate<kGradients>(at, total, slopes, StatisticSlots{}, LabelSlots{});
+  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Statistics& total) const {
+    return evaluate<kGradients>(at, total, StatisticSlots{}, LabelSlots{});
   }
 
   // Writes the gradients of the vectors of a row by its coefficients, the factor included.
   template <class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
-                                        Packs (&batch)[kAhead], const double (&coefficients)[kStatistics],
-                                        bool counts) const {
+                                        Packs (&batch)[kAhead], const Row& row, bool counts) const {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
       if (!kHeld_ && counts) {
@@ -226,14 +347,14 @@ struct RowStatistics {
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (first + j * step >= features) continue;
-        write_pack(at, first + j * step, features, batch[j], coefficients, counts, VectorSlots{}, StatisticSlots{});
+        write_pack(at, first + j * step, features, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
       }
     }
   }
 
   // Writes the gradients of labels.
-  __device__ __forceinline__ void write_labels(const int64 (&at)[kStreams], const double (&slopes)[kLabels + 1]) const {
-    write_labels(at, slopes, LabelSlots{});
+  __device__ __forceinline__ void write_labels(const int64 (&at)[kStreams], const Row& row) const {
+    write_labels(at, row, LabelSlots{});
   }
 
  private:
@@ -261,35 +382,36 @@ struct RowStatistics {
     }
   }
 
-  template <int... kSlot, int... kStatistic>
-  __device__ __forceinline__ void add_terms(const Packs& packs, int i, double (&total)[kStatistics], Indices<kSlot...>,
-                                            Indices<kStatistic...>) const {
-    const auto terms = summands(variable<0u, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
-    ((total[kStatistic] += get<kStatistic>(terms).value), ...);
+  template <int... kSlot>
+  __device__ __forceinline__ void add_terms(const Packs& packs, int i, Statistics& total, Indices<kSlot...>) const {
+    total.add(summands(variable<0u, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...), summands.exponent());
   }
 
   template <bool kGradients, int... kStatistic, int... kLabel>
-  __device__ __forceinline__ RowCoefficients<kStatistics> evaluate(const int64 (&at)[kStreams],
-                                                                   const double (&total)[kStatistics],
-                                                                   double (&slopes)[kLabels + 1],
-                                                                   Indices<kStatistic...>, Indices<kLabel...>) const {
+  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Statistics& total, Indices<kStatistic...>,
+                                          Indices<kLabel...>) const {
     constexpr unsigned kAll = kOfStatistics ? (1u << kStatistics) - 1u : 0u;
     constexpr unsigned kMask = kGradients ? kAll | kLabelMask << kStatistics : 0u;
+    Row row;
+    ((row.statistic[kStatistic] = get<kStatistic>(total.each).value(summands.exponent())), ...);
     const auto y =
-        value(variable<kMask, kStatistic>(total[kStatistic])...,
+        value(variable<kMask, kStatistic>(row.statistic[kStatistic])...,
               variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(labels)[at[kVectors + kLabel]]))...);
     const bool undefined = y.value != y.value;
-    RowCoefficients<kStatistics> row;
     row.value = y.value;
-    ((row.of_statistic[kStatistic] = undefined ? y.value : tangent_or_zero(y, kStatistic)), ...);
-    ((slopes[kLabel] = undefined ? y.value : tangent_or_zero(y, kStatistics + kLabel)), ...);
+    ((row.of_statistic[kStatistic] =
+          undefined
+              ? y.value
+              : get<kStatistic>(total.each).shared_part(tangent_or_zero(y, kStatistic), row.statistic[kStatistic])),
+     ...);
+    ((row.of_label[kLabel] = undefined ? y.value : tangent_or_zero(y, kStatistics + kLabel)), ...);
     return row;
   }
 
   template <int... kSlot, int... kStatistic>
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
-                                             const Packs& packs, const double (&coefficients)[kStatistics], bool counts,
-                                             Indices<kSlot...>, Indices<kStatistic...>) const {
+                                             const Packs& packs, const Row& row, bool counts, Indices<kSlot...>,
+                                             Indices<kStatistic...>) const {
     double gradient[kVectors][kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -298,20 +420,21 @@ struct RowStatistics {
         continue;
       }
       const auto terms = summands(variable<kVectorMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
-      ((gradient[kSlot][i] = add_slopes<kSlot>(terms, coefficients, Indices<kStatistic...>{})), ...);
+      const auto parts = make_tuple(own_part<form_of<Summands_, kStatistic>()>(
+          get<kStatistic>(terms), row.statistic[kStatistic], summands.exponent())...);
+      ((gradient[kSlot][i] = add_slopes<kSlot>(parts, row, Indices<kStatistic...>{})), ...);
     }
     (store_one(get<kSlot>(vector_sinks), at[kVectorSink + kSlot], layout.step[kVectorSink + kSlot], first, features,
                gradient[kSlot]),
      ...);
   }
 
-  template <int kSlot, class Terms, int... kStatistic>
-  __device__ __forceinline__ double add_slopes(const Terms& terms, const double (&coefficients)[kStatistics],
-                                               Indices<kStatistic...>) const {
+  template <int kSlot, class Parts, int... kStatistic>
+  __device__ __forceinline__ double add_slopes(const Parts& parts, const Row& row, Indices<kStatistic...>) const {
     double total = 0.0;
-    ((total += coefficients[kStatistic] == 0.0
+    ((total += row.of_statistic[kStatistic] == 0.0
                    ? 0.0
-                   : coefficients[kStatistic] * tangent_or_zero(get<kStatistic>(terms), kSlot)),
+                   : row.of_statistic[kStatistic] * tangent_or_zero(get<kStatistic>(parts), kSlot)),
      ...);
     return total;
   }
@@ -332,9 +455,8 @@ struct RowStatistics {
   }
 
   template <int... kLabel>
-  __device__ __forceinline__ void write_labels(const int64 (&at)[kStreams], const double (&slopes)[kLabels + 1],
-                                               Indices<kLabel...>) const {
-    (write_label(get<kLabel>(label_sinks), at[kLabelSink + kLabel], slopes[kLabel]), ...);
+  __device__ __forceinline__ void write_labels(const int64 (&at)[kStreams], const Row& row, Indices<kLabel...>) const {
+    (write_label(get<kLabel>(label_sinks), at[kLabelSink + kLabel], row.of_label[kLabel]), ...);
   }
   __device__ __forceinline__ void write_label(Absent, int64, double) const {
   }
@@ -349,34 +471,51 @@ __device__ __forceinline__ void scale_slope(double& slope, double factor) {
   slope = slope == 0.0 ? 0.0 : slope * factor;
 }
 
-// Takes a row: `finish(at, row, slopes)` gets its value and coefficients in all threads of its group. With kGradients
-// these have the factor that `scale(at)` is, and gradients are written. Preconditions: all threads of the group call it
+// Value and coefficients of a row that counts, 0 of others. With kGradients they have the factor that `scale(at)` is.
+template <bool kGradients, class Program, class Scale>
+struct EvaluateRow {
+  const Program& program;
+  const Scale& scale;
+  const int64 (&at)[Program::kStreams];
+  bool counts;
+
+  __device__ __forceinline__ typename Program::Row operator()(const typename Program::Statistics& total) const {
+    typename Program::Row row = {};
+    if (!counts) return row;
+    row = program.template evaluate<kGradients>(at, total);
+    if constexpr (kGradients) {
+      const double factor = scale(at);
+#pragma unroll
+      for (int k = 0; k < Program::kStatistics; ++k) scale_slope(row.of_statistic[k], factor);
+#pragma unroll
+      for (int k = 0; k < Program::kLabels; ++k) scale_slope(row.of_label[k], factor);
+    }
+    return row;
+  }
+};
+
+// Takes a row: `finish(at, row)` gets its value and coefficients in all threads of its group. With kGradients these
+// have the factor that `scale(at)` is, and gradients are written. Preconditions: all threads of the group call it
 // together.
 template <bool kGradients, class Program, class Group, class Scale, class Finish>
-__device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 row, const Scale& scale,
+__device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 index, const Scale& scale,
                                          const Finish& finish) {
-  constexpr int kStatistics = Program::kStatistics;
   int64 at[Program::kStreams];
-  const bool exists = program.locate(row, at);
+  const bool exists = program.locate(index, at);
   const bool counts = exists && program.counts(at);
   typename Program::Packs batch[Program::kAhead];
-  double total[kStatistics], slopes[Program::kLabels + 1] = {};
+  typename Program::Statistics total;
   program.add_up(group, at, counts ? program.layout.features : 0, batch, total);
+  const EvaluateRow<kGradients, Program, Scale> evaluate{program, scale, at, counts};
+  const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
   if (!exists) return;
-  RowCoefficients<kStatistics> found = {};
-  if (counts) found = program.template evaluate<kGradients>(at, total, slopes);
   if constexpr (kGradients) {
-    const double factor = scale(at);
-#pragma unroll
-    for (int k = 0; k < kStatistics; ++k) scale_slope(found.of_statistic[k], factor);
-#pragma unroll
-    for (int k = 0; k < Program::kLabels; ++k) scale_slope(slopes[k], factor);
     if constexpr (Program::kVectorMask != 0u) {
-      program.write(group, at, program.layout.features, batch, found.of_statistic, counts);
+      program.write(group, at, program.layout.features, batch, row, counts);
     }
-    if (group.lane() == 0) program.write_labels(at, slopes);
+    if (group.lane() == 0) program.write_labels(at, row);
   }
-  finish(at, found, slopes);
+  finish(at, row);
 }
 
 // Functors rather than lambdas, which NVRTC 11 takes for functions of the host.
@@ -403,8 +542,8 @@ struct UpstreamOfRow {
 };
 
 struct KeepNothing {
-  template <class Offsets, class Row, class Slopes>
-  __device__ __forceinline__ void operator()(const Offsets&, const Row&, const Slopes&) const {
+  template <class Offsets, class Row>
+  __device__ __forceinline__ void operator()(const Offsets&, const Row&) const {
   }
 };
 
@@ -413,8 +552,8 @@ struct AddValue {
   bool first;  // of its group
   double& total;
 
-  template <class Offsets, class Row, class Slopes>
-  __device__ __forceinline__ void operator()(const Offsets&, const Row& row, const Slopes&) const {
+  template <class Offsets, class Row>
+  __device__ __forceinline__ void operator()(const Offsets&, const Row& row) const {
     if (first) total += row.value;
   }
 };
@@ -425,28 +564,34 @@ struct StoreValue {
   double scale;
   Result* values;
 
-  template <class Offsets, class Row, class Slopes>
-  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Slopes&) const {
+  template <class Offsets, class Row>
+  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row) const {
     if (first) values[at[Program::kResultStream]] = Narrow<Result>::from(row.value * scale);
   }
 };
 
-// Number k of row r at k * rows + r, where rows are numbered as in the result: coefficients, then derivatives by
-// labels.
+// Number k of row r at k * rows + r, where rows are numbered as in the result: coefficients, derivatives by labels, and
+// with kKeepsNorms the statistics, which derivatives of norms depend on.
 template <class Program>
 struct StoreCoefficients {
   bool first;
   int64 rows;
   double* coefficients;
 
-  template <class Offsets, class Row, class Slopes>
-  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Slopes& slopes) const {
+  template <class Offsets, class Row>
+  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row) const {
     if (!first) return;
     double* const own = coefficients + at[Program::kResultStream];
 #pragma unroll
     for (int k = 0; k < Program::kStatistics; ++k) own[k * rows] = row.of_statistic[k];
 #pragma unroll
-    for (int k = 0; k < Program::kLabels; ++k) own[(Program::kStatistics + k) * rows] = slopes[k];
+    for (int k = 0; k < Program::kLabels; ++k) own[(Program::kStatistics + k) * rows] = row.of_label[k];
+    if constexpr (Program::kKeepsNorms) {
+#pragma unroll
+      for (int k = 0; k < Program::kStatistics; ++k) {
+        own[(Program::kStatistics + Program::kLabels + k) * rows] = row.statistic[k];
+      }
+    }
   }
 };
 

@@ -19,6 +19,7 @@ class Static(NamedTuple):
         weight: "array", "number", or "" without weights. A number is the last scalar.
         masked: True if a mask is among the arrays.
         normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
+        norm: The degree of the norms, as `StatisticsLoss.norm_of` names it.
         has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
     """
 
@@ -29,6 +30,7 @@ class Static(NamedTuple):
     out_dtype: str | None = None
     normalized: bool = False
     flags: tuple[int, ...] = ()
+    norm: str = ""
     has_tangent: tuple[bool, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from cupylosses.checks import FLOATING
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
-from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
 from cupylosses.engines.row_statistics.layout import AHEAD, MAX_BLOCK_THREADS
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -29,6 +29,10 @@ KINDS = {
     "slices": "the gradient of one broadcast operand from the coefficients, or slices of it",
     "combine": "the gradient of one broadcast operand from its slices",
 }
+#: ``kSum`` and so on in row_statistics.cuh, by degree.
+FORMS = {"": "kSum", "1": "kAbsolute", "2": "kEuclidean", "inf": "kMaximum", "p": "kPowers"}
+#: Degrees whose derivatives depend on the norm by more than a factor of the row.
+NORM_IN_DERIVATIVES = ("inf", "p")
 #: Those that read rows.
 OF_ROWS = tuple(KINDS)[:6]
 
@@ -43,6 +47,7 @@ class RowKernel(Kernel):
 
     loss: StatisticsLoss
     flags: tuple[int, ...]
+    norm: str
     kind: str
     dtypes: tuple[str, ...]
     result: str
@@ -75,6 +80,7 @@ class RowKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"grad{wanted}", *(["number"] if self.weight == "number" else [])]
         parts += [x for x in ("wide", "held", "many", "counted") if getattr(self, x)]
+        parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
         return "_".join([*parts, *([] if self.per_row else ["one"]), f"{self.threads}-threads"])
 
@@ -94,6 +100,12 @@ class RowKernel(Kernel):
 def operand_names(loss: StatisticsLoss, weight: str) -> tuple[str, ...]:
     """The arrays of a call that are operands of the formula: without the mask."""
     return (*(x.name for x in loss.operands), *["weight"] * (weight == "array"))
+
+
+def stored_per_row(loss: StatisticsLoss, flags: tuple[int, ...], norm: str, labels: int) -> int:
+    """Numbers of a row that ``coefficients`` stores."""
+    count = len(loss.terms(flags))
+    return count + labels + count * (norm in NORM_IN_DERIVATIVES)
 
 
 def _labels(loss: StatisticsLoss, weight: str) -> list[str]:
@@ -159,18 +171,24 @@ def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str]) -> Itera
 
 
 def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
-    """The terms of the statistics as a functor of the vectors' elements."""
+    """The terms of the statistics and norms as a functor of the vectors' elements."""
     loss = kernel.loss
+    terms = loss.terms(kernel.flags)
     yield "struct Summands {"
-    yield f"  static constexpr int kStatistics = {len(loss.statistics)};"
+    yield f"  static constexpr int kStatistics = {len(terms)};"
+    yield f"  static constexpr unsigned kNorms = {sum(1 << k for k, x in enumerate(terms) if x in loss.norms)}u;"
+    yield f"  static constexpr int kForm = {FORMS[kernel.norm]};"
     yield from (f"  double {x}_;" for x in _parameters(kernel))
     yield ""
+    yield "  __device__ __forceinline__ double exponent() const {"
+    yield f"    return {f'{DEGREE}_' if loss.norms else '1.0'};"
+    yield "  }"
     yield from call_signature(_vectors(loss))
-    yield from _options(kernel, loss.statistics.values())
-    for name, expression in loss.statistics.items():
+    yield from _options(kernel, terms.values())
+    for name, expression in terms.items():
         yield from written_at(loss, name)
         yield f"    const auto {name} = ::lift<double>({cuda(expression)});"
-    yield f"    return ::make_tuple({', '.join(loss.statistics)});"
+    yield f"    return ::make_tuple({', '.join(terms)});"
     yield f'#line 1 "<{kernel.title}>.summands"'
     yield "  }"
     yield "};"
@@ -184,12 +202,15 @@ def _functors(kernel: RowKernel) -> Iterator[str]:
     """
     loss = kernel.loss
     yield from _summands(kernel)
+    terms = loss.terms(kernel.flags)
     yield "struct Value {"
     yield from (f"  double {x}_;" for x in [*_parameters(kernel), "count"])
     yield ""
-    yield from call_signature([*loss.statistics, *_labels(loss, kernel.weight)])
+    yield from call_signature([*terms, *_labels(loss, kernel.weight)])
     weighted = ["weight"] if kernel.weight == "number" else []
     yield from _options(kernel, [*loss.let.values(), loss.value, *weighted])
+    for name in loss.only_with.keys() - terms.keys():
+        yield f"    const auto {name} = ::constant<double>(0.0);"
     for name, expression in loss.let.items():
         yield from written_at(loss, name)
         yield f"    const auto {name} = {cuda(expression)};"
@@ -271,6 +292,7 @@ class SumKernel(Kernel):
 
     loss: StatisticsLoss
     flags: tuple[int, ...]
+    norm: str
     kind: str
     dtypes: tuple[str, ...]
     result: str
@@ -303,6 +325,7 @@ class SumKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], f"x{self.vec_size}", f"of{self.slot}"]
         parts += ["-".join(self.access), *(["number"] if self.weight == "number" else [])]
         parts += [x for x in ("columns", "many", "counted") if getattr(self, x)]
+        parts += [f"norm-{self.norm}"] if self.norm else []
         return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
 
     @property
@@ -324,8 +347,10 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     name, types = names[kernel.slot], {n: STORAGE[d][0] for n, d in zip(names, kernel.dtypes, strict=True)}
     vectors, labels = _vectors(loss), _labels(loss, kernel.weight)
     if name in vectors:
-        coefficients = [f"{x}__coefficient" for x in loss.statistics]
-        operands, first, slot = [*vectors, *coefficients], 0, vectors.index(name)
+        terms = loss.terms(kernel.flags)
+        coefficients = [f"{x}__coefficient" for x in terms]
+        norms = [f"{x}__value" for x in terms] if kernel.norm in NORM_IN_DERIVATIVES else []
+        operands, slot = [*vectors, *coefficients, *norms], vectors.index(name)
         yield from _summands(kernel)
         yield "struct Loss {"
         yield "  using Compute = double;"
@@ -334,15 +359,21 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield ""
         yield from call_signature(operands)
         yield f"    const auto terms = summands({', '.join(vectors)});"
-        products = [f"::weighted({x}, get<{k}>(terms))" for k, x in enumerate(coefficients)]
+        products = [
+            f"::weighted({x}, ::own_part<::form_of<Summands, {k}>()>(get<{k}>(terms), "
+            f"{f'{norms[k]}.value' if norms else '0.0'}, summands.exponent()))"
+            for k, x in enumerate(coefficients)
+        ]
         yield f"    return {' + '.join(products)};"
         yield "  }"
         yield "};"
         functor = f"Loss{{Summands{{{', '.join(f'{x}_' for x in _parameters(kernel))}}}}}"
-        pointers = [*(f"{x}_" for x in vectors), *(f"partials + {k} * rows" for k in range(len(coefficients)))]
-        stored = [types[x] for x in vectors] + ["double"] * len(coefficients)
+        of_norms = range(len(terms) + len(labels), len(terms) + len(labels) + len(norms))
+        pointers = [f"{x}_" for x in vectors]
+        pointers += [f"partials + {k} * rows" for k in (*range(len(terms)), *of_norms)]
+        stored = [types[x] for x in vectors] + ["double"] * (len(coefficients) + len(norms))
     else:
-        operands, first, slot = ["slope"], len(loss.statistics) + labels.index(name), -1
+        operands, first, slot = ["slope"], len(loss.terms(kernel.flags)) + labels.index(name), -1
         yield "struct Loss {"
         yield "  using Compute = double;"
         yield "  static constexpr int kHeavy = 0;"
@@ -358,7 +389,7 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     dimensions = f"Dimensions<{len(operands) + 2}, {rank}>"
     fixed = [f"int64 {x}" for x in ("rows", "outputs", "length", "slices", "slice_length", "lanes", "warps")]
     fixed += [f"const __grid_constant__ {dimensions} {x}" for x in ("kept", "reduced")]
-    after = f"partials + {len(loss.statistics) + len(labels)} * rows"
+    after = f"partials + {stored_per_row(loss, kernel.flags, kernel.norm, len(labels))} * rows"
     yield f"using Sources = Tuple<{', '.join(sources)}>;"
     yield ""
     yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})'

@@ -1,9 +1,11 @@
 """Definition of a loss of rows whose value is a formula of statistics, which are sums over the row.
 
     s_k = sum_i e_k(x_i)                  for each statistic, with x_i the operands at feature i
+    s_k = (sum_i |e_k(x_i)|^p)^(1/p)      for each norm; the maximum if p is infinite
     value = f(s, row operands)            once per row, in double
 
-Derivatives follow from the expressions: with a_k = df / ds_k the gradient at feature i is sum_k a_k de_k / dx_i.
+Derivatives follow from the expressions: with a_k = df / ds_k the gradient at feature i is sum_k a_k de_k / dx_i, of
+norms with the factor sign(e_k) (|e_k| / s_k)^(p - 1).
 
 Nothing here imports an array library, CUDA or a compiler.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
@@ -25,12 +28,19 @@ COMMON: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+#: The parameter that norms have as their degree.
+DEGREE = "p"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StatisticsLoss(Definition):
     """A loss of rows of features.
 
     ``row_operands``  names of the operands that have one value per row, and no dimension of features.
     ``statistics``    summand of each statistic, an expression of the operands with features, by name.
+    ``norms``         component of each norm, likewise. Their degree is the parameter ``p``, > 0; kernels are
+                      specialised on degrees 1, 2 and infinity.
+    ``only_with``     the flag of each statistic or norm that is needed only if that is set, by name.
     ``let``           named parts of the value, expressions of the statistics, the row operands and ``count``, the
                       number of features.
     ``value``         the value of a row, an expression of these.
@@ -39,22 +49,24 @@ class StatisticsLoss(Definition):
     """
 
     row_operands: tuple[str, ...] = ()
-    statistics: Mapping[str, str]
+    statistics: Mapping[str, str] = field(default_factory=dict)
+    norms: Mapping[str, str] = field(default_factory=dict)
+    only_with: Mapping[str, str] = field(default_factory=dict)
     let: Mapping[str, str] = field(default_factory=dict)
     value: str
     reference: Callable[..., Any]
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (*self.constants, *self.statistics, *self.let)
+        return (*self.constants, *self.statistics, *self.norms, *self.let)
 
     def check_expressions(self) -> None:
         super().check_expressions()
         known = [*(x.name for x in self.options), *self.constants]
         features = [x.name for x in self.operands if x.name not in self.row_operands]
-        for name, expression in self.statistics.items():
+        for name, expression in self.terms().items():
             check(expression, [*features, *known], Part(self.name, name, self.places.get(name)))
-        names = [*known, *self.statistics, *self.row_operands, "count"]
+        names = [*known, *self.terms(), *self.row_operands, "count"]
         for name, expression in self.let.items():
             check(expression, names, Part(self.name, name, self.places.get(name)))
             names.append(name)
@@ -62,8 +74,23 @@ class StatisticsLoss(Definition):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        own = (self.operands, self.row_operands, self.statistics, self.value, self.let, self.constants)
-        return (*own, self.parameters, self.flags, code_of(self.reference))
+        own = (self.operands, self.row_operands, self.statistics, self.norms, self.value, self.let, self.constants)
+        return (*own, self.only_with, self.parameters, self.flags, code_of(self.reference))
+
+    def terms(self, flags: Sequence[int] | None = None) -> dict[str, str]:
+        """The expressions that statistics and norms are made of, by name; those that these choices of flags need."""
+        every = {**self.statistics, **self.norms}
+        if flags is None:
+            return every
+        chosen = {x.name for x, i in zip(self.flags, flags, strict=True) if x.choices[i]}
+        return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
+
+    def norm_of(self, parameters: Sequence[float]) -> str:
+        """The kernels' name of the degree of norms: "1", "2", "inf", "p" for any other, "" without norms."""
+        if not self.norms:
+            return ""
+        degree = dict(zip([x.name for x in self.parameters], parameters, strict=False))[DEGREE]
+        return {1.0: "1", 2.0: "2", inf: "inf"}.get(degree, "p")
 
     @cached_property
     def setting_names(self) -> tuple[str, ...]:

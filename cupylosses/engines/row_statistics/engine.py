@@ -70,6 +70,7 @@ class StatisticsEngine(Engine):
             None if out_dtype is None else checks.out_dtype(loss, out_dtype),
             normalizer is not None,
             tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
+            loss.norm_of(scalars),
         )
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, reduction)

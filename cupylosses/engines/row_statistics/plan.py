@@ -24,7 +24,7 @@ from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
 from cupylosses.engines.row_statistics import checks as row_checks
 from cupylosses.engines.row_statistics import layout as row_layout
 from cupylosses.engines.row_statistics.call import Static, constant_divisor, has_features, names
-from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel
+from cupylosses.engines.row_statistics.codegen import RowKernel, SumKernel, stored_per_row
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.engines.strides import broadcast_strides, dimension_words
 from cupylosses.interop import ITEMSIZE
@@ -122,9 +122,9 @@ class StatisticsPlan(Plan):
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
         x, static = self.layout, self.static
         return RowKernel(
-            self.loss, static.flags, stage, tuple([t.dtype for t in self.tensors[: self._operands]]), self.result,
-            static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide, x.held, x.many,
-            x.threads, counted, not self.scalar,
+            self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
+            self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
+            x.held, x.many, x.threads, counted, not self.scalar,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:
@@ -162,7 +162,8 @@ class StatisticsPlan(Plan):
                 if has
             ]
             rows.insert(len(shape) + dim, 0)
-            streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * len(self.loss.statistics)
+            numbers = stored_per_row(self.loss, self.static.flags, self.static.norm, 0)
+            streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * numbers
         else:
             streams = [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)]
         # Coefficients of a number begin at a multiple of 8 bytes, not of 16.
@@ -185,9 +186,9 @@ class StatisticsPlan(Plan):
         )
         static = self.static
         kernel = SumKernel(
-            self.loss, static.flags, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]), self.result,
-            static.weight, static.masked, slot, found.columns, found.vec_size, found.access[: len(streams)], many,
-            counted,
+            self.loss, static.flags, static.norm, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]),
+            self.result, static.weight, static.masked, slot, found.columns, found.vec_size,
+            found.access[: len(streams)], many, counted,
         )  # fmt: skip
         kinds = {"slices": found.tasks * found.warps, "combine": found.outputs}
         if found.slices == 1:
@@ -200,7 +201,8 @@ class StatisticsPlan(Plan):
                 self.machine.launcher(replace(kernel, kind=kind), grid, pointwise_layout.MAX_THREADS, fixed)
             )
         labels = self._operands - sum(self._has_features)
-        partials = (len(self.loss.statistics) + labels) * self.rows + found.slices * found.outputs
+        numbers = stored_per_row(self.loss, static.flags, static.norm, labels)
+        partials = numbers * self.rows + found.slices * found.outputs
         return Step(tuple(launchers), (slot,), partials)
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:

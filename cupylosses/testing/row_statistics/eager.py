@@ -46,9 +46,19 @@ def _cosine(options: Mapping[str, Any]) -> Call | None:
     return call
 
 
+def _triplet(options: Mapping[str, Any]) -> Call | None:
+    def call(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        from torch.nn.functional import triplet_margin_loss
+
+        return triplet_margin_loss(anchor, positive, negative, **options)
+
+    return call
+
+
 #: torch's call for the values of all parameters, flags and the reduction, by name of the loss; None if it has no such
 #: parameters.
 EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {
     "cosine_embedding_loss": _cosine_embedding,
     "cosine_loss": _cosine,
+    "triplet_margin_loss": _triplet,
 }
