@@ -1,5 +1,6 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
@@ -906,6 +907,92 @@ def triplet_margin_loss(
         >>> positive = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
         >>> negative = torch.tensor([[0.0, 1.0, 4.0], [-1.0, 1.0, 1.0]])
         >>> loss = F.triplet_margin_loss(anchor, positive, negative)
+        >>> round(loss.item(), 3)
+        0.5
+        >>> loss.backward()  # anchor.grad holds the gradient
+
+    References:
+        V. Balntas et al., Learning local feature descriptors with triplets and shallow convolutional neural networks,
+            BMVC 2016.
+    """
+
+def triplet_margin_with_distance_loss(
+    anchor: _Array,
+    positive: _Exchangeable,
+    negative: _Exchangeable,
+    *,
+    margin: float = 1.0,
+    swap: bool = False,
+    distance_function: Callable[[Any, Any], Any] | None = None,
+    reduction: _Reduction = "mean",
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    feature_dim: int = -1,
+    out_dtype: Any = None,
+) -> _Array:
+    """Triplet margin loss of any distance: an anchor is to lie nearer to a positive than to a negative.
+
+        max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of d(anchor, negative) and
+        d(positive, negative)
+
+    With a `distance_function` of your own its gradients are those of your function, and `value_and_grad` has the
+    distances, not the vectors, for operands.
+
+    Drop-in replacement for ``torch.nn.functional.triplet_margin_with_distance_loss``.
+
+    Args:
+        anchor: The vectors to compare. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        positive: Vectors that each anchor is to be near to. Shape (N, D), (D,), or any shape that broadcasts with the
+            others, with the features in `feature_dim`; floating. Domain: any number.
+        negative: Vectors that each anchor is to be far from. Shape (N, D), (D,), or any shape that broadcasts with the
+            others, with the features in `feature_dim`; floating. Domain: any number.
+        margin: Distance by which the negative is to be farther off. Must be a number > 0. Default 1.0.
+        swap: If True, the distance from the positive to the negative counts where it is the smaller. Default False.
+        distance_function: Function of two arrays that returns the distance of each pair. Default None, the Euclidean
+            distance of torch's `PairwiseDistance`. That, `pairwise_distance` of torch or of this library, a
+            `functools.partial` of these with `p` or `eps`, and `cosine_distance` are computed in one pass with the
+            loss. Any other is called for each kind of pair, and its results may have any shape.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
+            row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read,
+            their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        feature_dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array
+        without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by the sum
+        of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. Sums over rows and their formula are computed in float64. The result belongs to the library and
+        the device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At a value of 0 on the boundary the row is active. A distance of 0,
+        and an infinite one, has gradient 0; of equal distances under `swap`, and of equal largest differences, each has
+        its share. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> anchor = torch.tensor([[1.0, 2.0, 2.0], [0.5, -1.0, 0.0]], requires_grad=True)
+        >>> positive = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
+        >>> negative = torch.tensor([[0.0, 1.0, 4.0], [-1.0, 1.0, 1.0]])
+        >>> loss = F.triplet_margin_with_distance_loss(anchor, positive, negative)
         >>> round(loss.item(), 3)
         0.5
         >>> loss.backward()  # anchor.grad holds the gradient
@@ -3618,6 +3705,166 @@ def general_robust_loss(
 
     References:
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
+    """
+
+def cosine_similarity(
+    x1: _Array,
+    x2: _Exchangeable,
+    dim: int = 1,
+    eps: float = 1e-08,
+    *,
+    out_dtype: Any = None,
+) -> _Array:
+    """Cosine of each pair of vectors, from -1 to 1.
+
+        <x1, x2> / (max(|x1|, eps) max(|x2|, eps))
+
+    As `torch.nn.functional.cosine_similarity`, without its values beyond 1, its overflow in float16 and float32, and
+    its gradients of vectors shorter than `eps`, which are not those of the value.
+
+    Drop-in replacement for ``torch.nn.functional.cosine_similarity``.
+
+    Args:
+        x1: The first vectors. Any shape that broadcasts with the other, with the features in `dim`; floating.
+        x2: The second vectors. Any shape that broadcasts with the other, with the features in `dim`; floating.
+        dim: Dimension of the features in the broadcast shape, from either end. Default 1.
+        eps: Length that shorter vectors count as; 0 for the exact cosine. Must be a number >= 0. Default 1e-08.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        One value per row, in the broadcast shape without the dimension of the features, of the library and on the
+        device of the first operand, in the promoted dtype of the operands unless `out_dtype` is given. Sums over rows
+        and their formula are computed in float64.
+
+    Gradient:
+        Both operands are differentiable. A vector of zeros has no direction: the cosine is 0, with gradient 0 with
+        respect to both vectors. The length of a vector shorter than `eps` is a constant.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> x1, x2 = torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([[2.0, 0.0, 1.0]])
+        >>> [round(x, 4) for x in F.cosine_similarity(x1, x2).tolist()]
+        [0.5963]
+
+    References:
+        G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975.
+    """
+
+def cosine_distance(
+    x1: _Array,
+    x2: _Exchangeable,
+    dim: int = -1,
+    eps: float = 1e-08,
+    *,
+    out_dtype: Any = None,
+) -> _Array:
+    """One minus the cosine of each pair of vectors.
+
+        1 - <x1, x2> / (max(|x1|, eps) max(|x2|, eps))
+
+    It is never below 0, and keeps its digits where vectors are similar: cosine and difference are computed in float64.
+    `triplet_margin_with_distance_loss` knows it, and computes both distances and the loss in one pass.
+
+    Args:
+        x1: The first vectors. Any shape that broadcasts with the other, with the features in `dim`; floating.
+        x2: The second vectors. Any shape that broadcasts with the other, with the features in `dim`; floating.
+        dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        eps: Length that shorter vectors count as; 0 for the exact cosine. Must be a number >= 0. Default 1e-08.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        One value per row, in the broadcast shape without the dimension of the features, of the library and on the
+        device of the first operand, in the promoted dtype of the operands unless `out_dtype` is given. Sums over rows
+        and their formula are computed in float64.
+
+    Gradient:
+        Both operands are differentiable. A vector of zeros has no direction: the cosine is 0, with gradient 0 with
+        respect to both vectors. The length of a vector shorter than `eps` is a constant.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> x1, x2 = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 1.0])
+        >>> round(F.cosine_distance(x1, x2).item(), 4)
+        0.4037
+
+    References:
+        G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975.
+    """
+
+def pairwise_distance(
+    x1: _Array,
+    x2: _Exchangeable,
+    p: float = 2.0,
+    eps: float = 1e-06,
+    keepdim: bool = False,
+    *,
+    out_dtype: Any = None,
+) -> _Array:
+    """Distance of degree p between each pair of vectors.
+
+        (sum |x1 - x2 + eps|^p)^(1/p)
+
+    As `torch.nn.functional.pairwise_distance`; powers and squares do not overflow for float32 vectors.
+
+    Drop-in replacement for ``torch.nn.functional.pairwise_distance``.
+
+    Args:
+        x1: The first vectors. Any shape that broadcasts with the other, with the features last; floating.
+        x2: The second vectors. Any shape that broadcasts with the other, with the features last; floating.
+        p: Degree of the distance, > 0: 1 sums absolute differences, 2 is Euclidean, infinity takes the largest
+            difference. Must be a number > 0. Default 2.0.
+        eps: Added to each difference, as torch does: equal vectors have the distance eps D^(1/p). With 0 it is a
+            metric. Must be a number, not NaN. Default 1e-06.
+        keepdim: If True, the result has a last dimension of size 1. Default False.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        One value per row, in the broadcast shape without the dimension of the features, of the library and on the
+        device of the first operand, in the promoted dtype of the operands unless `out_dtype` is given. Sums over rows
+        and their formula are computed in float64.
+
+    Gradient:
+        Both operands are differentiable. A distance of 0, and an infinite one, has gradient 0; equal largest
+        differences share theirs.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> x1, x2 = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]])
+        >>> F.pairwise_distance(x1, x2, p=1.0, eps=0.0).tolist()
+        [7.0]
+
+    References:
+        H. Minkowski, Geometrie der Zahlen, Teubner, 1896.
     """
 
 @overload

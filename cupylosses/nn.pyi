@@ -567,6 +567,22 @@ class TripletMarginLoss(torch.nn.TripletMarginLoss):
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
+class TripletMarginWithDistanceLoss(torch.nn.TripletMarginWithDistanceLoss):
+    """Triplet margin loss of any distance: an anchor is to lie nearer to a positive than to a negative."""
+
+    def forward(
+        self,
+        anchor: torch.Tensor,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        feature_dim: int | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class SigmoidFocalLoss(torch.nn.Module):
     """Sigmoid focal loss: binary cross entropy of logits that down-weights well-classified elements.
 

@@ -33,7 +33,7 @@ from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
-from cupylosses.engines.row_statistics.definition import StatisticsLoss
+from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.kernel import Kernel
@@ -64,6 +64,7 @@ def is_floating(x: Any) -> bool:
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
@@ -232,6 +233,8 @@ def annotation(loss: Definition, name: str) -> str:
         return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
     if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
         return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
+    if isinstance(loss, StatisticsFunction) and name == "dim":
+        return "int"
     return ANNOTATIONS.get(name, "bool | None")
 
 
@@ -243,6 +246,7 @@ ANNOTATIONS = {
     "normalizer": "_Exchangeable | float | None",
     "dim": "int | tuple[int, ...] | None",
     "feature_dim": "int",
+    "distance_function": "Callable[[Any, Any], Any] | None",
     "out_dtype": "Any",
 }
 

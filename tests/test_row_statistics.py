@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, nan
 from typing import Any
@@ -285,6 +286,97 @@ def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
     generator = torch.Generator().manual_seed(3)
     first, second, label = (torch.randn(x, generator=generator, dtype=f64).to(KERNELS) for x in shapes)
     agree(COSINE, (first, second, label.sign()), reduction=reduction)
+
+
+#: Function of distances, torch's way to compute it, and the engine that serves the loss.
+DISTANCES = {
+    "default": (None, None, "row_statistics"),
+    "torch": (torch.nn.functional.pairwise_distance, None, "row_statistics"),
+    "module": (torch.nn.PairwiseDistance(3.0, 1e-3), torch.nn.PairwiseDistance(3.0, 1e-3), "row_statistics"),
+    "partial": (
+        functools.partial(F.pairwise_distance, p=1.0),
+        functools.partial(torch.nn.functional.pairwise_distance, p=1.0),
+        "row_statistics",
+    ),
+    "cosine": (F.cosine_distance, lambda x, y: 1 - torch.cosine_similarity(x, y, -1), "row_statistics"),
+    "own": ((own := lambda x, y: (x - y).square().sum(-1)), own, "pointwise"),
+    "kept": (torch.nn.PairwiseDistance(keepdim=True), torch.nn.PairwiseDistance(keepdim=True), "pointwise"),
+}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", DISTANCES)
+@pytest.mark.parametrize("swap", [False, True])
+def test_functions_of_distances(name: str, swap: bool) -> None:
+    ours, theirs, engine = DISTANCES[name]
+    vectors = [x.requires_grad_() for x in drawn(TRIPLET, (4,), 6)]
+    options = {"swap": swap, "margin": 1.5, "reduction": "none"}
+    call = F.triplet_margin_with_distance_loss.prepare(*vectors, distance_function=ours, **options)
+    assert call.loss.engine.name == engine
+    both = []
+    for function, distance in (
+        (F.triplet_margin_with_distance_loss, ours),
+        (torch.nn.functional.triplet_margin_with_distance_loss, theirs),
+    ):
+        value = function(*vectors, distance_function=distance, **options)
+        both.append([value, *torch.autograd.grad(value.sum(), vectors)])
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    operands = [x.detach().requires_grad_() for x in vectors]
+    loss = functools.partial(F.triplet_margin_with_distance_loss, distance_function=ours, **options)
+    assert torch.autograd.gradgradcheck(loss, operands)
+
+
+@pytest.mark.kernels
+def test_functions_of_distances_in_a_graph() -> None:
+    vectors = drawn(TRIPLET, (4,), 6)
+    for name in ("module", "cosine", "own"):
+        torch.compiler.reset()
+        loss = functools.partial(F.triplet_margin_with_distance_loss, distance_function=DISTANCES[name][0])
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        assert same_bits(compiled(*vectors), loss(*vectors))
+
+
+def test_wrong_functions_of_distances() -> None:
+    loss, vectors = F.triplet_margin_with_distance_loss, [torch.ones(2, 3)] * 3
+    with pytest.raises(TypeError, match=r"`distance_function` must be a function of two arrays.*got 2"):
+        loss(*vectors, distance_function=2)
+    with pytest.raises(TypeError, match="`distance_function` must return an array, got float"):
+        loss(*vectors, distance_function=lambda x, y: 1.0)
+    with pytest.raises(ValueError, match="`feature_dim` must be -1 with a `distance_function` of your own, got 0"):
+        loss(*vectors, distance_function=lambda x, y: x, feature_dim=0)
+
+
+@pytest.mark.kernels
+def test_distance_and_similarity() -> None:
+    """Those of torch where it is right, and the exact ones where it overflows or has the gradient of another value."""
+    x, y = drawn(F.cosine_loss, (3, 4), 5)
+    same = torch.testing.assert_close
+    for ours, theirs, options in (
+        (F.cosine_similarity, torch.cosine_similarity, {}),
+        (F.cosine_similarity, torch.cosine_similarity, {"dim": -1}),
+        (F.pairwise_distance, torch.pairwise_distance, {"keepdim": True}),
+        (F.pairwise_distance, torch.pairwise_distance, {"p": 1.0, "eps": 1e-3}),
+    ):
+        same(ours(x, y, **options), theirs(x, y, **options), rtol=1e-14, atol=1e-14)
+    same(F.cosine_distance(x, y), 1 - torch.cosine_similarity(x, y, -1), rtol=1e-13, atol=1e-14)
+    long = torch.tensor([3.0, 4.0], device=KERNELS)
+    found = F.pairwise_distance(long, long * 0, 100.0, 0.0, out_dtype="float64")
+    assert abs(float(found) - 4.000000000000013) < 1e-14
+    ones = torch.ones(2, dtype=f64, device=KERNELS).requires_grad_()
+    (slope,) = torch.autograd.grad(F.pairwise_distance(ones, torch.zeros_like(ones), inf, 0.0), ones)
+    assert slope.tolist() == [0.5, 0.5]
+    a = torch.tensor([5e-9, 0.0], dtype=f64, device=KERNELS).requires_grad_()
+    b = torch.tensor([3.0, 4.0], dtype=f64, device=KERNELS).requires_grad_()
+    value = F.cosine_similarity(a, b, 0)
+    by_a, by_b = torch.autograd.grad(value, (a, b))
+    same(value.detach().cpu(), torch.tensor(0.3, dtype=f64))
+    same(by_a.cpu(), torch.tensor([6e7, 8e7], dtype=f64))
+    same(by_b.cpu(), torch.tensor([0.064, -0.048], dtype=f64))
+    half = torch.full((768,), 10.0, dtype=f16, device=KERNELS)
+    assert F.cosine_similarity(half, half, 0).item() == 1 and F.cosine_similarity(half, half * 0, 0).item() == 0
+    with pytest.raises(ValueError, match=r"^cosine_similarity: `dim` must be within"):
+        F.cosine_similarity(half, half)
 
 
 @pytest.mark.kernels

@@ -13,6 +13,7 @@ RESULTS: dict[str, float] = {
     "cosine_embedding_loss": 0.69,
     "cosine_loss": 0.214,
     "triplet_margin_loss": 0.5,
+    "triplet_margin_with_distance_loss": 0.5,
     "sigmoid_focal_loss": 0.009,
     "asymmetric_loss": 0.065,
     "poly1_loss": 0.764,

@@ -3,7 +3,14 @@
 from math import inf, nan
 
 from cupylosses.definition.base import Flag, Operand, Parameter
-from cupylosses.engines.row_statistics.definition import define_statistics
+from cupylosses.definition.registry import remember
+from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.row_statistics.definition import (
+    StatisticsLoss,
+    define_statistics,
+    define_statistics_function,
+)
+from cupylosses.engines.row_statistics.distance import DistanceLoss
 from cupylosses.reference_math import detached
 
 
@@ -60,16 +67,27 @@ cosine_embedding_loss = define_statistics(
 )
 
 
-def _cosine_loss_reference(xp, input, target, eps):
-    dot = xp.sum(input * target, axis=-1)
-    squares = [xp.sum(x * x, axis=-1) for x in (input, target)]
+def _cosine_at_least(xp, x1, x2, eps):
+    """The cosine of each pair of rows, of which lengths below eps count as eps; it may exceed 1 by rounding."""
+    dot = xp.sum(x1 * x2, axis=-1)
+    squares = [xp.sum(x * x, axis=-1) for x in (x1, x2)]
     nowhere = (squares[0] == 0) | (squares[1] == 0)
     one = xp.ones_like(dot)
     lengths = [xp.sqrt(xp.where(nowhere, one, x)) for x in squares]
     first, second = (xp.where(x < eps, eps * one, x) for x in lengths)
-    c = xp.where(nowhere, dot * 0, dot / (first * second))
+    return xp.where(nowhere, dot * 0, dot / (first * second))
+
+
+def _cosine_loss_reference(xp, input, target, eps):
+    c = _cosine_at_least(xp, input, target, eps)
     # Derivatives pass where 1 - c is below 0 by rounding only.
     return 1 - c - xp.where(c > 1, detached(1 - c), xp.zeros_like(c))
+
+
+def _cosine_similarity_reference(xp, x1, x2, eps):
+    c = _cosine_at_least(xp, x1, x2, eps)
+    beyond = detached(c) - xp.where(c > 1, xp.ones_like(c), -xp.ones_like(c))
+    return c - xp.where(xp.abs(c) > 1, beyond, xp.zeros_like(c))
 
 
 cosine_loss = define_statistics(
@@ -119,15 +137,21 @@ def _norm(xp, x, p):
     return xp.where(infinite, xp.zeros_like(found) + inf, found)
 
 
+def _hinge(xp, excess):
+    return xp.where(excess < 0, xp.zeros_like(excess), excess)
+
+
+def _smaller(xp, x, y):
+    """The smaller of two; equal ones have half the derivative each."""
+    return xp.where(x < y, x, xp.where(y < x, y, (x + y) / 2))
+
+
 def _triplet_reference(xp, anchor, positive, negative, margin, p, eps, swap):
     near, far = _norm(xp, anchor - positive + eps, p), _norm(xp, anchor - negative + eps, p)
     if swap:
         other = _norm(xp, positive - negative + eps, p)
-        # Of equal distances each counts for a half.
-        tie = (far + other) / 2
-        far = xp.where(far < other, far, xp.where(other < far, other, tie))
-    excess = margin + near - far
-    return xp.where(excess < 0, xp.zeros_like(excess), excess)
+        far = _smaller(xp, far, other)
+    return _hinge(xp, margin + near - far)
 
 
 _DEGREE = Parameter(
@@ -175,4 +199,177 @@ triplet_margin_loss = define_statistics(
     "row: none overflows. The second derivative of a distance of 0 is 0, where torch's is NaN.",
     source="V. Balntas et al., Learning local feature descriptors with triplets and shallow convolutional neural "
     "networks, BMVC 2016.",
+)
+
+_SHORTEST = Parameter("eps", 1e-8, "Length that shorter vectors count as; 0 for the exact cosine.", minimum=0.0)
+_PAIR = (Operand("x1", "The first vectors."), Operand("x2", "The second vectors."))
+_NO_DIRECTION = (
+    "A vector of zeros has no direction: the cosine is 0, with gradient 0 with respect to both vectors. The length of "
+    "a vector shorter than `eps` is a constant."
+)
+
+cosine_similarity = define_statistics_function(
+    name="cosine_similarity",
+    summary="Cosine of each pair of vectors, from -1 to 1.",
+    formula="<x1, x2> / (max(|x1|, eps) max(|x2|, eps))",
+    operands=_PAIR,
+    parameters=(_SHORTEST,),
+    statistics={"dot": "x1 * x2", "xx": "square(x1)", "yy": "square(x2)"},
+    value="cosine_at_least(dot, xx, yy, eps)",
+    reference=_cosine_similarity_reference,
+    torch="cosine_similarity",
+    positional="x1 x2 dim eps",
+    dim=1,
+    convention=_NO_DIRECTION,
+    notes="As `torch.nn.functional.cosine_similarity`, without its values beyond 1, its overflow in float16 and "
+    "float32, and its gradients of vectors shorter than `eps`, which are not those of the value.",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> x1, x2 = torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([[2.0, 0.0, 1.0]])\n"
+        ">>> [round(x, 4) for x in F.cosine_similarity(x1, x2).tolist()]\n"
+        "[0.5963]"
+    ),
+    source="G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975.",
+)
+
+cosine_distance = define_statistics_function(
+    name="cosine_distance",
+    summary="One minus the cosine of each pair of vectors.",
+    formula="1 - <x1, x2> / (max(|x1|, eps) max(|x2|, eps))",
+    operands=_PAIR,
+    parameters=(_SHORTEST,),
+    constants={"zero": "0"},
+    statistics={"dot": "x1 * x2", "xx": "square(x1)", "yy": "square(x2)"},
+    value="at_least(1 - cosine_at_least(dot, xx, yy, eps), zero)",
+    reference=lambda xp, x1, x2, eps: _cosine_loss_reference(xp, x1, x2, eps),
+    positional="x1 x2 dim eps",
+    dim=-1,
+    convention=_NO_DIRECTION,
+    notes="It is never below 0, and keeps its digits where vectors are similar: cosine and difference are computed in "
+    "float64. `triplet_margin_with_distance_loss` knows it, and computes both distances and the loss in one pass.",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> x1, x2 = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([2.0, 0.0, 1.0])\n"
+        ">>> round(F.cosine_distance(x1, x2).item(), 4)\n"
+        "0.4037"
+    ),
+    source="G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975.",
+)
+
+pairwise_distance = define_statistics_function(
+    name="pairwise_distance",
+    summary="Distance of degree p between each pair of vectors.",
+    formula="(sum |x1 - x2 + eps|^p)^(1/p)",
+    operands=_PAIR,
+    parameters=(_DEGREE, _OFFSET),
+    flags=(Flag("keepdim", False, "If True, the result has a last dimension of size 1."),),
+    norms={"distance": "x1 - x2 + eps"},
+    value="distance",
+    reference=lambda xp, x1, x2, p, eps, keepdim: _norm(xp, x1 - x2 + eps, p),
+    torch="pairwise_distance",
+    positional="x1 x2 p eps keepdim",
+    convention="A distance of 0, and an infinite one, has gradient 0; equal largest differences share theirs.",
+    notes="As `torch.nn.functional.pairwise_distance`; powers and squares do not overflow for float32 vectors.",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> x1, x2 = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]])\n"
+        ">>> F.pairwise_distance(x1, x2, p=1.0, eps=0.0).tolist()\n"
+        "[7.0]"
+    ),
+    source="H. Minkowski, Geometrie der Zahlen, Teubner, 1896.",
+)
+
+
+def _cosine_triplet_reference(xp, anchor, positive, negative, margin, eps, swap):
+    near, far = (_cosine_loss_reference(xp, anchor, x, eps) for x in (positive, negative))
+    if swap:
+        far = _smaller(xp, far, _cosine_loss_reference(xp, positive, negative, eps))
+    return _hinge(xp, margin + near - far)
+
+
+_NAME = "triplet_margin_with_distance_loss"
+_SUMMARY = "Triplet margin loss of any distance: an anchor is to lie nearer to a positive than to a negative."
+_MARGIN, _SWAP = triplet_margin_loss.parameters[0], triplet_margin_loss.flags[0]
+
+_cosine_triplet = StatisticsLoss(
+    name=_NAME,
+    summary=_SUMMARY,
+    formula="max(0, margin + d(anchor, positive) - d(anchor, negative)), with the cosine distance",
+    operands=triplet_margin_loss.operands,
+    parameters=(_MARGIN, _SHORTEST),
+    flags=(_SWAP,),
+    constants={"zero": "0"},
+    statistics={
+        "aa": "square(anchor)",
+        "pp": "square(positive)",
+        "nn": "square(negative)",
+        "ap": "anchor * positive",
+        "an": "anchor * negative",
+        "pn": "positive * negative",
+    },
+    only_with={"pn": "swap"},
+    let={
+        "near": "at_least(1 - cosine_at_least(ap, aa, pp, eps), zero)",
+        "far": "at_least(1 - cosine_at_least(an, aa, nn, eps), zero)",
+        "other": "at_least(1 - cosine_at_least(pn, pp, nn, eps), zero)",
+    },
+    value="relu_active(margin + (near - where(swap, smaller(far, other), far)))",
+    reference=_cosine_triplet_reference,
+)
+_DISTANCES = (Operand("near", "Distances to positives."), Operand("far", "Distances to negatives."))
+_of_distances = Loss(
+    name=_NAME,
+    summary=_SUMMARY,
+    formula="max(0, margin + near - far)",
+    operands=_DISTANCES,
+    parameters=(_MARGIN,),
+    value="relu_active(margin + (near - far))",
+    reference=lambda xp, near, far, margin: _hinge(xp, margin + near - far),
+)
+_of_distances_swapped = Loss(
+    name=_NAME,
+    summary=_SUMMARY,
+    formula="max(0, margin + near - min(far, other))",
+    operands=(*_DISTANCES, Operand("other", "Distances from positives to negatives.")),
+    parameters=(_MARGIN,),
+    value="relu_active(margin + (near - smaller(far, other)))",
+    reference=lambda xp, near, far, other, margin: _hinge(xp, margin + near - _smaller(xp, far, other)),
+)
+for _loss in (_cosine_triplet, _of_distances, _of_distances_swapped):
+    remember(_loss)
+    # torch.compile cannot look into the lock that a cached property takes the first time.
+    _loss.resolve()
+
+triplet_margin_with_distance_loss = define_statistics(
+    DistanceLoss,
+    name=_NAME,
+    summary=_SUMMARY,
+    formula="max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of "
+    "d(anchor, negative) and d(positive, negative)",
+    operands=triplet_margin_loss.operands,
+    parameters=(_MARGIN,),
+    flags=(_SWAP,),
+    norms={
+        "ap": "anchor - positive + 0.000001",
+        "an": "anchor - negative + 0.000001",
+        "pn": "positive - negative + 0.000001",
+    },
+    only_with={"pn": "swap"},
+    value=triplet_margin_loss.value,
+    reference=lambda xp, anchor, positive, negative, margin, swap: _triplet_reference(
+        xp, anchor, positive, negative, margin, 2.0, 1e-6, swap
+    ),
+    fused=((pairwise_distance, triplet_margin_loss), (cosine_distance, _cosine_triplet)),
+    composed=(_of_distances, _of_distances_swapped),
+    torch=_NAME,
+    module="TripletMarginWithDistanceLoss",
+    positional="anchor positive negative",
+    convention=triplet_margin_loss.convention,
+    cases=({}, {"swap": True, "margin": 2.0}),
+    notes="With a `distance_function` of your own its gradients are those of your function, and `value_and_grad` has "
+    "the distances, not the vectors, for operands.",
+    source=triplet_margin_loss.source,
 )

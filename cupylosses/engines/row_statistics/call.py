@@ -20,6 +20,7 @@ class Static(NamedTuple):
         masked: True if a mask is among the arrays.
         normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
         norm: The degree of the norms, as `StatisticsLoss.norm_of` names it.
+        keepdim: True if each result has a dimension of its own.
         has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
     """
 
@@ -31,6 +32,7 @@ class Static(NamedTuple):
     normalized: bool = False
     flags: tuple[int, ...] = ()
     norm: str = ""
+    keepdim: bool = False
     has_tangent: tuple[bool, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from cupylosses.engines.row_statistics.definition import StatisticsLoss
 def feature_dimension(loss: StatisticsLoss, value: Any, rank: int) -> int:
     """The dimension of the features, counted from the end."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{loss.name}: `feature_dim` must be an integer, got {value!r}.")
+        raise TypeError(f"{loss.name}: `{loss.dimension}` must be an integer, got {value!r}.")
     if rank == 0:
         raise ValueError(
             f"{loss.name}: `{loss.operands[0].name}` needs a dimension of features, got no dimensions. Pass shape "
@@ -22,7 +22,7 @@ def feature_dimension(loss: StatisticsLoss, value: Any, rank: int) -> int:
         )
     if not -rank <= int(value) < rank:
         raise ValueError(
-            f"{loss.name}: `feature_dim` must be within {-rank} to {rank - 1} for operands of {rank} "
+            f"{loss.name}: `{loss.dimension}` must be within {-rank} to {rank - 1} for operands of {rank} "
             f"dimension{'s' * (rank != 1)}, got {value}."
         )
     return int(value) if value < 0 else int(value) - rank

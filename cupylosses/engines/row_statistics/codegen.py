@@ -181,7 +181,7 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     yield from (f"  double {x}_;" for x in _parameters(kernel))
     yield ""
     yield "  __device__ __forceinline__ double exponent() const {"
-    yield f"    return {f'{DEGREE}_' if loss.norms else '1.0'};"
+    yield f"    return {f'{DEGREE}_' if DEGREE in _parameters(kernel) else '2.0'};"
     yield "  }"
     yield from call_signature(_vectors(loss))
     yield from _options(kernel, terms.values())

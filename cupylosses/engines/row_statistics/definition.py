@@ -16,11 +16,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Operand, code_of
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
+from cupylosses.definition.registry import define_function
 
 #: Keyword arguments common to all losses of the engine, with their defaults.
 COMMON: Mapping[str, Any] = {
@@ -56,6 +57,15 @@ class StatisticsLoss(Definition):
     value: str
     reference: Callable[..., Any]
 
+    #: The argument that names the dimension of the features.
+    dimension: ClassVar[str] = "feature_dim"
+
+    def chosen(
+        self, arrays: tuple[Any, ...], settings: tuple[Any, ...]
+    ) -> tuple[Definition, tuple[Any, ...], tuple[Any, ...]]:
+        """The definition that serves these arguments, and its arrays and settings."""
+        return self, arrays, settings
+
     @property
     def parts(self) -> tuple[str, ...]:
         return (*self.constants, *self.statistics, *self.norms, *self.let)
@@ -89,7 +99,7 @@ class StatisticsLoss(Definition):
         """The kernels' name of the degree of norms: "1", "2", "inf", "p" for any other, "" without norms."""
         if not self.norms:
             return ""
-        degree = dict(zip([x.name for x in self.parameters], parameters, strict=False))[DEGREE]
+        degree = dict(zip([x.name for x in self.parameters], parameters, strict=False)).get(DEGREE, 2.0)
         return {1.0: "1", 2.0: "2", inf: "inf"}.get(degree, "p")
 
     @cached_property
@@ -148,6 +158,68 @@ class StatisticsLoss(Definition):
         return {x.name: _SIGNS if x.name in self.row_operands else next(vectors) for x in self.operands}
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StatisticsFunction(StatisticsLoss):
+    """A function of rows that is no loss: a value per row, and no reduction.
+
+    ``dim``  default of the argument of that name, the dimension of the features; None for the last dimension always. A
+             flag ``keepdim`` gives the result a last dimension of size 1.
+    """
+
+    packs: ClassVar[bool] = True
+    dimension: ClassVar[str] = "dim"
+
+    dim: int | None = None
+
+    @cached_property
+    def array_names(self) -> tuple[str, ...]:
+        return (*(x.name for x in self.operands), "None", "None", "None")
+
+    @cached_property
+    def setting_names(self) -> tuple[str, ...]:
+        return ('"none"', *(x.name for x in self.options), "-1" if self.dim is None else "dim", "out_dtype")
+
+    @cached_property
+    def default_settings(self) -> tuple[Any, ...]:
+        return ("none", *(x.default for x in self.options), -1 if self.dim is None else self.dim, None)
+
+    @property
+    def common(self) -> Mapping[str, Any]:
+        return {**({} if self.dim is None else {"dim": self.dim}), "out_dtype": None}
+
+    @property
+    def reserved(self) -> Collection[str]:
+        return {"dim", "out_dtype", "unweighted", "count", "self"}
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        return tuple(self.common)
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return ("none",)
+
+    def describe_operand(self, operand: Operand) -> str:
+        lies = "last" if self.dim is None else "in `dim`"
+        return f"{operand.doc} Any shape that broadcasts with the other, with the features {lies}; floating."
+
+    @property
+    def common_texts(self) -> Mapping[str, str]:
+        return _COMMON_TEXTS | {"dim": "Dimension of the features in the broadcast shape, from either end."}
+
+    @property
+    def result_text(self) -> str:
+        return (
+            "One value per row, in the broadcast shape without the dimension of the features, of the library and on "
+            "the device of the first operand, in the promoted dtype of the operands unless `out_dtype` is given. Sums "
+            "over rows and their formula are computed in float64."
+        )
+
+    @property
+    def gradient_text(self) -> str:
+        return f"Both operands are differentiable. {self.convention}"
+
+
 #: Operands of documented examples: rows, and one label for each of them.
 _SAMPLES: Sequence[Any] = (
     ((1.0, 2.0, 2.0), (0.5, -1.0, 0.0)),
@@ -167,8 +239,17 @@ _COMMON_TEXTS = COMMON_TEXTS | {
 
 
 def define_statistics(
-    *, operands: tuple[Operand, ...], row_operands: tuple[Operand, ...] = (), **fields: Any
+    kind: type[StatisticsLoss] = StatisticsLoss,
+    *,
+    operands: tuple[Operand, ...],
+    row_operands: tuple[Operand, ...] = (),
+    **fields: Any,
 ) -> StatisticsLoss:
     """Makes a :class:`StatisticsLoss` and enters it in the registry, from which the public functions are built."""
     names = tuple(x.name for x in row_operands)
-    return enter(StatisticsLoss(operands=(*operands, *row_operands), row_operands=names, **fields))
+    return enter(kind(operands=(*operands, *row_operands), row_operands=names, **fields))
+
+
+def define_statistics_function(**fields: Any) -> StatisticsFunction:
+    """Makes a :class:`StatisticsFunction` and enters it in the registry, from which its public function is built."""
+    return define_function(StatisticsFunction(**fields))

@@ -45,6 +45,9 @@ class StatisticsEngine(Engine):
     def bind(
         self, loss: StatisticsLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
+        served, arrays, settings = loss.chosen(arrays, settings)
+        if served is not loss:
+            return served.engine.bind(served, arrays, settings)
         *operands, weight, mask, normalizer = arrays
         reduction, *options, feature_dim, out_dtype = settings
         if legacy and (legacy[0] is not None or legacy[1] is not None):
@@ -71,6 +74,7 @@ class StatisticsEngine(Engine):
             normalizer is not None,
             tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
             loss.norm_of(scalars),
+            any([x.name == "keepdim" and bool(given) for x, given in zip(loss.flags, chosen, strict=True)]),
         )
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, reduction)
@@ -93,6 +97,9 @@ class StatisticsEngine(Engine):
     def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
         dtypes = [checks.dtype_name(x) for x in call.arrays]
         return checks.promote(dtypes, None if zero_d_widens else [x.ndim for x in call.arrays])
+
+    def unpacked(self, static: Static, packed: Any) -> Any:
+        return packed[..., None] if static.keepdim else packed
 
     # Plans
 
@@ -227,7 +234,12 @@ class StatisticsEngine(Engine):
     def differs(
         self, loss: StatisticsLoss, call: Call, takes: Callable[[Question], str | None], autocast: bool
     ) -> str | None:
-        static = call.static
+        if call.loss.engine is not self:
+            # Of distances that a function of the caller's has computed: torch's formula of them is the same.
+            alike = len({(tuple(x.shape), checks.dtype_name(x)) for x in call.arrays}) == 1
+            return None if alike and 0 not in call.arrays[0].shape else SHAPES
+        # A loss may be served by the definition of another.
+        loss, static = call.loss, call.static  # type: ignore[assignment]
         if static.weight or static.masked or static.normalized or static.feature_dim != -1:
             return ARGUMENTS
         small = tuple([(x.name, (1,) if x.name in loss.row_operands else (1, 1), "float32") for x in loss.operands])
