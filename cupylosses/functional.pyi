@@ -310,6 +310,145 @@ def soft_margin_loss(
             Statistics 28, 2000.
     """
 
+def pearson_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    feature_dim: int = -1,
+    out_dtype: Any = None,
+) -> _Array:
+    """One minus Pearson's correlation of two rows.
+
+        1 - sum (x - mean x) (y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2), with x = input, y = target
+
+    Shift and scale of either row do not matter. Sums are taken of differences from the first elements of the rows, in
+    float64, so that a large mean costs no digits.
+
+    Args:
+        input: The predictions. Shape (N, D), (D,), or any shape that broadcasts with the others, with the features in
+            `feature_dim`; floating. Domain: any number.
+        target: The values to agree with. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
+            row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read,
+            their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        feature_dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array
+        without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by the sum
+        of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. Sums over rows and their formula are computed in float64. The result belongs to the library and
+        the device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. A constant row correlates with nothing: the loss is 1, with gradient 0
+        with respect to both rows. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[1.0, 2.0, 2.0], [0.5, -1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
+        >>> loss = F.pearson_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.941
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        K. Pearson, Notes on regression and inheritance in the case of two parents, Proceedings of the Royal Society of
+            London 58, 1895.
+    """
+
+def ccc_loss(
+    input: _Array,
+    target: _Exchangeable,
+    unbiased: bool = False,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    feature_dim: int = -1,
+    out_dtype: Any = None,
+) -> _Array:
+    """One minus Lin's concordance correlation coefficient of two rows.
+
+        1 - 2 s_xy / (s_xx + s_yy + (mean x - mean y)^2), with the covariances s, x = input, y = target
+
+    Unlike Pearson's correlation, it is 1 only if the rows are equal: shift and scale cost. Sums are taken of
+    differences, in float64, so that neither a large mean nor nearly equal rows cost digits.
+
+    Args:
+        input: The predictions. Shape (N, D), (D,), or any shape that broadcasts with the others, with the features in
+            `feature_dim`; floating. Domain: any number.
+        target: The values to agree with. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
+            features in `feature_dim`; floating. Domain: any number.
+        unbiased: If True, covariances are divided by D - 1 in place of D, the number of features. Default False.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
+            row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The others are not read,
+            their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        feature_dim: Dimension of the features in the broadcast shape, from either end. Default -1.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' one value per row, in the broadcast shape without `feature_dim`; otherwise an array
+        without dimensions. 'mean' divides the sum by the number of rows that the mask keeps, 'weighted_mean' by the sum
+        of their weights, 'batchmean' by the size of the first dimension of the rows. A mean of nothing is NaN, with
+        gradients of 0. Sums over rows and their formula are computed in float64. The result belongs to the library and
+        the device of the first operand, and has the promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. Two equal constant rows have loss and gradient 0. Where the loss of a
+        row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[1.0, 2.0, 2.0], [0.5, -1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[2.0, 0.0, 1.0], [1.0, -2.0, 0.5]])
+        >>> loss = F.ccc_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.868
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        L. I. Lin, A concordance correlation coefficient to evaluate reproducibility, Biometrics 45, 1989.
+    """
+
 def kl_div(
     input: _Array,
     target: _Exchangeable,

@@ -103,6 +103,7 @@ def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale:
 
 f16, f32, f64 = torch.float16, torch.float32, torch.float64
 A, B, C = (1.0, 2.0, 2.0), (2.0, 0.0, 1.0), (0.0, 1.0, 4.0)
+X, Y = (1.0, 2.0, 3.0, 5.0), (2.0, 2.0, 4.0, 7.0)
 TRIPLET_SLOPES = (
     (-0.816496580928, 0.408248290464, 1.224744871392),
     (0.408248290464, -0.816496580928, -0.408248290464),
@@ -185,6 +186,21 @@ CASES: Sequence[tuple[Any, ...]] = (
         (TRIPLET, f32, ((3e38, 4.0), (0.0, 0.0), (0.0, nan)), {"p": p, "margin": 0.5}, nan, ((nan, nan),) * 3)
         for p in (1.0, 2.0, 5.0, inf)
     ),
+    (
+        F.pearson_loss, f64, (X, Y), {}, 0.029430958461829,
+        ((-0.049560972334, 0.061361203842, 0.007080138905, -0.018880370413), None),
+    ),
+    (
+        F.pearson_loss, f64, (tuple(1e9 + x for x in X), tuple(y - 1e9 for y in Y)), {}, 0.029430958461829,
+        ((-0.049560972334, 0.061361203842, 0.007080138905, -0.018880370413), None),
+    ),
+    (F.pearson_loss, f64, ((0.1,) * 4, Y), {}, 1.0, ((0.0,) * 4, (0.0,) * 4)),
+    (
+        F.ccc_loss, f64, (X, Y), {}, 0.203389830508475,
+        ((-0.029876472278, 0.024130996840, -0.057454754381, -0.152829646653), None),
+    ),
+    (F.ccc_loss, f64, (X, Y), {"unbiased": True}, 0.175438596491228, (None, None)),
+    (F.ccc_loss, f64, ((0.1,) * 4, (0.1,) * 4), {}, 0.0, ((0.0,) * 4, (0.0,) * 4)),
     (COSINE, f64, (A, B, 0), {}, nan, ((nan, nan, nan), (nan, nan, nan))),
     (COSINE, f64, ((1.0, nan, 2.0), B, -1), {"margin": 5.0}, nan, ((nan, nan, nan), (nan, nan, nan))),
 )  # fmt: skip
@@ -391,6 +407,14 @@ def test_norms(p: float, features: int) -> None:
         (anchor[:, :1], positive, negative),
     ):
         agree(TRIPLET, operands, reduction="none", p=p, swap=True, eps=0.0, margin=20.0)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("function", [F.pearson_loss, F.ccc_loss], ids=lambda x: x.__name__)
+def test_first_elements_of_broadcast_rows(function: Any) -> None:
+    first, second = drawn(function, (4, 3), 9)
+    agree(function, (1e3 + first, second[:1]), reduction="none")
+    agree(function, (first[:, :1], second))
 
 
 @pytest.mark.kernels

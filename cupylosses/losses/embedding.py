@@ -203,6 +203,9 @@ triplet_margin_loss = define_statistics(
 
 _SHORTEST = Parameter("eps", 1e-8, "Length that shorter vectors count as; 0 for the exact cosine.", minimum=0.0)
 _PAIR = (Operand("x1", "The first vectors."), Operand("x2", "The second vectors."))
+_COSINE_SOURCE = (
+    "G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975."
+)
 _NO_DIRECTION = (
     "A vector of zeros has no direction: the cosine is 0, with gradient 0 with respect to both vectors. The length of "
     "a vector shorter than `eps` is a constant."
@@ -230,7 +233,7 @@ cosine_similarity = define_statistics_function(
         ">>> [round(x, 4) for x in F.cosine_similarity(x1, x2).tolist()]\n"
         "[0.5963]"
     ),
-    source="G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975.",
+    source=_COSINE_SOURCE,
 )
 
 cosine_distance = define_statistics_function(
@@ -255,7 +258,7 @@ cosine_distance = define_statistics_function(
         ">>> round(F.cosine_distance(x1, x2).item(), 4)\n"
         "0.4037"
     ),
-    source="G. Salton, A. Wong, C. S. Yang, A vector space model for automatic indexing, Communications of the ACM 18, 1975.",
+    source=_COSINE_SOURCE,
 )
 
 pairwise_distance = define_statistics_function(

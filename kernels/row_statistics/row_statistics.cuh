@@ -1,7 +1,7 @@
 // Losses of rows that are a formula of statistics, sums over the features of a row:
 //
 //   s_k[r] = sum over i of e_k(x[r, i])              x: vectors, operands of shape (rows, features)
-//            or a norm of e_k over i, of degree p
+//            or a norm of e_k over i, of degree p; e_k may depend on the first elements x[r, 0] too
 //   y[r]   = f(s[r], t[r])                           t: labels, operands of shape (rows)
 //   g[r, i] = factor[r] * sum over k of a_k[r] * d e_k / d x [r, i]    with a_k = d f / d s_k
 //
@@ -283,6 +283,11 @@ struct RowStatistics {
   using Packs = typename PackTuple<kVecSize, Vectors_>::type;
   using Statistics = StatisticsOf<Summands_, StatisticSlots>;
   using Row = RowResult<kStatistics, kLabels>;
+  static constexpr bool kFirsts = Summands_::kFirsts;
+  // The first elements of a row in all vectors: with kFirsts expressions have these after their own arguments.
+  struct Firsts {
+    double of[kVectors];
+  };
 
   Summands_ summands;
   Value_ value;
@@ -300,6 +305,12 @@ struct RowStatistics {
     return exists;
   }
 
+  __device__ __forceinline__ Firsts firsts(const int64 (&at)[kStreams], bool counts) const {
+    Firsts found = {};
+    if (kFirsts && counts && layout.features > 0) load_firsts(at, found, VectorSlots{});
+    return found;
+  }
+
   // True if the row counts.
   __device__ __forceinline__ bool counts(const int64 (&at)[kStreams]) const {
     if constexpr (IsWritten<Mask_>::value) {
@@ -312,7 +323,7 @@ struct RowStatistics {
   // The statistics of what a thread reads of a row, and what it read last. `features` is 0 of a row that is not read.
   template <class Group>
   __device__ __forceinline__ void add_up(const Group& group, const int64 (&at)[kStreams], int64 features,
-                                         Packs (&batch)[kAhead], Statistics& total) const {
+                                         const Firsts& firsts, Packs (&batch)[kAhead], Statistics& total) const {
     total.clear();
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
@@ -322,7 +333,8 @@ struct RowStatistics {
       for (int j = 0; j < kAhead; ++j) {
 #pragma unroll
         for (int i = 0; i < kVecSize; ++i) {
-          if (first + j * step + i < features) add_terms(batch[j], i, total, VectorSlots{});
+          if (first + j * step + i < features)
+            total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
         }
       }
     }
@@ -330,14 +342,16 @@ struct RowStatistics {
 
   // Value and coefficients from the statistics of a row. A row whose value is NaN has gradients that are NaN.
   template <bool kGradients>
-  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Statistics& total) const {
-    return evaluate<kGradients>(at, total, StatisticSlots{}, LabelSlots{});
+  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Firsts& firsts,
+                                          const Statistics& total) const {
+    return evaluate<kGradients>(at, firsts, total, StatisticSlots{}, LabelSlots{}, VectorSlots{});
   }
 
   // Writes the gradients of the vectors of a row by its coefficients, the factor included.
   template <class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
-                                        Packs (&batch)[kAhead], const Row& row, bool counts) const {
+                                        const Firsts& firsts, Packs (&batch)[kAhead], const Row& row,
+                                        bool counts) const {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
     for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
       if (!kHeld_ && counts) {
@@ -347,7 +361,7 @@ struct RowStatistics {
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (first + j * step >= features) continue;
-        write_pack(at, first + j * step, features, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
+        write_pack(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
       }
     }
   }
@@ -383,19 +397,39 @@ struct RowStatistics {
   }
 
   template <int... kSlot>
-  __device__ __forceinline__ void add_terms(const Packs& packs, int i, Statistics& total, Indices<kSlot...>) const {
-    total.add(summands(variable<0u, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...), summands.exponent());
+  __device__ __forceinline__ void load_firsts(const int64 (&at)[kStreams], Firsts& found, Indices<kSlot...>) const {
+    ((found.of[kSlot] = widen<double>(get<kSlot>(vectors)[at[kSlot]])), ...);
   }
 
-  template <bool kGradients, int... kStatistic, int... kLabel>
-  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Statistics& total, Indices<kStatistic...>,
-                                          Indices<kLabel...>) const {
+  // The terms of element i of each pack.
+  template <unsigned kMask, int... kSlot>
+  __device__ __forceinline__ auto terms(const Packs& packs, int i, const Firsts& firsts, Indices<kSlot...>) const {
+    if constexpr (kFirsts) {
+      return summands(variable<kMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...,
+                      constant<double>(firsts.of[kSlot])...);
+    } else {
+      return summands(variable<kMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
+    }
+  }
+
+  template <int... kSlot, class... Arguments>
+  __device__ __forceinline__ auto apply(const Firsts& firsts, Indices<kSlot...>, const Arguments&... arguments) const {
+    if constexpr (kFirsts) {
+      return value(arguments..., constant<double>(firsts.of[kSlot])...);
+    } else {
+      return value(arguments...);
+    }
+  }
+
+  template <bool kGradients, int... kStatistic, int... kLabel, int... kSlot>
+  __device__ __forceinline__ Row evaluate(const int64 (&at)[kStreams], const Firsts& firsts, const Statistics& total,
+                                          Indices<kStatistic...>, Indices<kLabel...>, Indices<kSlot...>) const {
     constexpr unsigned kAll = kOfStatistics ? (1u << kStatistics) - 1u : 0u;
     constexpr unsigned kMask = kGradients ? kAll | kLabelMask << kStatistics : 0u;
     Row row;
     ((row.statistic[kStatistic] = get<kStatistic>(total.each).value(summands.exponent())), ...);
     const auto y =
-        value(variable<kMask, kStatistic>(row.statistic[kStatistic])...,
+        apply(firsts, Indices<kSlot...>{}, variable<kMask, kStatistic>(row.statistic[kStatistic])...,
               variable<kMask, kStatistics + kLabel>(widen<double>(get<kLabel>(labels)[at[kVectors + kLabel]]))...);
     const bool undefined = y.value != y.value;
     row.value = y.value;
@@ -410,8 +444,8 @@ struct RowStatistics {
 
   template <int... kSlot, int... kStatistic>
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
-                                             const Packs& packs, const Row& row, bool counts, Indices<kSlot...>,
-                                             Indices<kStatistic...>) const {
+                                             const Firsts& firsts, const Packs& packs, const Row& row, bool counts,
+                                             Indices<kSlot...>, Indices<kStatistic...>) const {
     double gradient[kVectors][kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
@@ -419,9 +453,9 @@ struct RowStatistics {
         ((gradient[kSlot][i] = 0.0), ...);
         continue;
       }
-      const auto terms = summands(variable<kVectorMask, kSlot>(widen<double>(get<kSlot>(packs).element[i]))...);
+      const auto all = terms<kVectorMask>(packs, i, firsts, Indices<kSlot...>{});
       const auto parts = make_tuple(own_part<form_of<Summands_, kStatistic>()>(
-          get<kStatistic>(terms), row.statistic[kStatistic], summands.exponent())...);
+          get<kStatistic>(all), row.statistic[kStatistic], summands.exponent())...);
       ((gradient[kSlot][i] = add_slopes<kSlot>(parts, row, Indices<kStatistic...>{})), ...);
     }
     (store_one(get<kSlot>(vector_sinks), at[kVectorSink + kSlot], layout.step[kVectorSink + kSlot], first, features,
@@ -477,12 +511,13 @@ struct EvaluateRow {
   const Program& program;
   const Scale& scale;
   const int64 (&at)[Program::kStreams];
+  const typename Program::Firsts& firsts;
   bool counts;
 
   __device__ __forceinline__ typename Program::Row operator()(const typename Program::Statistics& total) const {
     typename Program::Row row = {};
     if (!counts) return row;
-    row = program.template evaluate<kGradients>(at, total);
+    row = program.template evaluate<kGradients>(at, firsts, total);
     if constexpr (kGradients) {
       const double factor = scale(at);
 #pragma unroll
@@ -505,17 +540,18 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   const bool counts = exists && program.counts(at);
   typename Program::Packs batch[Program::kAhead];
   typename Program::Statistics total;
-  program.add_up(group, at, counts ? program.layout.features : 0, batch, total);
-  const EvaluateRow<kGradients, Program, Scale> evaluate{program, scale, at, counts};
+  const typename Program::Firsts firsts = program.firsts(at, counts);
+  program.add_up(group, at, counts ? program.layout.features : 0, firsts, batch, total);
+  const EvaluateRow<kGradients, Program, Scale> evaluate{program, scale, at, firsts, counts};
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
   if (!exists) return;
   if constexpr (kGradients) {
     if constexpr (Program::kVectorMask != 0u) {
-      program.write(group, at, program.layout.features, batch, row, counts);
+      program.write(group, at, program.layout.features, firsts, batch, row, counts);
     }
     if (group.lane() == 0) program.write_labels(at, row);
   }
-  finish(at, row);
+  finish(at, row, firsts);
 }
 
 // Functors rather than lambdas, which NVRTC 11 takes for functions of the host.
@@ -542,8 +578,8 @@ struct UpstreamOfRow {
 };
 
 struct KeepNothing {
-  template <class Offsets, class Row>
-  __device__ __forceinline__ void operator()(const Offsets&, const Row&) const {
+  template <class Offsets, class Row, class Firsts>
+  __device__ __forceinline__ void operator()(const Offsets&, const Row&, const Firsts&) const {
   }
 };
 
@@ -552,8 +588,8 @@ struct AddValue {
   bool first;  // of its group
   double& total;
 
-  template <class Offsets, class Row>
-  __device__ __forceinline__ void operator()(const Offsets&, const Row& row) const {
+  template <class Offsets, class Row, class Firsts>
+  __device__ __forceinline__ void operator()(const Offsets&, const Row& row, const Firsts&) const {
     if (first) total += row.value;
   }
 };
@@ -564,22 +600,22 @@ struct StoreValue {
   double scale;
   Result* values;
 
-  template <class Offsets, class Row>
-  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row) const {
+  template <class Offsets, class Row, class Firsts>
+  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Firsts&) const {
     if (first) values[at[Program::kResultStream]] = Narrow<Result>::from(row.value * scale);
   }
 };
 
 // Number k of row r at k * rows + r, where rows are numbered as in the result: coefficients, derivatives by labels, and
-// with kKeepsNorms the statistics, which derivatives of norms depend on.
+// with kKeepsNorms the statistics, which derivatives of norms depend on; with kFirsts the first elements.
 template <class Program>
 struct StoreCoefficients {
   bool first;
   int64 rows;
   double* coefficients;
 
-  template <class Offsets, class Row>
-  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row) const {
+  template <class Offsets, class Row, class Firsts>
+  __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Firsts& firsts) const {
     if (!first) return;
     double* const own = coefficients + at[Program::kResultStream];
 #pragma unroll
@@ -591,6 +627,11 @@ struct StoreCoefficients {
       for (int k = 0; k < Program::kStatistics; ++k) {
         own[(Program::kStatistics + Program::kLabels + k) * rows] = row.statistic[k];
       }
+    }
+    if constexpr (Program::kFirsts) {
+      constexpr int kBefore = (Program::kKeepsNorms ? 2 : 1) * Program::kStatistics + Program::kLabels;
+#pragma unroll
+      for (int k = 0; k < Program::kVectors; ++k) own[(kBefore + k) * rows] = firsts.of[k];
     }
   }
 };

@@ -105,7 +105,7 @@ def operand_names(loss: StatisticsLoss, weight: str) -> tuple[str, ...]:
 def stored_per_row(loss: StatisticsLoss, flags: tuple[int, ...], norm: str, labels: int) -> int:
     """Numbers of a row that ``coefficients`` stores."""
     count = len(loss.terms(flags))
-    return count + labels + count * (norm in NORM_IN_DERIVATIVES)
+    return count + labels + count * (norm in NORM_IN_DERIVATIVES) + len(_firsts(loss))
 
 
 def _labels(loss: StatisticsLoss, weight: str) -> list[str]:
@@ -114,6 +114,12 @@ def _labels(loss: StatisticsLoss, weight: str) -> list[str]:
 
 def _vectors(loss: StatisticsLoss) -> list[str]:
     return [x.name for x in loss.operands if x.name not in loss.row_operands]
+
+
+def _firsts(loss: StatisticsLoss) -> list[str]:
+    """Names of the first elements of a row, one for each vector if there are any."""
+    names = {operand: name for name, operand in loss.first.items()}
+    return [names.get(x, f"{x}__first") for x in _vectors(loss)] if loss.first else []
 
 
 def _parameters(kernel: RowKernel | SumKernel) -> list[str]:
@@ -178,12 +184,13 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
     yield f"  static constexpr int kStatistics = {len(terms)};"
     yield f"  static constexpr unsigned kNorms = {sum(1 << k for k, x in enumerate(terms) if x in loss.norms)}u;"
     yield f"  static constexpr int kForm = {FORMS[kernel.norm]};"
+    yield f"  static constexpr bool kFirsts = {str(bool(loss.first)).lower()};"
     yield from (f"  double {x}_;" for x in _parameters(kernel))
     yield ""
     yield "  __device__ __forceinline__ double exponent() const {"
     yield f"    return {f'{DEGREE}_' if DEGREE in _parameters(kernel) else '2.0'};"
     yield "  }"
-    yield from call_signature(_vectors(loss))
+    yield from call_signature([*_vectors(loss), *_firsts(loss)])
     yield from _options(kernel, terms.values())
     for name, expression in terms.items():
         yield from written_at(loss, name)
@@ -206,7 +213,7 @@ def _functors(kernel: RowKernel) -> Iterator[str]:
     yield "struct Value {"
     yield from (f"  double {x}_;" for x in [*_parameters(kernel), "count"])
     yield ""
-    yield from call_signature([*terms, *_labels(loss, kernel.weight)])
+    yield from call_signature([*terms, *_labels(loss, kernel.weight), *_firsts(loss)])
     weighted = ["weight"] if kernel.weight == "number" else []
     yield from _options(kernel, [*loss.let.values(), loss.value, *weighted])
     for name in loss.only_with.keys() - terms.keys():
@@ -350,7 +357,8 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         terms = loss.terms(kernel.flags)
         coefficients = [f"{x}__coefficient" for x in terms]
         norms = [f"{x}__value" for x in terms] if kernel.norm in NORM_IN_DERIVATIVES else []
-        operands, slot = [*vectors, *coefficients, *norms], vectors.index(name)
+        firsts = [f"{x}__first" for x in vectors] if loss.first else []
+        operands, slot = [*vectors, *coefficients, *norms, *firsts], vectors.index(name)
         yield from _summands(kernel)
         yield "struct Loss {"
         yield "  using Compute = double;"
@@ -358,7 +366,7 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield "  Summands summands;"
         yield ""
         yield from call_signature(operands)
-        yield f"    const auto terms = summands({', '.join(vectors)});"
+        yield f"    const auto terms = summands({', '.join([*vectors, *firsts])});"
         products = [
             f"::weighted({x}, ::own_part<::form_of<Summands, {k}>()>(get<{k}>(terms), "
             f"{f'{norms[k]}.value' if norms else '0.0'}, summands.exponent()))"
@@ -368,10 +376,11 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
         yield "  }"
         yield "};"
         functor = f"Loss{{Summands{{{', '.join(f'{x}_' for x in _parameters(kernel))}}}}}"
-        of_norms = range(len(terms) + len(labels), len(terms) + len(labels) + len(norms))
+        after_labels = len(terms) + len(labels)
+        others = range(after_labels, after_labels + len(norms) + len(firsts))
         pointers = [f"{x}_" for x in vectors]
-        pointers += [f"partials + {k} * rows" for k in (*range(len(terms)), *of_norms)]
-        stored = [types[x] for x in vectors] + ["double"] * (len(coefficients) + len(norms))
+        pointers += [f"partials + {k} * rows" for k in (*range(len(terms)), *others)]
+        stored = [types[x] for x in vectors] + ["double"] * (len(operands) - len(vectors))
     else:
         operands, first, slot = ["slope"], len(loss.terms(kernel.flags)) + labels.index(name), -1
         yield "struct Loss {"

@@ -42,6 +42,8 @@ class StatisticsLoss(Definition):
     ``norms``         component of each norm, likewise. Their degree is the parameter ``p``, > 0; kernels are
                       specialised on degrees 1, 2 and infinity.
     ``only_with``     the flag of each statistic or norm that is needed only if that is set, by name.
+    ``first``         the operand of each name that stands for its first element in the row, a constant: subtracted, it
+                      leaves more digits to sums of squares, and must not change the value otherwise.
     ``let``           named parts of the value, expressions of the statistics, the row operands and ``count``, the
                       number of features.
     ``value``         the value of a row, an expression of these.
@@ -53,6 +55,7 @@ class StatisticsLoss(Definition):
     statistics: Mapping[str, str] = field(default_factory=dict)
     norms: Mapping[str, str] = field(default_factory=dict)
     only_with: Mapping[str, str] = field(default_factory=dict)
+    first: Mapping[str, str] = field(default_factory=dict)
     let: Mapping[str, str] = field(default_factory=dict)
     value: str
     reference: Callable[..., Any]
@@ -68,15 +71,15 @@ class StatisticsLoss(Definition):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (*self.constants, *self.statistics, *self.norms, *self.let)
+        return (*self.constants, *self.first, *self.statistics, *self.norms, *self.let)
 
     def check_expressions(self) -> None:
         super().check_expressions()
         known = [*(x.name for x in self.options), *self.constants]
         features = [x.name for x in self.operands if x.name not in self.row_operands]
         for name, expression in self.terms().items():
-            check(expression, [*features, *known], Part(self.name, name, self.places.get(name)))
-        names = [*known, *self.terms(), *self.row_operands, "count"]
+            check(expression, [*features, *self.first, *known], Part(self.name, name, self.places.get(name)))
+        names = [*known, *self.terms(), *self.first, *self.row_operands, "count"]
         for name, expression in self.let.items():
             check(expression, names, Part(self.name, name, self.places.get(name)))
             names.append(name)
@@ -84,7 +87,16 @@ class StatisticsLoss(Definition):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        own = (self.operands, self.row_operands, self.statistics, self.norms, self.value, self.let, self.constants)
+        own = (
+            self.operands,
+            self.row_operands,
+            self.statistics,
+            self.norms,
+            self.first,
+            self.value,
+            self.let,
+            self.constants,
+        )
         return (*own, self.only_with, self.parameters, self.flags, code_of(self.reference))
 
     def terms(self, flags: Sequence[int] | None = None) -> dict[str, str]:
