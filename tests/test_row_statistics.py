@@ -490,9 +490,31 @@ def test_a_wrong_speculation_is_noticed() -> None:
             torch.testing.assert_close(a.cpu().double(), b * factor / 0.5, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize("features", [40, 700])
+def test_shared_memory_changes_no_bit(
+    features: int, fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that a GPU has no room for is read twice."""
+    operands = drawn(TRIPLET, (3,), features, torch.float32)
+    chosen, both = row_layout.layout, []
+    for room in (48 << 10, 0):
+
+        def layout(*arguments: Any, room: int = room) -> row_layout.Layout:
+            found = chosen(*arguments[:-1], room)
+            assert found.held == (room > 0)
+            return found
+
+        monkeypatch.setattr(row_layout, "layout", layout)
+        fresh_plans()
+        both.append(gradients(TRIPLET, operands))
+    for a, b in zip(*both, strict=True):
+        assert same_bits(a, b)
+
+
 def test_many_rows_have_few_chunks() -> None:
     rows = row_layout.RowStream((16,), 1, 4)
-    found = row_layout.layout((1 << 20,), 16, [rows], [rows])
+    found = row_layout.layout((1 << 20,), 16, [rows], [rows], 1, 48 << 10)
     assert found.kind == "lanes" and found.chunks * found.rows_per_chunk >= 1 << 20 and found.chunks <= 1 << 13
 
 

@@ -10,8 +10,10 @@
 // 2. The lanes of a group, or the first warp of a block, evaluate f on dual numbers in double: value and coefficients.
 //    Of a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1), of which the coefficient has the
 //    part that all features share. A norm of 0, or an infinite one, has no direction: its derivative is 0.
-// 3. The threads go through the same features again and write the gradients. A row of kAhead vectors per thread or less
-//    stays in registers (kHeld); of a longer one the second read mostly comes from a cache.
+// 3. The threads go through the same features again and write the gradients. A thread keeps its vectors of the row in
+//    its own part of shared memory if there is room (kHeld): registers would hold them as doubles beside those of step
+//    2, and leave room for half as many rows. The second read of a longer row mostly comes from a cache. A block
+//    prefetches its next row to L2 before step 2, so that memory has work meanwhile.
 // 4. A chunk of rows leaves one partial sum of values, and the block that arrives last adds them.
 //
 // Each element is read once (twice if not kHeld), and each gradient written once. Which features a thread takes follows
@@ -23,6 +25,7 @@
 #pragma once
 #include "pointwise/sum_over.cuh"
 #include "primitives/primitives.cuh"
+#include "softmax/row_ptx.cuh"
 
 // What a statistic is of its terms e: their sum; or their norm of degree 1, of degree 2, of infinite degree, or of any
 // other degree p, as codegen.py numbers them.
@@ -270,6 +273,7 @@ template <class Summands_, class Value_, class Vectors_, class Labels_, class Ve
           int kAhead_>
 struct RowStatistics {
   static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
+  static constexpr bool kHeld = kHeld_;
   static constexpr int kVectors = Vectors_::kSize, kLabels = Labels_::kSize;
   static constexpr int kStatistics = Summands_::kStatistics;
   static constexpr int kVectorSink = kVectors + kLabels, kLabelSink = kVectorSink + kVectors;
@@ -320,23 +324,36 @@ struct RowStatistics {
     }
   }
 
-  // The statistics of what a thread reads of a row, and what it read last. `features` is 0 of a row that is not read.
-  template <class Group>
+  // The statistics of what a thread reads of a row, which it keeps with kKeeps. `features` is 0 of a row that is not
+  // read.
+  template <bool kKeeps, class Group>
   __device__ __forceinline__ void add_up(const Group& group, const int64 (&at)[kStreams], int64 features,
-                                         const Firsts& firsts, Packs (&batch)[kAhead], Statistics& total) const {
+                                         const Firsts& firsts, Statistics& total) const {
     total.clear();
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
+    int kept = 0;
     for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
+      Packs batch[kAhead];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
+        if (kKeeps && first + j * step < features) keep(kept + j, batch[j], VectorSlots{});
 #pragma unroll
         for (int i = 0; i < kVecSize; ++i) {
           if (first + j * step + i < features)
             total.add(terms<0u>(batch[j], i, firsts, VectorSlots{}), summands.exponent());
         }
       }
+      kept += kAhead;
+    }
+  }
+
+  // Has the vectors of a row brought to L2. Precondition: one thread calls it.
+  __device__ __forceinline__ void prefetch(int64 index) const {
+    if constexpr (kWide_) {
+      int64 at[kStreams];
+      if (locate(index, at)) prefetch(at, VectorSlots{});
     }
   }
 
@@ -350,18 +367,29 @@ struct RowStatistics {
   // Writes the gradients of the vectors of a row by its coefficients, the factor included.
   template <class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
-                                        const Firsts& firsts, Packs (&batch)[kAhead], const Row& row,
-                                        bool counts) const {
+                                        const Firsts& firsts, const Row& row, bool counts) const {
     const int64 step = static_cast<int64>(group.lanes()) * kVecSize;
-    for (int64 first = static_cast<int64>(group.lane()) * kVecSize; first < features; first += kAhead * step) {
-      if (!kHeld_ && counts) {
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
+    int64 first = static_cast<int64>(group.lane()) * kVecSize;
+    if constexpr (kHeld_) {
+      // One at a time: shared memory is near, and more vectors in registers would leave room for fewer rows.
+#pragma unroll 1
+      for (int kept = 0; first < features; first += step, ++kept) {
+        Packs packs;
+        if (counts) take(kept, packs, VectorSlots{});
+        write_pack(at, first, features, firsts, packs, row, counts, VectorSlots{}, StatisticSlots{});
       }
+    } else {
+      for (; first < features; first += kAhead * step) {
+        Packs batch[kAhead];
+        if (counts) {
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        if (first + j * step >= features) continue;
-        write_pack(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
+          for (int j = 0; j < kAhead; ++j) load(at, first + j * step, features, batch[j], VectorSlots{});
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          if (first + j * step >= features) continue;
+          write_pack(at, first + j * step, features, firsts, batch[j], row, counts, VectorSlots{}, StatisticSlots{});
+        }
       }
     }
   }
@@ -394,6 +422,33 @@ struct RowStatistics {
         if (first + i < features) pack.element[i] = row[(first + i) * step];
       }
     }
+  }
+
+  // The vectors that a thread keeps: 16 bytes for each, next to those of its neighbours. No other thread reads them.
+  __device__ __forceinline__ uint4* kept_vector(int vector, int slot) const {
+    extern __shared__ uint4 staged[];
+    return staged + (vector * kVectors + slot) * static_cast<int>(blockDim.x) + threadIdx.x;
+  }
+  template <int... kSlot>
+  __device__ __forceinline__ void keep(int vector, const Packs& packs, Indices<kSlot...>) const {
+    (keep_one(kept_vector(vector, kSlot), get<kSlot>(packs)), ...);
+  }
+  template <class P>
+  __device__ __forceinline__ void keep_one(uint4* place, const P& pack) const {
+    static_assert(sizeof(P) <= sizeof(uint4), "a vector has 16 bytes");
+    *reinterpret_cast<P*>(place) = pack;
+  }
+  template <int... kSlot>
+  __device__ __forceinline__ void take(int vector, Packs& packs, Indices<kSlot...>) const {
+    ((get<kSlot>(packs) = *reinterpret_cast<decltype(&get<kSlot>(packs))>(kept_vector(vector, kSlot))), ...);
+  }
+
+  template <int... kSlot>
+  __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], Indices<kSlot...>) const {
+    // Broadcast vectors have been read before.
+    (prefetch_l2(get<kSlot>(vectors) + at[kSlot],
+                 static_cast<unsigned>(layout.features * sizeof(*get<kSlot>(vectors)) / 16 * 16)),
+     ...);
   }
 
   template <int... kSlot>
@@ -530,25 +585,25 @@ struct EvaluateRow {
 };
 
 // Takes a row: `finish(at, row)` gets its value and coefficients in all threads of its group. With kGradients these
-// have the factor that `scale(at)` is, and gradients are written. Preconditions: all threads of the group call it
-// together.
+// have the factor that `scale(at)` is, and gradients are written. `next` is the row after it, if there is one.
+// Preconditions: all threads of the group call it together.
 template <bool kGradients, class Program, class Group, class Scale, class Finish>
-__device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 index, const Scale& scale,
-                                         const Finish& finish) {
+__device__ __forceinline__ void take_row(const Program& program, const Group& group, int64 index, int64 next,
+                                         const Scale& scale, const Finish& finish) {
   int64 at[Program::kStreams];
   const bool exists = program.locate(index, at);
   const bool counts = exists && program.counts(at);
-  typename Program::Packs batch[Program::kAhead];
   typename Program::Statistics total;
   const typename Program::Firsts firsts = program.firsts(at, counts);
-  program.add_up(group, at, counts ? program.layout.features : 0, firsts, batch, total);
+  constexpr bool kWrites = kGradients && Program::kVectorMask != 0u;
+  program.template add_up<kWrites && Program::kHeld>(group, at, counts ? program.layout.features : 0, firsts, total);
+  // A row that is not kept is read twice from L2, which has no room for the next one.
+  if (Group::kBlockWide && Program::kHeld && threadIdx.x == 0) program.prefetch(next);
   const EvaluateRow<kGradients, Program, Scale> evaluate{program, scale, at, firsts, counts};
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
   if (!exists) return;
   if constexpr (kGradients) {
-    if constexpr (Program::kVectorMask != 0u) {
-      program.write(group, at, program.layout.features, firsts, batch, row, counts);
-    }
+    if constexpr (kWrites) program.write(group, at, program.layout.features, firsts, row, counts);
     if (group.lane() == 0) program.write_labels(at, row);
   }
   finish(at, row, firsts);
@@ -636,6 +691,14 @@ struct StoreCoefficients {
   }
 };
 
+// The row that a group takes after its row r of a chunk.
+template <class Group>
+__device__ __forceinline__ int64 next_row(const Group& group, int64 chunk, int64 r, int64 rows_per_chunk) {
+  const int64 following = r + group.groups();
+  const bool same = following < rows_per_chunk;
+  return (same ? chunk : chunk + gridDim.x) * rows_per_chunk + (same ? following : 0) + group.group();
+}
+
 // value = sum of all rows / divisor, and the gradients with kGradients. A chunk has `rows_per_chunk` rows, a multiple
 // of those that a block takes at once. Preconditions: every thread of every block calls it; blockDim.x is a power of
 // two from 32 on.
@@ -647,7 +710,8 @@ __device__ __forceinline__ void reduce_rows(const Program& program, const Group&
   for (int64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     double total = 0.0;
     for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
-      take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(), SharedFactor{factor},
+      take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(),
+                           next_row(group, chunk, r, rows_per_chunk), SharedFactor{factor},
                            AddValue{group.lane() == 0, total});
     }
     total = block_sum(total);
@@ -666,7 +730,8 @@ __device__ __forceinline__ void map_rows(const Program& program, const Group& gr
                                          const Scale& scale, const Finish& finish) {
   for (int64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     for (int64 r = 0; r < rows_per_chunk; r += group.groups()) {
-      take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(), scale, finish);
+      take_row<kGradients>(program, group, chunk * rows_per_chunk + r + group.group(),
+                           next_row(group, chunk, r, rows_per_chunk), scale, finish);
     }
   }
 }

@@ -37,6 +37,7 @@ class StatisticsEngine(Engine):
     """Losses of rows from sums over their features."""
 
     name = "row_statistics"
+    needs_chip = True
     Definition: ClassVar[Any] = StatisticsLoss
     Static: ClassVar[Any] = Static
 

@@ -16,16 +16,21 @@ from math import prod
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
 from cupylosses.jit.gpu import WARP
 
-#: Vectors of each operand that a thread reads together. A row of no more than these per thread stays in registers.
+#: Vectors of each operand that a thread reads together.
 AHEAD = 2
 #: Threads of a block whose lanes share rows, and of one that shares a row, at most and at least.
 LANE_THREADS = 256
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
-#: Threads of a multiprocessor that are launched, of those that it could hold.
-RESIDENT_THREADS = 1024
+#: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
+SHARING_THREADS = 256
+SHARING_BYTES = 100 << 10
+#: Shared memory that kernels declare, at most: statistics of each warp, and the result of a row.
+DECLARED_BYTES = 8 << 10
+#: Rows from this size on are taken by blocks that stay, and prefetch their next row.
+LONG_BYTES = 48 << 10
 #: Chunks that rows are cut into until a chunk takes more rows than a block at once, and the most that it takes then.
-CHUNKS = 2048
+CHUNKS = 8192
 MAX_ROUNDS = 64
 
 
@@ -44,7 +49,8 @@ class RowStream:
 @dataclass(frozen=True)
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
-    dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in registers.
+    dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
+    block then takes ``shared`` bytes. ``row_bytes`` are those of a row that a block takes.
     """
 
     kind: str
@@ -57,15 +63,28 @@ class Layout:
     chunks: int
     many: bool
     words: list[int]
+    shared: int
+    row_bytes: int
 
     def blocks(self, processors: int) -> int:
-        """The blocks of a launch."""
-        return max(1, min(self.chunks, processors * (RESIDENT_THREADS // self.threads)))
+        """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
+        decide how many are resident; of long rows as many as have room.
+        """
+        if self.row_bytes < LONG_BYTES:
+            return max(1, self.chunks)
+        return max(1, min(self.chunks, processors * (2 if self.threads <= SHARING_THREADS else 1)))
 
 
-def layout(shape: Sequence[int], features: int, vectors: Sequence[RowStream], streams: Sequence[RowStream]) -> Layout:
+def layout(
+    shape: Sequence[int],
+    features: int,
+    vectors: Sequence[RowStream],
+    streams: Sequence[RowStream],
+    read: int,
+    room: int,
+) -> Layout:
     """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
-    them whose features are read or written.
+    them whose features are read or written, of which ``read`` are read. ``room`` is the shared memory of a block.
     """
     rows = prod(shape)
     vec_size = 16 // max(x.itemsize for x in vectors)
@@ -73,7 +92,9 @@ def layout(shape: Sequence[int], features: int, vectors: Sequence[RowStream], st
     width = power_of_two(-(-count // AHEAD))
     kind, threads = "lanes", LANE_THREADS
     if width > WARP:
-        kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
+        # The chip has no say: the order of additions must not depend on it.
+        most = SHARING_THREADS if count * read * 16 <= SHARING_BYTES else MAX_BLOCK_THREADS
+        kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most)
         width = threads
     at_once = threads // width
     rounds = max(1, min(rows // (at_once * CHUNKS), MAX_ROUNDS))
@@ -81,10 +102,13 @@ def layout(shape: Sequence[int], features: int, vectors: Sequence[RowStream], st
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
     words = [rows, features, *(x.step for x in streams), *dimension_words(sizes, strides, MAX_RANK if many else 1)]
-    held = count <= width * AHEAD
+    # A thread has whole batches of vectors, each of 16 bytes.
+    shared = -(-count // (width * AHEAD)) * AHEAD * threads * read * 16
+    held = shared <= room
     return Layout(
-        kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words
-    )
+        kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
+        shared if held else 0, count * read * 16 if kind == "block" else 0,
+    )  # fmt: skip
 
 
 def _whole(x: RowStream, shape: Sequence[int], vec_size: int) -> bool:

@@ -93,9 +93,12 @@ class StatisticsPlan(Plan):
         result = row_layout.RowStream(contiguous("float64", self.rows_shape).strides)
         gradients = others[:count]
         vectors = [x for x in operands if x.itemsize]
+        read, room = len(vectors), self.machine.chip.shared - row_layout.DECLARED_BYTES
         # A gradient that is not written has no say.
         vectors += [x for x, s in zip(gradients, self.speculative, strict=False) if x.itemsize and s]
-        return row_layout.layout(self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result])
+        return row_layout.layout(
+            self.rows_shape, self.features, vectors, [*operands, *gradients, mask, result], read, room
+        )
 
     @property
     def _blocks(self) -> int:
@@ -115,7 +118,8 @@ class StatisticsPlan(Plan):
             x = self.layout
             kernel = self._kernel(stage, wanted, counted)
             fixed = (x.chunks, x.rows_per_chunk, x.width, x.words)
-            found = self.machine.launcher(kernel, self._blocks, x.threads, fixed)
+            keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
+            found = self.machine.launcher(kernel, self._blocks, x.threads, fixed, x.shared if keeps else 0)
             self._launchers[stage, wanted, counted] = found
         return found
 
