@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +25,7 @@ from tools.linear_softmax import properties as layer_properties
 from tools.mutants import MUTANTS, OUTSIDE
 from tools.mutations import Mutant, StaleMutant, applied
 from tools.representatives import representatives
+from tools.row_statistics import properties as statistics_properties
 from tools.softmax import properties as term_properties
 
 import cupylosses.functional as F
@@ -235,6 +237,13 @@ BATTERY: dict[str, Callable[[], None]] = {
     "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),
     "layers, second": hosted(layer_properties.second_agrees_with_truth),
     "layers, weighted": hosted(layer_properties.weighs_rows),
+    "statistics": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 200)),
+    "statistics, norms": hosted(
+        partial(statistics_properties.agrees_with_formula, p=3.5, margin=9.0), ("triplet_margin_loss", 3, 9)
+    ),
+    "statistics, maxima": hosted(
+        partial(statistics_properties.agrees_with_formula, p=inf, eps=0.0, margin=9.0), ("triplet_margin_loss", 3, 40)
+    ),
     "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }

@@ -24,6 +24,7 @@ COUNT_ROWS = "kernels/softmax/count_rows.cuh"
 DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
+STATISTICS = "kernels/row_statistics/row_statistics.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -357,6 +358,47 @@ MUTANTS: tuple[Mutant, ...] = (
         r"\* scale\);",
         ");",
         ("layers, weighted",),
+    ),
+    # Statistics of rows.
+    Mutant(
+        "warps of a row but the first left out",
+        STATISTICS,
+        "finish",
+        r"warp < static_cast<int>\(blockDim\.x / 32\)",
+        "warp < 1",
+        ("statistics",),
+    ),
+    Mutant(
+        "no barrier before the first warp adds",
+        STATISTICS,
+        "finish",
+        r"(= statistics;\s+)__syncthreads\(\);",
+        r"\1",
+        ("statistics",),
+    ),
+    Mutant(
+        "powers not moved to a new largest component",
+        STATISTICS,
+        "merge",
+        r"number\[1\] \* power\(number\[0\] / x\.number\[0\], exponent\)",
+        "number[1]",
+        ("statistics, norms",),
+    ),
+    Mutant(
+        "equal largest components counted once",
+        STATISTICS,
+        "shared_part",
+        r"slope / number\[1\]",
+        "slope",
+        ("statistics, maxima",),
+    ),
+    Mutant(
+        "vector kept where the neighbour's is",
+        STATISTICS,
+        "take",
+        r"kept_vector\(vector, kSlot\)",
+        "kept_vector(0, kSlot)",
+        ("statistics",),
     ),
     # Log-probabilities.
     Mutant(

@@ -1,0 +1,26 @@
+"""A property of losses of row statistics, on CPU tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from cupylosses import functional
+
+
+def agrees_with_formula(name: str, rows: int, features: int, **options: Any) -> None:
+    """Values and gradients of rows match the reference formula. Integers, so that many components are equal."""
+    function = getattr(functional, name)
+    generator = torch.Generator().manual_seed(0)
+    vectors = [
+        (3 * torch.randn(rows, features, generator=generator, dtype=torch.float64)).round().requires_grad_()
+        for _ in function.loss.operands
+    ]
+    found = function(*vectors, **options, reduction="none")
+    exact = function.loss.reference(xp, *vectors, **function.loss.values(options))
+    upstream = torch.linspace(0.5, 1.5, rows, dtype=torch.float64)
+    slopes = (torch.autograd.grad(x, vectors, upstream) for x in (found, exact))
+    for a, b in ((found, exact), *zip(*slopes, strict=True)):
+        assert float((a - b).detach().norm()) <= 1e-12 * float(b.detach().norm())
