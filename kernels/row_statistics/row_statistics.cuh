@@ -255,6 +255,32 @@ struct PackTuple<kVecSize, Tuple<P...>> {
   using type = Tuple<Pack<typename Pointee<P>::type, kVecSize>...>;
 };
 
+// A gradient as it waits for the others of its vector, in fewer registers: a float that rounds to an operand of 16 bits
+// as the double does, the float itself, or the double.
+template <class Rounded, class Storage>
+__device__ __forceinline__ Rounded round_for(const Storage*, double x) {
+  if constexpr (sizeof(Storage) == 2) {
+    return as_float(x);
+  } else {
+    return static_cast<Rounded>(x);
+  }
+}
+template <bool kDouble>
+struct RoundedOf {
+  using type = float;
+};
+template <>
+struct RoundedOf<true> {
+  using type = double;
+};
+
+template <class... P>
+__device__ constexpr int largest_size(const Tuple<P...>*) {
+  int largest = 0;
+  ((largest = static_cast<int>(sizeof(P)) > largest ? static_cast<int>(sizeof(P)) : largest), ...);
+  return largest;
+}
+
 // Value of a row; its coefficients, the statistics that they belong to, and the derivatives by labels.
 template <int kStatistics, int kLabels>
 struct RowResult {
@@ -285,7 +311,11 @@ struct RowStatistics {
   using LabelSlots = typename MakeIndices<kLabels>::type;
   using StatisticSlots = typename MakeIndices<kStatistics>::type;
   using Packs = typename PackTuple<kVecSize, Vectors_>::type;
+  // Bytes of the largest vector.
+  static constexpr int kVectorBytes =
+      largest_size(static_cast<const typename PackTuple<kVecSize, Vectors_>::type*>(nullptr));
   using Statistics = StatisticsOf<Summands_, StatisticSlots>;
+  using Rounded = typename RoundedOf<kVectorBytes == 8 * kVecSize>::type;
   using Row = RowResult<kStatistics, kLabels>;
   static constexpr bool kFirsts = Summands_::kFirsts;
   // The first elements of a row in all vectors: with kFirsts expressions have these after their own arguments.
@@ -424,18 +454,18 @@ struct RowStatistics {
     }
   }
 
-  // The vectors that a thread keeps: 16 bytes for each, next to those of its neighbours. No other thread reads them.
-  __device__ __forceinline__ uint4* kept_vector(int vector, int slot) const {
+  // The vectors that a thread keeps, next to those of its neighbours. No other thread reads them.
+  __device__ __forceinline__ char* kept_vector(int vector, int slot) const {
     extern __shared__ uint4 staged[];
-    return staged + (vector * kVectors + slot) * static_cast<int>(blockDim.x) + threadIdx.x;
+    const int place = (vector * kVectors + slot) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+    return reinterpret_cast<char*>(staged) + place * kVectorBytes;
   }
   template <int... kSlot>
   __device__ __forceinline__ void keep(int vector, const Packs& packs, Indices<kSlot...>) const {
     (keep_one(kept_vector(vector, kSlot), get<kSlot>(packs)), ...);
   }
   template <class P>
-  __device__ __forceinline__ void keep_one(uint4* place, const P& pack) const {
-    static_assert(sizeof(P) <= sizeof(uint4), "a vector has 16 bytes");
+  __device__ __forceinline__ void keep_one(char* place, const P& pack) const {
     *reinterpret_cast<P*>(place) = pack;
   }
   template <int... kSlot>
@@ -445,10 +475,14 @@ struct RowStatistics {
 
   template <int... kSlot>
   __device__ __forceinline__ void prefetch(const int64 (&at)[kStreams], Indices<kSlot...>) const {
-    // Broadcast vectors have been read before.
-    (prefetch_l2(get<kSlot>(vectors) + at[kSlot],
-                 static_cast<unsigned>(layout.features * sizeof(*get<kSlot>(vectors)) / 16 * 16)),
-     ...);
+    (prefetch_one(get<kSlot>(vectors) + at[kSlot]), ...);
+  }
+  template <class Storage>
+  __device__ __forceinline__ void prefetch_one(const Storage* row) const {
+    // Rows of shorter vectors need not begin at a multiple of 16 bytes.
+    if constexpr (sizeof(Storage) * kVecSize == 16) {
+      prefetch_l2(row, static_cast<unsigned>(layout.features * static_cast<int64>(sizeof(Storage))));
+    }
   }
 
   template <int... kSlot>
@@ -501,17 +535,18 @@ struct RowStatistics {
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, int64 features,
                                              const Firsts& firsts, const Packs& packs, const Row& row, bool counts,
                                              Indices<kSlot...>, Indices<kStatistic...>) const {
-    double gradient[kVectors][kVecSize];
+    Rounded gradient[kVectors][kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       if (!counts || first + i >= features) {
-        ((gradient[kSlot][i] = 0.0), ...);
+        ((gradient[kSlot][i] = Rounded(0)), ...);
         continue;
       }
       const auto all = terms<kVectorMask>(packs, i, firsts, Indices<kSlot...>{});
       const auto parts = make_tuple(own_part<form_of<Summands_, kStatistic>()>(
           get<kStatistic>(all), row.statistic[kStatistic], summands.exponent())...);
-      ((gradient[kSlot][i] = add_slopes<kSlot>(parts, row, Indices<kStatistic...>{})), ...);
+      ((gradient[kSlot][i] = round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSlot>(parts, row, StatisticSlots{}))),
+       ...);
     }
     (store_one(get<kSlot>(vector_sinks), at[kVectorSink + kSlot], layout.step[kVectorSink + kSlot], first, features,
                gradient[kSlot]),
@@ -528,11 +563,11 @@ struct RowStatistics {
     return total;
   }
 
-  __device__ __forceinline__ void store_one(Absent, int64, int64, int64, int64, const double (&)[kVecSize]) const {
+  __device__ __forceinline__ void store_one(Absent, int64, int64, int64, int64, const Rounded (&)[kVecSize]) const {
   }
   template <class Storage>
   __device__ __forceinline__ void store_one(Storage* sink, int64 row, int64 step, int64 first, int64 features,
-                                            const double (&gradient)[kVecSize]) const {
+                                            const Rounded (&gradient)[kVecSize]) const {
     if constexpr (kWide_) {
       store_pack<kVecSize>(sink + row + first, NarrowPack<Storage, kVecSize>::from(gradient));
     } else {

@@ -51,6 +51,18 @@ VECTORS: Sequence[tuple[tuple[int, int], str]] = (
     ((32768, 8192), "float32"),
 )
 
+#: Title of workloads of vectors of all lengths, of which there are figures; the shapes, and the losses.
+VECTOR_LENGTHS = "vectors, few to many features"
+LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
+    ((16384, 16384), "float32"),
+    ((32768, 8192), "bfloat16"),
+    ((1048576, 64), "float32"),
+    ((65536, 1023), "float32"),
+    ((1024, 65536), "float32"),
+    ((64, 1048576), "float32"),
+)
+LENGTH_LOSSES = ("cosine_embedding_loss", "triplet_margin_loss")
+
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from benchmarking import figures, workloads
-from benchmarking.figures import MODES, VECTORS
+from benchmarking.figures import LENGTH_LOSSES, LENGTHS, MODES, VECTORS
 from benchmarking.selection import Run
 from benchmarking.workloads import Workload
 from cupylosses import functional
@@ -61,18 +61,16 @@ class StatisticsWorkload(Workload):
         return twin(self.loss, self.loss.values(self.case), self.reduction)
 
     def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
-        return [x for x in modes if x == "forward+backward" and not quick]
+        return [x for x in modes if x != "forward" and not quick]
 
     @classmethod
     def chosen(cls, run: Run) -> list[StatisticsWorkload]:
         if run.quick:
             return []
-        return [
-            vectors(loss, shape, dtype)
-            for loss in run.losses_of(cls)
-            for shape, dtype in VECTORS
-            if dtype in run.dtypes
-        ]
+        found = [vectors(loss, *x) for loss in run.losses_of(cls) for x in VECTORS]
+        lengths = [x for x in run.losses_of(cls) if x.name in LENGTH_LOSSES]
+        found += [vectors(loss, *x, figures.VECTOR_LENGTHS) for loss in lengths for x in LENGTHS]
+        return [x for x in found if x.dtype in run.dtypes]
 
     @classmethod
     def tiny(cls, loss: StatisticsLoss) -> StatisticsWorkload:
@@ -93,7 +91,9 @@ class StatisticsWorkload(Workload):
         return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
 
 
-def vectors(loss: StatisticsLoss, shape: Sequence[int], dtype: str) -> StatisticsWorkload:
+def vectors(
+    loss: StatisticsLoss, shape: Sequence[int], dtype: str, title: str = figures.VECTOR_ROWS
+) -> StatisticsWorkload:
     """A workload of rows and features."""
     shapes = [tuple(shape[:-1]) if x.name in loss.row_operands else tuple(shape) for x in loss.operands]
-    return StatisticsWorkload(loss, tuple(shapes), dtype, figures.VECTOR_ROWS)
+    return StatisticsWorkload(loss, tuple(shapes), dtype, title)

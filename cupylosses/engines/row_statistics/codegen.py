@@ -11,7 +11,7 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.pointwise.codegen import ACCESS
 from cupylosses.engines.pointwise.layout import MAX_THREADS, max_rank
 from cupylosses.engines.row_statistics.definition import DEGREE, StatisticsLoss
-from cupylosses.engines.row_statistics.layout import AHEAD, MAX_BLOCK_THREADS
+from cupylosses.engines.row_statistics.layout import MAX_BLOCK_THREADS
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -60,6 +60,7 @@ class RowKernel(Kernel):
     held: bool
     many: bool
     threads: int
+    ahead: int
     counted: bool = False
     per_row: bool = True
     compute: str = "float64"
@@ -82,7 +83,7 @@ class RowKernel(Kernel):
         parts += [x for x in ("wide", "held", "many", "counted") if getattr(self, x)]
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
-        return "_".join([*parts, *([] if self.per_row else ["one"]), f"{self.threads}-threads"])
+        return "_".join([*parts, *([] if self.per_row else ["one"]), f"{self.ahead}-ahead", f"{self.threads}-threads"])
 
     @property
     def entry(self) -> str:
@@ -268,11 +269,13 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield f"using Labels = Tuple<{sources(labels, True)}>;"
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
     yield f"using LabelSinks = Tuple<{sinks(labels, True)}>;"
+    # Each element that is read by itself has an address of its own in registers.
+    ahead = kernel.ahead if kernel.wide else max(1, kernel.ahead // 2)
     yield f"using Layout = RowsOfFeatures<{streams}, {'kMaxRank' if kernel.many else '1'}>;"
     yield (
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
         f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
-        f"{kernel.vec_size}, {str(kernel.wide).lower()}, {str(kernel.held).lower()}, {AHEAD}>;"
+        f"{kernel.vec_size}, {str(kernel.wide).lower()}, {str(kernel.held).lower()}, {ahead}>;"
     )
     fixed = ["int64 chunks", "int64 rows_per_chunk", "int64 width", "const __grid_constant__ Layout layout"]
     yield ""

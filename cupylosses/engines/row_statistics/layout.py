@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
 from cupylosses.jit.gpu import WARP
 
 #: Vectors of each operand that a thread reads together.
 AHEAD = 2
+#: The same of vectors of less than 16 bytes, at most.
+MAX_AHEAD = 8
 #: Threads of a block whose lanes share rows, and of one that shares a row, at most and at least.
 LANE_THREADS = 256
 MAX_BLOCK_THREADS = 512
@@ -50,7 +52,8 @@ class RowStream:
 class Layout:
     """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several
     dimensions; ``wide`` if vectors are read and written at once; ``held`` if a row stays in shared memory, of which a
-    block then takes ``shared`` bytes. ``row_bytes`` are those of a row that a block takes.
+    block then takes ``shared`` bytes. ``row_bytes`` are those of a row that a block takes, ``ahead`` the vectors of
+    each operand that a thread reads together.
     """
 
     kind: str
@@ -65,6 +68,7 @@ class Layout:
     words: list[int]
     shared: int
     row_bytes: int
+    ahead: int
 
     def blocks(self, processors: int) -> int:
         """The blocks of a launch: one for each chunk, which the hardware balances, since the registers of a formula
@@ -87,27 +91,32 @@ def layout(
     them whose features are read or written, of which ``read`` are read. ``room`` is the shared memory of a block.
     """
     rows = prod(shape)
-    vec_size = 16 // max(x.itemsize for x in vectors)
-    count = -(-features // vec_size)
-    width = power_of_two(-(-count // AHEAD))
+    widest = 16 // max(x.itemsize for x in vectors)
+    # Vectors of a row whose features they do not divide would begin anywhere. Shorter ones are coalesced as well, if a
+    # thread reads more of them together.
+    vec_size = gcd(widest, features)
+    ahead = min(AHEAD * (widest // vec_size), MAX_AHEAD)
+    count = features // vec_size
+    width = power_of_two(max(1, -(-count // ahead)))
+    vector = vec_size * (16 // widest)
     kind, threads = "lanes", LANE_THREADS
     if width > WARP:
         # The chip has no say: the order of additions must not depend on it.
-        most = SHARING_THREADS if count * read * 16 <= SHARING_BYTES else MAX_BLOCK_THREADS
+        most = SHARING_THREADS if count * read * vector <= SHARING_BYTES else MAX_BLOCK_THREADS
         kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most)
         width = threads
     at_once = threads // width
     rounds = max(1, min(rows // (at_once * CHUNKS), MAX_ROUNDS))
-    wide = features % vec_size == 0 and all(_whole(x, shape, vec_size) for x in vectors)
+    wide = all(_whole(x, shape, vec_size) for x in vectors)
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
     words = [rows, features, *(x.step for x in streams), *dimension_words(sizes, strides, MAX_RANK if many else 1)]
-    # A thread has whole batches of vectors, each of 16 bytes.
-    shared = -(-count // (width * AHEAD)) * AHEAD * threads * read * 16
+    # A thread has whole batches of vectors.
+    shared = -(-count // (width * ahead)) * ahead * threads * read * vector
     held = shared <= room
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared if held else 0, count * read * 16 if kind == "block" else 0,
+        shared if held else 0, count * read * vector if kind == "block" else 0, ahead,
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ class StatisticsPlan(Plan):
         return RowKernel(
             self.loss, static.flags, static.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), x.kind, x.vec_size, x.wide,
-            x.held, x.many, x.threads, counted, not self.scalar,
+            x.held, x.many, x.threads, x.ahead, counted, not self.scalar,
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -40,8 +40,7 @@ def _cosine(options: Mapping[str, Any]) -> Call | None:
     def call(input: Tensor, target: Tensor) -> Tensor:
         from torch.nn.functional import cosine_similarity
 
-        rows = 1 - cosine_similarity(input, target, -1, options["eps"])
-        return rows if options["reduction"] == "none" else getattr(rows, options["reduction"])()
+        return _reduced(1 - cosine_similarity(input, target, -1, options["eps"]), options)
 
     return call
 
@@ -55,10 +54,46 @@ def _triplet(options: Mapping[str, Any]) -> Call | None:
     return call
 
 
+def _triplet_with_distance(options: Mapping[str, Any]) -> Call | None:
+    def call(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        from torch.nn.functional import triplet_margin_with_distance_loss
+
+        return triplet_margin_with_distance_loss(anchor, positive, negative, **options)
+
+    return call
+
+
+def _pearson(options: Mapping[str, Any]) -> Call | None:
+    def call(input: Tensor, target: Tensor) -> Tensor:
+        from torch.nn.functional import cosine_similarity
+
+        centred = [x - x.mean(-1, keepdim=True) for x in (input, target)]
+        return _reduced(1 - cosine_similarity(*centred, -1, 0.0), options)
+
+    return call
+
+
+def _ccc(options: Mapping[str, Any]) -> Call | None:
+    def call(input: Tensor, target: Tensor) -> Tensor:
+        x, y = (z - z.mean(-1, keepdim=True) for z in (input, target))
+        count = input.shape[-1] - options["unbiased"]
+        spread = (x.square().sum(-1) + y.square().sum(-1)) / count + (input.mean(-1) - target.mean(-1)).square()
+        return _reduced(1 - 2 * (x * y).sum(-1) / count / spread, options)
+
+    return call
+
+
+def _reduced(rows: Tensor, options: Mapping[str, Any]) -> Tensor:
+    return rows if options["reduction"] == "none" else getattr(rows, options["reduction"])()
+
+
 #: torch's call for the values of all parameters, flags and the reduction, by name of the loss; None if it has no such
 #: parameters.
 EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {
     "cosine_embedding_loss": _cosine_embedding,
     "cosine_loss": _cosine,
     "triplet_margin_loss": _triplet,
+    "triplet_margin_with_distance_loss": _triplet_with_distance,
+    "pearson_loss": _pearson,
+    "ccc_loss": _ccc,
 }
