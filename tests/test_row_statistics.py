@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from devices import HOST, KERNELS
+from grids import in_turn, short_or_full
 from tools import cupy_stand_in as stand_in
 
 import cupylosses
@@ -26,8 +27,6 @@ from cupylosses.testing.tolerance import same_bits
 
 LOSSES = [getattr(F, x) for x in registry(StatisticsLoss)]
 COSINE, TRIPLET = F.cosine_embedding_loss, F.triplet_margin_loss
-by_name = pytest.mark.parametrize("function", LOSSES, ids=lambda x: x.__name__)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
 
 def drawn(
@@ -101,7 +100,7 @@ def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale:
 # ----------------------------------------------------------------------------------------------------------------------
 # Exact cases
 
-f16, f32, f64 = torch.float16, torch.float32, torch.float64
+f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 A, B, C = (1.0, 2.0, 2.0), (2.0, 0.0, 1.0), (0.0, 1.0, 4.0)
 X, Y = (1.0, 2.0, 3.0, 5.0), (2.0, 2.0, 4.0, 7.0)
 TRIPLET_SLOPES = (
@@ -241,9 +240,14 @@ def test_exact_values(
 # Kernels against formulas
 
 
+def few_or_every(of_one: Sequence[Any], few: Sequence[Any]) -> list[Any]:
+    """Pairs of a loss and a setting: all for sums and norms, a few for what only differs in its formula."""
+    every = [(f, x) for f in LOSSES for x in of_one]
+    return short_or_full([(f, x) for f, x in every if f in (COSINE, TRIPLET) or x in few], every)
+
+
 @pytest.mark.kernels
-@by_name
-@every_dtype
+@pytest.mark.parametrize(("function", "dtype"), few_or_every([f16, bf16, f32, f64], [bf16]))
 def test_dtypes(function: Any, dtype: torch.dtype) -> None:
     agree(function, drawn(function, dtype=dtype))
 
@@ -261,8 +265,7 @@ def test_lengths(rows: Sequence[int], features: int, reduction: str) -> None:
 
 
 @pytest.mark.kernels
-@by_name
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("function", "layout"), few_or_every(list(LAYOUTS), ["block", "broadcast"]))
 def test_checks(function: Any, layout: str) -> None:
     """The checks of `scripts/compare.py`, in each layout."""
     outcome = perform(Check(function.loss, function.loss.cases[-1], ("float32",), layout=layout))
@@ -321,8 +324,7 @@ DISTANCES = {
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("name", DISTANCES)
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(("name", "swap"), in_turn(list(DISTANCES), [False, True]))
 def test_functions_of_distances(name: str, swap: bool) -> None:
     ours, theirs, engine = DISTANCES[name]
     vectors = [x.requires_grad_() for x in drawn(TRIPLET, (4,), 6)]
@@ -396,8 +398,7 @@ def test_distance_and_similarity() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.5, inf])
-@pytest.mark.parametrize("features", [5, 530])
+@pytest.mark.parametrize(("p", "features"), in_turn([1.0, 2.0, 3.5, inf], [5, 530]))
 def test_norms(p: float, features: int) -> None:
     """Of each degree, across lanes and warps, and for a broadcast operand; integers, so that many are equal."""
     anchor, positive, negative = (x.round() for x in drawn(TRIPLET, (3,), features))
@@ -523,8 +524,7 @@ def test_many_rows_have_few_chunks() -> None:
 
 
 @pytest.mark.kernels
-@by_name
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("function", "reduction"), in_turn(LOSSES, ["mean", "none"]))
 def test_second_derivatives(function: Any, reduction: str) -> None:
     operands = [x.requires_grad_(x.is_floating_point()) for x in drawn(function, (3,), 4)]
     vectors = [x for x in operands if x.requires_grad]
