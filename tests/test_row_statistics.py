@@ -461,9 +461,14 @@ def test_rows_that_do_not_count_may_hold_anything() -> None:
     first[0], second[1, 2] = nan, inf
     weight = torch.tensor([1.0, 0.0, 1.0, 2.0], dtype=f64, device=KERNELS)
     mask = torch.tensor([False, True, True, True], device=KERNELS)
-    found = gradients(COSINE, (first, second, label), mask=mask, weight=weight)
-    assert all(bool(x.isfinite().all()) for x in found)
-    assert not found[1][:2].count_nonzero() and not found[2][:2].count_nonzero()
+    options = {"mask": mask, "weight": weight}
+    for found in (
+        gradients(COSINE, (first, second, label), **options),
+        exact(COSINE, (first, second, label), **options),
+    ):
+        value, *of_vectors, of_weight = found
+        assert value.isfinite() and of_weight[0] == 0
+        assert all(bool(x.isfinite().all()) and not x[:2].count_nonzero() for x in of_vectors)
 
 
 @pytest.mark.kernels

@@ -59,8 +59,9 @@ def row_values(xp: Any, call: Call) -> Any:
         return xp.where(used, values, zero)
     # The derivative with respect to a weight of 0 is the value, outside of the graph.
     plain = xp.where(used, values, detached(loss.reference(xp, *map(detached, operands), **settings)))
-    found = weighted(xp, weight, plain)
-    return xp.where(given["mask"], found, zero) if static.masked else found
+    if static.masked:
+        plain = xp.where(given["mask"], plain, zero)
+    return weighted(xp, weight, plain)
 
 
 def divisor(xp: Any, call: Call) -> Any:
