@@ -35,6 +35,12 @@ __device__ __forceinline__ const T& get(const Leaf<kIndex, T>& leaf) {
   return leaf.value;
 }
 
+// The type of a value; unevaluated.
+template <int kIndex, class T>
+__device__ T value_of(const Leaf<kIndex, T>& leaf);
+template <int kIndex, class T>
+using TypeAt = decltype(value_of<kIndex>(*static_cast<const T*>(nullptr)));
+
 template <int... kIndex, class... T>
 __device__ __forceinline__ Tuple<T...> fill_tuple(Indices<kIndex...>, T... values) {
   Tuple<T...> tuple;

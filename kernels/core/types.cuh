@@ -39,6 +39,32 @@ __device__ __forceinline__ Compute widen(Storage x) {
   return static_cast<Compute>(x);
 }
 
+// An element that has several components, such as a box: loaded, stored and laid out as a whole.
+template <class Scalar, int kCount>
+struct Components {
+  Scalar component[kCount];
+
+  Components() = default;
+  // For `widen` of all components.
+  template <class Narrower>
+  __device__ __forceinline__ explicit Components(const Components<Narrower, kCount>& x) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) component[i] = widen<Scalar>(x.component[i]);
+  }
+};
+
+// The arithmetic type of a stored element, and the number of its components.
+template <class Storage, class Compute>
+struct ElementOf {
+  using Wide = Compute;
+  static constexpr int kComponents = 1;
+};
+template <class Scalar, int kCount, class Compute>
+struct ElementOf<Components<Scalar, kCount>, Compute> {
+  using Wide = Components<Compute, kCount>;
+  static constexpr int kComponents = kCount;
+};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Scalars: arithmetic -> storage, rounded once to nearest even
 
@@ -248,6 +274,22 @@ __device__ __forceinline__ Pack<Storage, kVecSize> narrow_in_pairs(const Compute
   if (kVecSize % 2) pack.element[kVecSize - 1] = Narrow<Storage>::from(x[kVecSize - 1]);
   return pack;
 }
+
+template <class Scalar, int kCount, int kVecSize>
+struct NarrowPack<Components<Scalar, kCount>, kVecSize> {
+  template <class Compute>
+  static __device__ __forceinline__ Pack<Components<Scalar, kCount>, kVecSize> from(
+      const Components<Compute, kCount> (&x)[kVecSize]) {
+    Pack<Components<Scalar, kCount>, kVecSize> pack;
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const Pack<Scalar, kCount> element = NarrowPack<Scalar, kCount>::from(x[i].component);
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) pack.element[i].component[c] = element.element[c];
+    }
+    return pack;
+  }
+};
 
 template <int kVecSize>
 struct NarrowPack<half_t, kVecSize> {

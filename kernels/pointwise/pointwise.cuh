@@ -23,7 +23,8 @@
 // supplies:
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
 //   Layout    FlatLayout or StridedLayout
-//   Sources   Tuple of Source, one per operand; the stream of operand k is k
+//   Sources   Tuple of Source, one per operand; the stream of operand k is k. An element may have Components: they have
+//             a slot of the dual numbers each, and reach the functor as a Tuple.
 //   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
@@ -50,8 +51,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 }
 
 // Ways to read an operand. kSplat: one number for the whole vector (stride 0 along it). kShifted: vectors at addresses
-// that are no multiples of them.
-enum class Access { kStream, kReused, kSplat, kShifted };
+// that are no multiples of them. kScalars: elements of several components at such addresses, component by component;
+// their offsets are in components.
+enum class Access { kStream, kReused, kSplat, kShifted, kScalars };
 
 struct Absent {};
 
@@ -108,10 +110,23 @@ struct LoadedOf<Source<Storage, Access::kShifted>, 1> {
   using type = Loaded<Source<Storage, Access::kShifted>, 1>;
 };
 
+template <class Scalar, int kCount>
+__device__ __forceinline__ Pack<Components<Scalar, kCount>, 1> load_scalars(const Components<Scalar, kCount>* pointer,
+                                                                            int64 offset) {
+  Pack<Components<Scalar, kCount>, 1> pack;
+  const Scalar* first = reinterpret_cast<const Scalar*>(pointer) + offset;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) pack.element[0].component[i] = load_reused<1>(first + i).element[0];
+  return pack;
+}
+
 template <int kVecSize, class S>
 __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& source, int64 offset) {
   if constexpr (S::kAccess == Access::kShifted && kVecSize > 1) {
     return {load_unaligned<kVecSize>(source.pointer + offset)};
+  } else if constexpr (S::kAccess == Access::kScalars) {
+    static_assert(kVecSize == 1, "vectors have aligned elements");
+    return {load_scalars(source.pointer, offset)};
   } else if constexpr (S::kAccess == Access::kSplat) {
     return {load_reused<1>(source.pointer + offset)};
   } else if constexpr (S::kAccess == Access::kReused) {
@@ -146,11 +161,29 @@ struct IsSink<Sink<Storage>> {
   static constexpr bool value = true;
 };
 
-// One bit for each operand that has a gradient.
+// The first slot of an operand: one for each component of those before it.
 template <class... S>
-__device__ constexpr unsigned gradient_mask(const Tuple<S...>*) {
-  unsigned mask = 0, bit = 1;
-  ((mask |= IsSink<S>::value ? bit : 0u, bit <<= 1), ...);
+__device__ constexpr int first_slot(int operand, const Tuple<S...>*) {
+  int slot = 0, k = 0;
+  ((slot += k++ < operand ? ElementOf<typename S::Storage, void>::kComponents : 0), ...);
+  return slot;
+}
+
+template <class S>
+struct ComponentsOfSink {
+  static constexpr int kCount = 1;
+};
+template <class Storage>
+struct ComponentsOfSink<Sink<Storage>> {
+  static constexpr int kCount = ElementOf<Storage, void>::kComponents;
+};
+
+// One bit for each slot of an operand that has a gradient.
+template <class... S, class... Source>
+__device__ constexpr unsigned gradient_mask(const Tuple<S...>*, const Tuple<Source...>* sources) {
+  unsigned mask = 0;
+  int k = 0;
+  ((mask |= IsSink<S>::value ? ((1u << ComponentsOfSink<S>::kCount) - 1u) << first_slot(k, sources) : 0u, ++k), ...);
   return mask;
 }
 
@@ -158,6 +191,50 @@ template <class... S>
 __device__ constexpr int gradient_count(const Tuple<S...>*) {
   return ((IsSink<S>::value ? 1 : 0) + ... + 0);
 }
+
+template <class... S>
+__device__ constexpr int derivative_count(const Tuple<S...>*) {
+  return ((IsSink<S>::value ? ComponentsOfSink<S>::kCount : 0) + ... + 0);
+}
+
+// An element as dual numbers, whose first slot is kSlot.
+template <unsigned kMask, int kSlot, class T>
+__device__ __forceinline__ auto element_variable(T x) {
+  return variable<kMask, kSlot>(x);
+}
+template <unsigned kMask, int kSlot, class T, int kCount, int... kComponent>
+__device__ __forceinline__ auto element_variable(const Components<T, kCount>& x, Indices<kComponent...>) {
+  return make_tuple(variable<kMask, kSlot + kComponent>(x.component[kComponent])...);
+}
+template <unsigned kMask, int kSlot, class T, int kCount>
+__device__ __forceinline__ auto element_variable(const Components<T, kCount>& x) {
+  return element_variable<kMask, kSlot>(x, typename MakeIndices<kCount>::type{});
+}
+
+// The gradient of an element whose first slot is `slot`. A loss that is NaN has no gradient: NaN, even if the formula
+// of the derivative happens to be finite.
+template <class T, unsigned kMask>
+__device__ __forceinline__ void set_gradient(T& gradient, const Dual<T, kMask>& y, int slot, T factor) {
+  gradient = y.value != y.value ? y.value : tangent_or_zero(y, slot) * factor;
+}
+template <class T, int kCount, unsigned kMask>
+__device__ __forceinline__ void set_gradient(Components<T, kCount>& gradient, const Dual<T, kMask>& y, int slot,
+                                             T factor) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) set_gradient(gradient.component[i], y, slot + i, factor);
+}
+
+// Gradients of a vector of each operand.
+template <class Wide, int kVecSize>
+struct GradientVector {
+  Wide element[kVecSize];
+};
+template <class Compute, int kVecSize, class T>
+struct GradientVectors;
+template <class Compute, int kVecSize, class... S>
+struct GradientVectors<Compute, kVecSize, Tuple<S...>> {
+  using type = Tuple<GradientVector<typename ElementOf<typename S::Storage, Compute>::Wide, kVecSize>...>;
+};
 
 // A loaded grad_output per element; empty if there is none.
 template <class Element, int kVecSize>
@@ -200,10 +277,16 @@ struct Pointwise {
   static constexpr int kVector = kVecSize;
   static constexpr int kOperands = Sources_::kSize;
   static constexpr int kElementStream = 2 * kOperands;
-  static constexpr unsigned kMask = gradient_mask(static_cast<const Sinks_*>(nullptr));
+  static constexpr unsigned kMask =
+      gradient_mask(static_cast<const Sinks_*>(nullptr), static_cast<const Sources_*>(nullptr));
+  template <int kSlot>
+  static constexpr int kFirst = first_slot(kSlot, static_cast<const Sources_*>(nullptr));
+  template <int kSlot>
+  using Wide = typename ElementOf<typename TypeAt<kSlot, Sources_>::Storage, Compute>::Wide;
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
+  static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
   // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
   static constexpr int kReadsAhead =
       any_shifted(static_cast<const Sources_*>(nullptr)) || is_shifted(static_cast<const Element_*>(nullptr));
@@ -287,19 +370,19 @@ struct Pointwise {
   __device__ __forceinline__ void evaluate(const Registers<kWidth>& x, Compute& sum, Compute scale,
                                            Indices<kSlot...>) const {
     Compute value[kWidth];
-    Compute gradient[kOperands][kWidth];
+    typename GradientVectors<Compute, kWidth, Sources_>::type gradients;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const auto y = loss(variable<kMask, kSlot>(get<kSlot>(x.operands).template element<Compute>(i))...);
+      const auto y =
+          loss(element_variable<kMask, kFirst<kSlot>>(get<kSlot>(x.operands).template element<Wide<kSlot>>(i))...);
       value[i] = y.value;
       sum += y.value;
       Compute factor = scale;
       if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
-      // A loss that is NaN has no gradient: NaN, even if the formula of the derivative happens to be finite.
-      ((gradient[kSlot][i] = y.value != y.value ? y.value : tangent_or_zero(y, kSlot) * factor), ...);
+      (set_gradient(get<kSlot>(gradients).element[i], y, kFirst<kSlot>, factor), ...);
     }
     if constexpr (kStoresValues) store<kWidth>(element, x.element_offset, value);
-    (store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], gradient[kSlot]), ...);
+    (store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
   }
 };
 
@@ -320,7 +403,7 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;
   constexpr int kMost = Program::Loss::kHeavy > 0 && kFew < kFree ? kFew : kFree;
-  constexpr int kFlight = vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kGradients));
+  constexpr int kFlight = vectors_in_flight(kMost, Program::kVectorWords, max_words(Program::kDerivatives));
   const int lane = threadIdx.x % kWarp;
   const int64 warps = static_cast<int64>(gridDim.x) * (blockDim.x / kWarp);
   const int64 vectors = program.layout.vectors();

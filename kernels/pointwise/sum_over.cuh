@@ -14,7 +14,8 @@
 //              some of the lanes, and with long slices all warps of a block, share the terms instead.
 //   otherwise  lanes along r: one output per warp, or per part of a warp where slices are short
 //    A lane takes kVecSize neighbours along its direction at once if they are contiguous. A butterfly adds the lanes of
-//    an output, shared memory its warps.
+//    an output, shared memory its warps. The components of an operand are a dimension of m, along which other streams
+//    have the stride 0; a stream of its own counts them.
 // 3. With one slice the result is stored at once. With several, partials[slice * outputs + m] holds the sums, and a
 //    second launch (combine_slices) adds them in order.
 //
@@ -53,6 +54,33 @@ __device__ __forceinline__ double sum_tree(const Compute (&x)[kCount]) {
   return total;
 }
 
+// The component whose derivative a sum is over, of an operand that has several.
+template <bool kSeveral>
+struct ChosenComponent {
+  int64 component;
+};
+template <>
+struct ChosenComponent<false> {};
+
+// The tangent in one of several neighbouring slots, which differs between lanes.
+template <int kFirst, int kCount, class T, unsigned kMask>
+__device__ __forceinline__ T chosen_tangent(const Dual<T, kMask>& y, int64 component) {
+  T tangent = tangent_or_zero(y, kFirst);
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) tangent = component == i ? tangent_or_zero(y, kFirst + i) : tangent;
+  return tangent;
+}
+
+template <class Sources, int kSlot>
+struct OperandAt {
+  static constexpr int kFirst = first_slot(kSlot, static_cast<const Sources*>(nullptr));
+  static constexpr int kComponents = ElementOf<typename TypeAt<kSlot, Sources>::Storage, void>::kComponents;
+};
+template <class Sources>
+struct OperandAt<Sources, kValue> {
+  static constexpr int kFirst = 0, kComponents = 0;
+};
+
 template <class Loss_, class Sources_, class Element_, int kSlot_, int kKeptRank_, int kReducedRank_, int kVecSize_>
 struct SumOver {
   using Loss = Loss_;
@@ -60,10 +88,15 @@ struct SumOver {
   using Slots = typename MakeIndices<Sources_::kSize>::type;
   static constexpr int kVecSize = kVecSize_;
   static constexpr int kOperands = Sources_::kSize;
-  static constexpr int kStreams = kOperands + 2;  // operands, grad_output, the result
+  static constexpr int kComponents = OperandAt<Sources_, kSlot_>::kComponents;
+  static constexpr bool kSeveral = kComponents > 1;
+  static constexpr int kStreams = kOperands + 2 + kSeveral;  // operands, grad_output, components, the result
   static constexpr int kElementStream = kOperands;
-  static constexpr int kResultStream = kOperands + 1;
-  static constexpr unsigned kMask = kSlot_ == kValue ? 0u : 1u << kSlot_;
+  static constexpr int kComponentStream = kOperands + 1;
+  static constexpr int kResultStream = kStreams - 1;
+  static constexpr unsigned kMask = ((1u << kComponents) - 1u) << OperandAt<Sources_, kSlot_>::kFirst;
+  template <int kSlot>
+  using Wide = typename ElementOf<typename TypeAt<kSlot, Sources_>::Storage, Compute>::Wide;
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
 
   Loss loss;
@@ -73,7 +106,7 @@ struct SumOver {
   const Dimensions<kStreams, kReducedRank_>& reduced;
 
   // kVecSize neighbouring terms of a sum.
-  struct Terms {
+  struct Terms : ChosenComponent<kSeveral> {
     typename LoadedTuple<kVecSize, Sources_>::type operands;
     typename LoadedElement<Element_, kVecSize>::type grad_output;
   };
@@ -90,13 +123,22 @@ struct SumOver {
   __device__ __forceinline__ void load_terms(const int64 (&at)[kStreams], Terms& terms, Indices<kSlot...>) const {
     ((get<kSlot>(terms.operands) = ::load<kVecSize>(get<kSlot>(sources), at[kSlot])), ...);
     if constexpr (kScaledPerElement) terms.grad_output = ::load<kVecSize>(element, at[kElementStream]);
+    if constexpr (kSeveral) terms.component = at[kComponentStream];
   }
 
   template <int... kSlot>
   __device__ __forceinline__ Compute evaluate(const Terms& terms, int lane, Indices<kSlot...>) const {
-    const auto y = loss(variable<kMask, kSlot>(get<kSlot>(terms.operands).template element<Compute>(lane))...);
+    const auto y = loss(element_variable<kMask, OperandAt<Sources_, kSlot>::kFirst>(
+        get<kSlot>(terms.operands).template element<Wide<kSlot>>(lane))...);
     if constexpr (kSlot_ == kValue) return y.value;
-    const Compute d = y.value != y.value ? y.value : tangent_or_zero(y, kSlot_);  // as in pointwise.cuh
+    constexpr int kFirst = OperandAt<Sources_, kSlot_>::kFirst;
+    Compute tangent;
+    if constexpr (kSeveral) {
+      tangent = chosen_tangent<kFirst, kComponents>(y, terms.component);
+    } else {
+      tangent = tangent_or_zero(y, kFirst);
+    }
+    const Compute d = y.value != y.value ? y.value : tangent;  // as in pointwise.cuh
     if constexpr (kScaledPerElement) return d * terms.grad_output.template element<Compute>(lane);
     return d;
   }

@@ -55,7 +55,9 @@ SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
 #: Spelling of the accesses of a layout.
-ACCESS = {"stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted"}
+ACCESS = {
+    "stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Seq
     # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
     read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
     items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
-    vec_size = min(16 // min(items), 32 // max(items))
+    vec_size = max(1, min(16 // min(items), 32 // max(items)))
     while vec_size > 1:
         fits = flat or sizes[0] % vec_size == 0
         for stream, stride in zip(streams, strides, strict=True):
