@@ -15,6 +15,370 @@ __all__: list[str]
 
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
+class IouLoss(torch.nn.Module):
+    """Loss of the intersection over union of two boxes.
+
+        1 - IoU (linear), 1 - IoU^2 (square) or -log IoU (log), with IoU = max(I / max(U, eps), eps), the area I of the
+        intersection and the area U of the union
+
+    Boxes that do not overlap have a gradient of 0; other losses of boxes pull them together.
+
+    Module of ``cupylosses.functional.iou_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'none'.
+        eps: Smallest union and smallest IoU. Must be a number >= 0. Default 1e-06.
+        mode: The function of the IoU. One of 'linear', 'square', 'log'. Default 'log'.
+        box_format: Components of a box: 'xyxy' for left, top, right and bottom edge, 'xywh' for left and top edge,
+            width and height, 'cxcywh' for centre, width and height. One of 'xyxy', 'xywh', 'cxcywh'. Default 'xyxy'.
+        weight: Factor of each box: a number, or an array that broadcasts to the shape of the boxes without their
+            components; differentiable. A box of weight 0 contributes nothing to the value and the gradients of the
+            operands, even if it is NaN. Default None, no weights.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands, at least float32.
+
+    Call:
+        boxes1: The predicted boxes. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast with
+            those of the others; floating. Domain: any number.
+        boxes2: The boxes to compare with. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast
+            with those of the others; floating. Domain: any number.
+        mask: Bool array that broadcasts to the shape of the boxes without their components, True where a box counts.
+            The gradients of the others are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per pair of boxes, in the broadcast shape of the leading dimensions; otherwise
+        an array without dimensions. 'mean' divides the sum by the number of boxes that the mask keeps, 'weighted_mean'
+        by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of no boxes is 0; if a mask
+        leaves none, it is NaN with gradients of 0. Boxes of 16 bits are computed in float32, and so is their result. It
+        belongs to the library and the device of the first operand, and has the promoted dtype of all operands, at least
+        float32, unless `out_dtype` is given.
+
+    Gradient:
+        Every operand is differentiable. Where edges coincide, each box has half of the derivative. Boxes that touch do
+        not overlap: their intersection is 0 with gradient 0. Below eps the derivative of union and IoU is 0. Where the
+        loss of a box is NaN, so is the gradient of the whole box.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.IouLoss()
+        >>> boxes1 = torch.tensor([0.0, 0.0, 4.0, 2.0], requires_grad=True)
+        >>> boxes2 = torch.tensor([1.0, 0.0, 3.0, 4.0])
+        >>> loss = criterion(boxes1, boxes2)
+        >>> round(loss.item(), 3)
+        1.099
+        >>> loss.backward()  # boxes1.grad holds the gradient
+
+    References:
+        J. Yu et al., UnitBox: An advanced object detection network, ACM Multimedia 2016.
+    """
+
+    def __init__(
+        self,
+        reduction: _Reduction = "none",
+        eps: float = 1e-06,
+        mode: bool | Literal["linear", "square", "log"] = "log",
+        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        *,
+        weight: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        boxes1: torch.Tensor,
+        boxes2: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class GeneralizedBoxIouLoss(torch.nn.Module):
+    """Generalized IoU loss: 1 - IoU, and the share of the enclosing box that neither box covers.
+
+        1 - IoU + (C - U) / (C + eps), where IoU is the area I of the intersection over the area U of the union plus
+        eps, C the area of the smallest box that encloses both
+
+    Values and gradients are those of torchvision's function. Edges are not checked: a box whose right edge lies left of
+    its left edge has the value that the formula gives.
+
+    Module of ``cupylosses.functional.generalized_box_iou_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'none'.
+        eps: Added to divisors, in the square of the unit of the boxes. Must be a number >= 0. Default 1e-07.
+        box_format: Components of a box: 'xyxy' for left, top, right and bottom edge, 'xywh' for left and top edge,
+            width and height, 'cxcywh' for centre, width and height. One of 'xyxy', 'xywh', 'cxcywh'. Default 'xyxy'.
+        weight: Factor of each box: a number, or an array that broadcasts to the shape of the boxes without their
+            components; differentiable. A box of weight 0 contributes nothing to the value and the gradients of the
+            operands, even if it is NaN. Default None, no weights.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands, at least float32.
+
+    Call:
+        boxes1: The predicted boxes. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast with
+            those of the others; floating. Domain: any number.
+        boxes2: The boxes to compare with. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast
+            with those of the others; floating. Domain: any number.
+        mask: Bool array that broadcasts to the shape of the boxes without their components, True where a box counts.
+            The gradients of the others are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per pair of boxes, in the broadcast shape of the leading dimensions; otherwise
+        an array without dimensions. 'mean' divides the sum by the number of boxes that the mask keeps, 'weighted_mean'
+        by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of no boxes is 0; if a mask
+        leaves none, it is NaN with gradients of 0. Boxes of 16 bits are computed in float32, and so is their result. It
+        belongs to the library and the device of the first operand, and has the promoted dtype of all operands, at least
+        float32, unless `out_dtype` is given.
+
+    Gradient:
+        Every operand is differentiable. Where edges coincide, each box has half of the derivative. Boxes that touch do
+        not overlap: their intersection is 0 with gradient 0. Where the loss of a box is NaN, so is the gradient of the
+        whole box.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.GeneralizedBoxIouLoss()
+        >>> boxes1 = torch.tensor([0.0, 0.0, 4.0, 2.0], requires_grad=True)
+        >>> boxes2 = torch.tensor([1.0, 0.0, 3.0, 4.0])
+        >>> loss = criterion(boxes1, boxes2)
+        >>> round(loss.item(), 3)
+        0.917
+        >>> loss.backward()  # boxes1.grad holds the gradient
+
+    References:
+        H. Rezatofighi et al., Generalized intersection over union, CVPR 2019.
+    """
+
+    def __init__(
+        self,
+        reduction: _Reduction = "none",
+        eps: float = 1e-07,
+        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        *,
+        weight: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        boxes1: torch.Tensor,
+        boxes2: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class DistanceBoxIouLoss(torch.nn.Module):
+    """Distance IoU loss: 1 - IoU, and the distance of the centres.
+
+        1 - IoU + r^2 / (c^2 + eps), where IoU is the area of the intersection over the area of the union plus eps, r
+        the distance of the centres, c the diagonal of the smallest box that encloses both
+
+    Values and gradients are those of torchvision's function. Edges are not checked: a box whose right edge lies left of
+    its left edge has the value that the formula gives.
+
+    Module of ``cupylosses.functional.distance_box_iou_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'none'.
+        eps: Added to divisors, in the square of the unit of the boxes. Must be a number >= 0. Default 1e-07.
+        box_format: Components of a box: 'xyxy' for left, top, right and bottom edge, 'xywh' for left and top edge,
+            width and height, 'cxcywh' for centre, width and height. One of 'xyxy', 'xywh', 'cxcywh'. Default 'xyxy'.
+        weight: Factor of each box: a number, or an array that broadcasts to the shape of the boxes without their
+            components; differentiable. A box of weight 0 contributes nothing to the value and the gradients of the
+            operands, even if it is NaN. Default None, no weights.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands, at least float32.
+
+    Call:
+        boxes1: The predicted boxes. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast with
+            those of the others; floating. Domain: any number.
+        boxes2: The boxes to compare with. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast
+            with those of the others; floating. Domain: any number.
+        mask: Bool array that broadcasts to the shape of the boxes without their components, True where a box counts.
+            The gradients of the others are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per pair of boxes, in the broadcast shape of the leading dimensions; otherwise
+        an array without dimensions. 'mean' divides the sum by the number of boxes that the mask keeps, 'weighted_mean'
+        by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of no boxes is 0; if a mask
+        leaves none, it is NaN with gradients of 0. Boxes of 16 bits are computed in float32, and so is their result. It
+        belongs to the library and the device of the first operand, and has the promoted dtype of all operands, at least
+        float32, unless `out_dtype` is given.
+
+    Gradient:
+        Every operand is differentiable. Where edges coincide, each box has half of the derivative. Boxes that touch do
+        not overlap: their intersection is 0 with gradient 0. Where the loss of a box is NaN, so is the gradient of the
+        whole box.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.DistanceBoxIouLoss()
+        >>> boxes1 = torch.tensor([0.0, 0.0, 4.0, 2.0], requires_grad=True)
+        >>> boxes2 = torch.tensor([1.0, 0.0, 3.0, 4.0])
+        >>> loss = criterion(boxes1, boxes2)
+        >>> round(loss.item(), 3)
+        0.698
+        >>> loss.backward()  # boxes1.grad holds the gradient
+
+    References:
+        Z. Zheng et al., Distance-IoU loss, AAAI 2020.
+    """
+
+    def __init__(
+        self,
+        reduction: _Reduction = "none",
+        eps: float = 1e-07,
+        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        *,
+        weight: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        boxes1: torch.Tensor,
+        boxes2: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class CompleteBoxIouLoss(torch.nn.Module):
+    """Complete IoU loss: the distance IoU loss, and a penalty for different aspect ratios.
+
+        1 - IoU + r^2 / (c^2 + eps) + a v, with v = (4 / pi^2) (atan(w2 / h2) - atan(w1 / h1))^2 of widths and heights,
+        a = v / (1 - IoU + v + eps), where IoU is the area of the intersection over the area of the union plus eps, r
+        the distance of the centres, c the diagonal of the smallest box that encloses both
+
+    Values and gradients are those of torchvision's function. Edges are not checked: a box whose right edge lies left of
+    its left edge has the value that the formula gives. But for `eps`, which torchvision uses in a only, and for boxes
+    of height 0, whose gradient is NaN there.
+
+    Module of ``cupylosses.functional.complete_box_iou_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'none'.
+        eps: Added to divisors, in the square of the unit of the boxes. Must be a number >= 0. Default 1e-07.
+        box_format: Components of a box: 'xyxy' for left, top, right and bottom edge, 'xywh' for left and top edge,
+            width and height, 'cxcywh' for centre, width and height. One of 'xyxy', 'xywh', 'cxcywh'. Default 'xyxy'.
+        weight: Factor of each box: a number, or an array that broadcasts to the shape of the boxes without their
+            components; differentiable. A box of weight 0 contributes nothing to the value and the gradients of the
+            operands, even if it is NaN. Default None, no weights.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands, at least float32.
+
+    Call:
+        boxes1: The predicted boxes. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast with
+            those of the others; floating. Domain: any number.
+        boxes2: The boxes to compare with. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast
+            with those of the others; floating. Domain: any number.
+        mask: Bool array that broadcasts to the shape of the boxes without their components, True where a box counts.
+            The gradients of the others are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' one value per pair of boxes, in the broadcast shape of the leading dimensions; otherwise
+        an array without dimensions. 'mean' divides the sum by the number of boxes that the mask keeps, 'weighted_mean'
+        by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of no boxes is 0; if a mask
+        leaves none, it is NaN with gradients of 0. Boxes of 16 bits are computed in float32, and so is their result. It
+        belongs to the library and the device of the first operand, and has the promoted dtype of all operands, at least
+        float32, unless `out_dtype` is given.
+
+    Gradient:
+        Every operand is differentiable. Where edges coincide, each box has half of the derivative. Boxes that touch do
+        not overlap: their intersection is 0 with gradient 0. a is a constant in every derivative, as in the
+        publication. A box without width and height has the angle 0, with gradient 0. Where the loss of a box is NaN, so
+        is the gradient of the whole box.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.CompleteBoxIouLoss()
+        >>> boxes1 = torch.tensor([0.0, 0.0, 4.0, 2.0], requires_grad=True)
+        >>> boxes2 = torch.tensor([1.0, 0.0, 3.0, 4.0])
+        >>> loss = criterion(boxes1, boxes2)
+        >>> round(loss.item(), 3)
+        0.732
+        >>> loss.backward()  # boxes1.grad holds the gradient
+
+    References:
+        Z. Zheng et al., Distance-IoU loss, AAAI 2020.
+    """
+
+    def __init__(
+        self,
+        reduction: _Reduction = "none",
+        eps: float = 1e-07,
+        box_format: bool | Literal["xyxy", "xywh", "cxcywh"] = "xyxy",
+        *,
+        weight: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        boxes1: torch.Tensor,
+        boxes2: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
 class BCELoss(torch.nn.BCELoss):
     """Binary cross entropy of predicted probabilities."""
 

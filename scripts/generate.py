@@ -29,6 +29,7 @@ from cupylosses.definition.base import REDUCTIONS, Definition
 from cupylosses.definition.docstring import docstring, module_docstring
 from cupylosses.definition.example_results import RESULTS
 from cupylosses.definition.registry import functions, registry
+from cupylosses.engines.boxes.definition import BoxLoss
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
@@ -330,6 +331,15 @@ def vector_losses() -> str:
     return table(["function", "value of a row", "options of its own", "in torch"], rows)
 
 
+def box_losses() -> str:
+    """The README's table of losses of boxes."""
+    rows = []
+    for loss in registry(BoxLoss).values():
+        own = [f"`{x.name}={x.default!r}`" for x in loss.options]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own)])
+    return table(["function", "value of a pair of boxes", "options of its own"], rows)
+
+
 def layer_losses() -> str:
     """The README's table of losses of a linear layer."""
     rows = []
@@ -391,8 +401,11 @@ def transforms() -> str:
         of_layers = works(outcomes, layers) if any(x["loss"] in layers for x in outcomes) else ""
         statistics = registry(StatisticsLoss)
         of_vectors = works(outcomes, statistics) if any(x["loss"] in statistics for x in outcomes) else ""
-        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_vectors, of_layers))
-    head = ("What", "Tried", "Losses", "Where", "Losses of rows", "Losses of vectors", "Losses of a linear layer")
+        boxes = registry(BoxLoss)
+        of_boxes = works(outcomes, boxes) if any(x["loss"] in boxes for x in outcomes) else ""
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_vectors, of_boxes, of_layers))
+    kinds = ("Losses of rows", "Losses of vectors", "Losses of boxes", "Losses of a linear layer")
+    head = ("What", "Tried", "Losses", "Where", *kinds)
     return table(head, rows)
 
 
@@ -418,6 +431,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "losses": losses,
         "losses of rows": row_losses,
         "losses of vectors": vector_losses,
+        "losses of boxes": box_losses,
         "losses of layers": layer_losses,
     },
     "docs/adding-a-loss.md": {"primitives": primitives},

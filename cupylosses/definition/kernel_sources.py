@@ -6,7 +6,8 @@ from pathlib import Path
 
 #: Files of ``kernels/`` with the primitives that expressions may call.
 PRIMITIVES = tuple(
-    f"primitives/{x}.cuh" for x in ("math", "logistic", "focal", "divergence", "likelihood", "robust", "vectors")
+    f"primitives/{x}.cuh"
+    for x in ("math", "logistic", "focal", "divergence", "likelihood", "robust", "vectors", "boxes")
 )
 
 

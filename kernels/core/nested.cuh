@@ -256,6 +256,16 @@ __device__ __forceinline__ Dual<NestedDual<T>, kA | kB> weighted(const Dual<Nest
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// boxes.cuh
+
+template <class T>
+__device__ __forceinline__ NestedDual<T> scalar_angle(NestedDual<T> width, NestedDual<T> height) {
+  const T squared = width.value * width.value + height.value * height.value;
+  const T turned = scaled_tangent(height.value, width.tangent) - scaled_tangent(width.value, height.tangent);
+  return {scalar_angle(width.value, height.value), turned == T(0) ? T(0) : scalar_divide_in_range(turned, squared)};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // logistic.cuh
 
 template <class T>

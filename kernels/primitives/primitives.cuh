@@ -1,5 +1,6 @@
 // Every primitive of which a loss is composed.
 #pragma once
+#include "primitives/boxes.cuh"
 #include "primitives/divergence.cuh"
 #include "primitives/focal.cuh"
 #include "primitives/likelihood.cuh"

@@ -63,6 +63,10 @@ LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
 )
 LENGTH_LOSSES = ("cosine_embedding_loss", "triplet_margin_loss")
 
+#: Title of workloads of boxes, and their numbers of pairs.
+BOX_PAIRS = "boxes"
+BOXES: Sequence[tuple[int, str]] = ((1 << 22, "float32"), (1 << 25, "float32"), (1 << 22, "bfloat16"))
+
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 

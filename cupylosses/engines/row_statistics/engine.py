@@ -49,6 +49,12 @@ class StatisticsEngine(Engine):
         served, arrays, settings = loss.chosen(arrays, settings)
         if served is not loss:
             return served.engine.bind(served, arrays, settings)
+        return self.bind_rows(loss, arrays, settings, legacy)
+
+    def bind_rows(
+        self, loss: StatisticsLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...]
+    ) -> Parts:
+        """:meth:`bind` of a loss that serves itself."""
         *operands, weight, mask, normalizer = arrays
         reduction, *options, feature_dim, out_dtype = settings
         if legacy and (legacy[0] is not None or legacy[1] is not None):

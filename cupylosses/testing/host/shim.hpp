@@ -284,6 +284,7 @@ HOST_MATH(fmax)
 HOST_MATH(fmin)
 HOST_MATH(pow)
 HOST_MATH(copysign)
+HOST_MATH(atan2)
 #undef HOST_MATH
 
 inline float fmaf(float x, float y, float z) {

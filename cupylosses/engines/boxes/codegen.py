@@ -1,0 +1,271 @@
+"""From a loss of boxes to CUDA source: the loss as a functor of the components of boxes, and entry points.
+
+The kernels are those of the pointwise engine (``kernels/pointwise/``), for elements of several components.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cupylosses.definition.expressions import cuda, in_double
+from cupylosses.engines.boxes.definition import BOX_FORMAT, COMPONENTS, FORMATS, BoxLoss
+from cupylosses.engines.pointwise.codegen import ACCESS
+from cupylosses.engines.pointwise.layout import BLOCKS_PER_SM_OTHERS, MAX_THREADS, TILED, UNROLL, max_rank
+from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
+from cupylosses.jit.kernel import Kernel
+from cupylosses.jit.sources import FUNCTOR
+
+#: The entry points. The first three belong to a reduced loss, the last two to a broadcast operand.
+KINDS = {
+    "value": "the reduced value",
+    "value_and_gradient": "the reduced value and, for the expected grad_output, the gradients",
+    "verify_gradient": "the gradients for the true grad_output, unless they are there already",
+    "elements": "a value per box",
+    "elements_gradient": "the gradients for a grad_output per box",
+    "broadcast_gradient": "the gradient of one broadcast operand, or slices of it",
+    "combine_slices": "the gradient of one broadcast operand from its slices",
+}
+SUMS = frozenset({"broadcast_gradient", "combine_slices"})
+
+
+@dataclass(frozen=True)
+class BoxKernel(Kernel):
+    """A kernel of boxes. Equal ones have equal source.
+
+    ``storage``, ``gradients`` and ``access`` are of the operands, the weight and the mask, ``access`` with a last entry
+    for a grad_output per box (``"none"`` without). The other fields are those of a pointwise kernel.
+    """
+
+    loss: BoxLoss
+    flags: tuple[int, ...]
+    kind: str
+    storage: tuple[str, ...]
+    result: str
+    weight: str
+    mask: bool
+    gradients: tuple[bool, ...]
+    layout: str = "flat"
+    vec_size: int = 1
+    access: tuple[str, ...] = ()
+    columns: bool = False
+    compute: str = "float32"
+    counted: bool = False
+    outer: bool = False
+    shared: bool = False
+
+    narrow = False
+    companions = ("value_and_gradient", "verify_gradient")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*FUNCTOR, "pointwise/sum_over.cuh" if self.kind in SUMS else "pointwise/pointwise.cuh")
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        dtypes = "-".join(STORAGE[x][1] for x in self.storage)
+        wanted = "".join("1" if x else "0" for x in self.gradients)
+        parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
+        parts += ["-".join(self.access), f"grad{wanted}", f"flags{''.join(map(str, self.flags))}"]
+        parts += [x for x in ("columns", "outer", "shared", "counted") if getattr(self, x)]
+        return "_".join([*parts, *(["number"] if self.weight == "number" else []), f"in-{STORAGE[self.compute][1]}"])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return f"{self.loss.name}_{self.kind}_{'_'.join(dict.fromkeys(STORAGE[x][1] for x in self.storage))}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays."""
+        own = tuple(x.name for x in self.loss.operands)
+        return (*own, *["weight"] * (self.weight == "array"), *["mask"] * self.mask)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the scalars."""
+        return (*(x.name for x in self.loss.parameters), *["weight"] * (self.weight == "number"))
+
+    @property
+    def elements(self) -> list[str]:
+        """The type of an element of each array."""
+        boxes = len(self.loss.operands)
+        scalars = [STORAGE[x][0] for x in self.storage]
+        return [f"Components<{x}, {COMPONENTS}>" if i < boxes else x for i, x in enumerate(scalars)]
+
+    @property
+    def arguments(self) -> list[str]:
+        # Addresses of arrays are those of their components, as in other engines.
+        result, tensors = STORAGE[self.result][0], list(zip(self.names, self.storage, self.gradients, strict=True))
+        own = {
+            "value": ["double* memory", f"{result}* value"],
+            "value_and_gradient": [
+                "double* memory",
+                f"{result}* value",
+                "const double* expected_grad_output",
+                "double* used_grad_output",
+            ],
+            "verify_gradient": [
+                f"const {result}* grad_output",
+                "const double* used_grad_output",
+                "double* expected_grad_output",
+            ],
+            "elements": [f"{result}* values"],
+            "elements_gradient": [f"const {result}* grad_output"],
+        }.get(self.kind, [f"const {result}* grad_output", "double* partials"])
+        return [
+            *(f"const {STORAGE[dtype][0]}* {name}_" for name, dtype, _ in tensors),
+            *(f"{STORAGE[dtype][0]}* {name}_gradients" for name, dtype, wanted in tensors if wanted),
+            *own,
+            *(f"double {x}_" for x in self.numbers),
+            *(["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]),
+        ]
+
+    def glue(self) -> str:
+        entry = _sum_entry(self) if self.kind in SUMS else _entry(self)
+        return "\n".join([*_functor(self), *entry]) + "\n"
+
+
+def _functor(kernel: BoxKernel) -> Iterator[str]:
+    """The loss as a functor of boxes, each a tuple of dual numbers, of the weight and of the mask."""
+    loss, compute = kernel.loss, STORAGE[kernel.compute][0]
+    used = set(re.findall(r"\w+", " ".join([*loss.let.values(), loss.value])))
+    yield "struct Loss {"
+    yield f"  using Compute = {compute};"
+    yield f"  static constexpr int kHeavy = {loss.heavy};"
+    yield from (f"  double {x}_;" for x in kernel.numbers)
+    yield ""
+    yield from call_signature(kernel.names)
+    for flag, index in zip(loss.flags, kernel.flags, strict=True):
+        if flag.name in used:
+            yield f"    constexpr {choice_constant(flag, index)};"
+    for name in kernel.numbers:
+        if name in used or name == "weight":
+            yield f"    const auto {name} = ::constant<{compute}>({name}_);"
+    for name, expression in loss.constants.items():
+        if name in used:
+            yield from written_at(loss, name)
+            yield f"    const auto {name} = ::constant<{compute}>({in_double(expression)});"
+    chosen = dict(zip(loss.flags, kernel.flags, strict=True))[BOX_FORMAT]
+    for operand in loss.operands:
+        for part, expression in FORMATS[BOX_FORMAT.choices[chosen]].items():
+            if f"{operand.name}_{part}" in used:
+                text = expression.format(*[f"::get<{i}>({operand.name})" for i in range(COMPONENTS)])
+                yield f"    const auto {operand.name}_{part} = {text};"
+    for name, expression in loss.let.items():
+        yield from written_at(loss, name)
+        yield f"    const auto {name} = {cuda(expression)};"
+    yield from written_at(loss, "value")
+    yield f"    const auto unweighted = ::lift<{compute}>({cuda(loss.value)});"
+    result = "::weighted(weight, unweighted)" if kernel.weight else "unweighted"
+    yield f"    return {f'::where(mask != 0, {result}, 0)' if kernel.mask else result};"
+    yield f'#line 1 "<{kernel.title}>.entries"'
+    yield "  }"
+    yield "};"
+
+
+def _sources(kernel: BoxKernel) -> list[str]:
+    accesses = zip(kernel.elements, kernel.access[:-1], strict=True)
+    return [f"Source<{element}, Access::{ACCESS[access]}>" for element, access in accesses]
+
+
+def _made_sources(kernel: BoxKernel) -> str:
+    pointers = [
+        f"{t}{{reinterpret_cast<const {e}*>({n}_)}}"
+        for t, e, n in zip(_sources(kernel), kernel.elements, kernel.names, strict=True)
+    ]
+    return f"make_tuple({', '.join(pointers)})"
+
+
+def _element(kernel: BoxKernel) -> str:
+    """The type of what there is per box besides the operands: values or a grad_output."""
+    result = STORAGE[kernel.result][0]
+    if kernel.kind == "elements":
+        return f"Sink<{result}>"
+    return "Absent" if kernel.access[-1] == "none" else f"Source<{result}, Access::{ACCESS[kernel.access[-1]]}>"
+
+
+def _types(kernel: BoxKernel) -> Iterator[str]:
+    yield f"using Result = {STORAGE[kernel.result][0]};"
+    yield f"using Sources = Tuple<{', '.join(_sources(kernel))}>;"
+    yield f"using Element = {_element(kernel)};"
+
+
+def _loss(kernel: BoxKernel) -> str:
+    return f"Loss{{{', '.join(f'{x}_' for x in kernel.numbers)}}}"
+
+
+def _entry(kernel: BoxKernel) -> Iterator[str]:
+    sinks = [
+        (f"Sink<{element}>", f"{{reinterpret_cast<{element}*>({name}_gradients)}}") if wanted else ("Absent", "{}")
+        for name, element, wanted in zip(kernel.names, kernel.elements, kernel.gradients, strict=True)
+    ]
+    streams = 2 * len(kernel.names) + 1
+    if kernel.layout == "flat":
+        layout, parameter = f"FlatLayout<{kernel.vec_size}>", "int64 elements"
+        local = ["  const Layout layout{elements};"]
+    else:
+        rank = 1 if kernel.layout in ("matrix", TILED[0]) else max_rank(len(kernel.names))
+        layout = f"StridedLayout<{kernel.vec_size}, {streams}, {rank}>"
+        if kernel.layout in TILED:
+            layout = f"TiledLayout<{streams}, {rank}>"
+        parameter, local = "const __grid_constant__ Layout layout", []
+    unroll = f"<{UNROLL[kernel.vec_size]}>"
+    element, call = {
+        "value": ("Absent{}", f"reduce_value{unroll}(program, chunks, memory, divisor, value)"),
+        "value_and_gradient": (
+            "Absent{}",
+            f"reduce_value_and_gradient{unroll}(program, chunks, memory, divisor, scale, value, expected_grad_output, "
+            "used_grad_output)",
+        ),
+        "verify_gradient": (
+            "Absent{}",
+            f"verify_gradient{unroll}(program, chunks, scale, grad_output, used_grad_output, expected_grad_output)",
+        ),
+        "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
+        "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
+    }[kernel.kind]
+    yield from _types(kernel)
+    yield f"using Sinks = Tuple<{', '.join(t for t, _ in sinks)}>;"
+    yield f"using Layout = {layout};"
+    yield ""
+    # 128 registers per thread: eight derivatives of each intermediate result.
+    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, 'int64 chunks', parameter])}) {{"
+    yield from local
+    yield from counted_divisor(kernel.counted, kernel.kind != "value")
+    yield f"  const Pointwise<Loss, Layout, {kernel.vec_size}, Sources, Sinks, Element> program{{"
+    yield f"      {_loss(kernel)}, layout, {_made_sources(kernel)},"
+    yield f"      make_tuple({', '.join(t + made for t, made in sinks)}), {element}}};"
+    yield f"  {call};"
+    yield "}"
+
+
+def _sum_entry(kernel: BoxKernel) -> Iterator[str]:
+    slot, arrays = kernel.gradients.index(True), len(kernel.names)
+    streams = arrays + 2 + (slot < len(kernel.loss.operands))
+    most = max_rank(arrays)
+    rank, reduced_rank = 1 if kernel.layout == "matrix" else most, most if kernel.outer else 1
+    per_element = kernel.access[-1] != "none"
+    fixed = [f"int64 {x}" for x in ("outputs", "length", "slices", "slice_length", "lanes", "warps")]
+    fixed += [
+        f"const __grid_constant__ Dimensions<{streams}, {rank}> kept",
+        f"const __grid_constant__ Dimensions<{streams}, {reduced_rank}> reduced",
+    ]
+    mapping = f"<{str(kernel.columns).lower()}, {str(kernel.shared).lower()}>"
+    slices = f"sum_slices{mapping}(program, deposit, outputs, length, slices, slice_length, lanes, warps, partials)"
+    yield from _types(kernel)
+    yield ""
+    yield f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {BLOCKS_PER_SM_OTHERS})'
+    yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
+    yield from counted_divisor(kernel.counted)
+    yield f"  const SumOver<Loss, Sources, Element, {slot}, {rank}, {reduced_rank}, {kernel.vec_size}> program{{"
+    yield f"      {_loss(kernel)}, {_made_sources(kernel)},"
+    yield f"      {'Element{grad_output}' if per_element else 'Element{}'}, kept, reduced}};"
+    yield f"  const Deposit<{STORAGE[kernel.storage[slot]][0]}, Result> deposit{{"
+    yield f"      {kernel.names[slot]}_gradients, {'nullptr' if per_element else 'grad_output'}, 1.0, scale}};"
+    combine = "combine_slices(program, deposit, outputs, slices, partials)"
+    yield f"  {combine if kernel.kind == 'combine_slices' else slices};"
+    yield "}"

@@ -1,0 +1,94 @@
+"""The engine of boxes, as the rest of the library sees it (:mod:`cupylosses.engines.base`).
+
+A box is a row of four features, so a call is taken apart, batched and differentiated as one of row statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, ClassVar
+
+from cupylosses import interop
+from cupylosses.call import Call, Parts
+from cupylosses.engines.base import ARGUMENTS, Apart, Machine, Plan, Question, TensorSpec, Wanted
+from cupylosses.engines.boxes import checks as box_checks
+from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
+from cupylosses.engines.boxes.plan import BoxPlan
+from cupylosses.engines.row_statistics.call import has_features
+from cupylosses.engines.row_statistics.engine import StatisticsEngine
+from cupylosses.engines.strides import dense_strides
+
+#: Of nothing, a sum is what a mean is: 0.
+_MEANS = ("mean", "weighted_mean", "batchmean")
+
+
+class BoxEngine(StatisticsEngine):
+    """Losses of boxes."""
+
+    name = "boxes"
+    needs_chip = False
+    Definition: ClassVar[Any] = BoxLoss
+
+    def bind(
+        self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
+    ) -> Parts:
+        *others, out_dtype = settings
+        for operand, x in zip(loss.operands, arrays, strict=False):
+            if interop.kind(x) != "unknown" and hasattr(x, "shape"):
+                box_checks.components(loss, operand.name, tuple(x.shape))
+        return self.bind_rows(loss, arrays, (*others, -1, out_dtype), legacy)
+
+    def check(self, call: Call) -> None:
+        loss: Any = call.loss
+        for operand, x in zip(loss.operands, call.arrays, strict=False):
+            box_checks.components(loss, operand.name, tuple(x.shape))
+        super().check(call)
+
+    def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
+        """At least float32, in which boxes of 16 bits are computed."""
+        promoted = super().promoted(call, zero_d_widens)
+        return "float32" if promoted in ("float16", "bfloat16") else promoted
+
+    def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
+        return BoxPlan(self, call, tensors, promoted, machine)
+
+    def copies(
+        self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Boxes whose components lie apart."""
+        loss: Any = call.loss
+        return {
+            i: dense_strides(x.shape, (0,) * x.ndim)
+            for i, (x, has) in enumerate(zip(tensors, has_features(loss, call.static), strict=False))
+            if has and x.strides[-1] != 1
+        }
+
+    def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
+        return super().reference(_of_some(call), promoted, readable)
+
+    def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
+        return super().apart(_of_some(call), promoted, wanted, traced)
+
+    def placeholders(
+        self, loss: Any, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The last dimension of a shape is that of the components, whatever its size: a warm-up of all losses has one
+        shape for them.
+        """
+        boxes = [(*shape[:-1], COMPONENTS) for shape in shapes]
+        return super().placeholders(loss, dtypes, boxes, {**options, "feature_dim": -1})
+
+    def differs(self, loss: Any, call: Call, takes: Callable[[Question], str | None], autocast: bool) -> str | None:
+        return ARGUMENTS
+
+
+def _of_some(call: Call) -> Call:
+    """The call, or the sum in place of a mean of no boxes."""
+    static = call.static
+    if static.reduction in _MEANS and not static.normalized and prod(call.arrays[0].shape) == 0:
+        return call._replace(static=static._replace(reduction="sum"))
+    return call
+
+
+BOXES = BoxEngine()

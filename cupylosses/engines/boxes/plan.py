@@ -1,0 +1,220 @@
+"""Plans of boxes: which kernels compute a value and its gradients, with which geometry.
+
+A box is one element of four components: layouts are the pointwise engine's, with strides in boxes. One launch over all
+boxes has the value and the gradients of operands of the full shape. The gradient of a broadcast operand is a sum, in
+launches of its own, whose outputs are the components of the operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import cast
+
+from cupylosses.call import Call
+from cupylosses.engines.base import Engine, Machine, Step, TensorSpec, Wanted
+from cupylosses.engines.boxes.codegen import BoxKernel
+from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
+from cupylosses.engines.pointwise import layout as pointwise_layout
+from cupylosses.engines.pointwise.layout import Stream
+from cupylosses.engines.row_statistics.call import has_features
+from cupylosses.engines.row_statistics.plan import StatisticsPlan
+from cupylosses.engines.strides import broadcast_strides, dimension_words
+from cupylosses.interop import ITEMSIZE
+from cupylosses.jit import compiler, gpu
+
+#: The entry points by the stage of the protocol, as the pointwise kernels call them.
+KINDS = {"unreduced": "elements", "gradient": "elements_gradient"}
+
+
+def has_words(x: TensorSpec) -> bool:
+    """True if boxes, whose components are next to each other, are words that kernels load as a whole."""
+    word = min(16, COMPONENTS * ITEMSIZE[x.dtype])
+    apart = [s for n, s in zip(x.shape[:-1], x.strides, strict=False) if n != 1]
+    return all([s % COMPONENTS == 0 for s in apart]) and x.misalignment % word == 0
+
+
+class BoxLaunch:
+    """One launch over all boxes: layout, chunks and grid, and the kernels for it."""
+
+    def __init__(self, plan: BoxPlan, streams: Sequence[Stream]) -> None:
+        self.plan = plan
+        self.layout = pointwise_layout.layout(plan.rows_shape, streams)
+        self.chunks = pointwise_layout.chunks(self.layout.vectors, self.layout.vec_size)
+        self.threads = pointwise_layout.threads(self.chunks)
+        self.blocks = pointwise_layout.grid(self.chunks, self.threads, plan.machine.processors)
+        self.warps = self.blocks * self.threads // gpu.WARP
+        self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        """The launcher of a stage."""
+        found = self._launchers.get((stage, wanted, counted))
+        if found is None:
+            arrays, kind = len(self.plan.tensors), KINDS.get(stage, stage)
+            element = self.layout.access[2 * arrays] if stage == "gradient" else "none"
+            kernel = replace(
+                self.plan.kernel(kind, wanted, counted),
+                layout=self.layout.kind,
+                vec_size=self.layout.vec_size,
+                access=(*self.plan.access(self.layout.access[:arrays]), element),
+            )
+            where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
+            found = self.plan.machine.launcher(kernel, self.blocks, self.threads, (self.chunks, where))
+            self._launchers[stage, wanted, counted] = found
+        return found
+
+
+class BoxPlan(StatisticsPlan):
+    """The plan of a loss of boxes."""
+
+    def __init__(
+        self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
+    ) -> None:
+        super().__init__(engine, call, tensors, promoted, machine)
+        self._launches: dict[Stream | None, BoxLaunch] = {}
+        self._sums: dict[tuple[int, Stream | None, bool], Step] = {}
+
+    def kernel(self, kind: str, wanted: Wanted, counted: bool) -> BoxKernel:
+        """The kernel of an entry point, but for its layout."""
+        static, loss = self.static, cast(BoxLoss, self.loss)
+        return BoxKernel(
+            loss,
+            static.flags,
+            kind,
+            tuple([x.dtype for x in self.tensors]),
+            self.result,
+            static.weight,
+            static.masked,
+            wanted,
+            compute=self.compute,
+            counted=counted,
+        )
+
+    @cached_property
+    def _are_boxes(self) -> tuple[bool, ...]:
+        return has_features(self.loss, self.static)
+
+    def _stream(self, slot: int, x: TensorSpec, read: bool) -> Stream:
+        """An array, or its gradient, in boxes: strides over the shape of the rows."""
+        if not self._are_boxes[slot]:
+            strides = broadcast_strides(x.shape, x.strides, self.rows_shape)
+            return Stream(strides, ITEMSIZE[x.dtype], x.misalignment, read)
+        strides = broadcast_strides(x.shape[:-1], x.strides[:-1], self.rows_shape)
+        if not has_words(x):
+            # In components, and wider than any vector: lanes take one box at a time.
+            return Stream(strides, 64)
+        return Stream(tuple([s // COMPONENTS for s in strides]), COMPONENTS * ITEMSIZE[x.dtype], x.misalignment, read)
+
+    def access(self, chosen: Sequence[str]) -> tuple[str, ...]:
+        """The access of each array, from that which a layout has chosen."""
+        words = [not boxes or has_words(x) for boxes, x in zip(self._are_boxes, self.tensors, strict=True)]
+        return tuple([x if w else "scalars" for x, w in zip(chosen, words, strict=True)])
+
+    @cached_property
+    def _sources(self) -> list[Stream]:
+        return [self._stream(i, x, read=True) for i, x in enumerate(self.tensors)]
+
+    @cached_property
+    def _sinks(self) -> list[Stream]:
+        """The gradients that the launch over all boxes writes, wanted or not, so that the order of additions does not
+        depend on it; strides of 0 for the others.
+        """
+        found = []
+        for i, x in enumerate(self.tensors):
+            stream = self._stream(i, x.gradient, read=False)
+            written = self.speculative[i] and self.differentiable[i]
+            found.append(stream if written else replace(stream, strides=(0,) * len(self.rows_shape)))
+        return found
+
+    def _launch(self, per_element: Stream | None) -> BoxLaunch:
+        """The launch of the value, or that of the gradients for a ``grad_output`` per box."""
+        found = self._launches.get(per_element)
+        if found is None:
+            none = (0,) * len(self.rows_shape)
+            last = per_element or Stream(none if self.scalar else self.strides, ITEMSIZE[self.result])
+            gradients = self._sinks
+            if not self.scalar and per_element is None:
+                gradients = [replace(x, strides=none) for x in gradients]
+            found = self._launches[per_element] = BoxLaunch(self, [*self._sources, *gradients, last])
+        return found
+
+    @cached_property
+    def partials(self) -> int:  # type: ignore[override]
+        return self._launch(None).chunks
+
+    @cached_property
+    def records(self) -> int:  # type: ignore[override]
+        return self._launch(None).warps
+
+    def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
+        return self._launch(None).launcher(stage, wanted, counted)
+
+    def gradient_steps(
+        self, wanted: Wanted, upstream: tuple[tuple[int, ...], int] | None, counted: bool
+    ) -> Sequence[Step]:
+        writable, steps, per_element = self.writable(wanted), [], None
+        if upstream is not None:
+            strides, misalignment = upstream
+            per_element = Stream(tuple(strides), ITEMSIZE[self.result], misalignment, read=True)
+            if True in writable:
+                launcher = self._launch(per_element).launcher("gradient", writable, counted)
+                steps.append(Step((launcher,), tuple([i for i, w in enumerate(writable) if w])))
+        for slot, (w, written) in enumerate(zip(wanted, writable, strict=True)):
+            if w and not written:
+                key = slot, per_element, counted
+                if key not in self._sums:
+                    self._sums[key] = self._sum_of(slot, per_element, counted)
+                steps.append(self._sums[key])
+        return steps
+
+    def upstream_strides(self) -> tuple[int, ...] | None:
+        return None
+
+    def _sum_of(self, slot: int, grad_output: Stream | None, counted: bool) -> Step:
+        """The launches that sum the gradient of the broadcast operand in ``slot``."""
+        x, several = self.tensors[slot], self._are_boxes[slot]
+        shape = (*self.rows_shape, *[COMPONENTS] * several)
+        none = Stream((0,) * len(self.rows_shape), ITEMSIZE[self.result])
+        streams = [replace(s, strides=(*s.strides, *[0] * several)) for s in (*self._sources, grad_output or none)]
+        if several:
+            # The number of the component. As wide as two words, so that a lane has one component.
+            streams.append(Stream((*none.strides, 1), 32))
+        result = broadcast_strides(x.shape, x.gradient.strides, shape)
+        found = pointwise_layout.sum_layout(shape, [s.strides for s in streams], result)
+        found = pointwise_layout.sum_in_vectors(found, streams, Stream(result, ITEMSIZE[x.dtype]))
+        arrays = len(self.tensors)
+        most = pointwise_layout.max_rank(arrays)
+        kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (found.kept, found.reduced))
+        fixed = (
+            found.outputs,
+            found.length,
+            found.slices,
+            found.slice_length,
+            found.lanes,
+            found.warps,
+            dimension_words(found.kept, found.kept_strides, kept_rank),
+            dimension_words(found.reduced, found.reduced_strides, reduced_rank),
+        )
+        kernel = replace(
+            self.kernel("broadcast_gradient", tuple([i == slot for i in range(arrays)]), counted),
+            layout="matrix" if kept_rank == 1 else "rows",
+            vec_size=found.vec_size,
+            access=(*self.access(found.access[:arrays]), found.access[arrays] if grad_output else "none"),
+            columns=found.columns,
+            outer=reduced_rank > 1,
+            shared=found.shared,
+        )
+        kinds = {"broadcast_gradient": found.tasks * found.warps, "combine_slices": found.outputs}
+        if found.slices == 1:
+            del kinds["combine_slices"]
+        launchers = [
+            self.machine.launcher(
+                replace(kernel, kind=kind),
+                pointwise_layout.sum_grid(count, self.machine.processors),
+                pointwise_layout.MAX_THREADS,
+                fixed,
+            )
+            for kind, count in kinds.items()
+        ]
+        return Step(tuple(launchers), (slot,), found.slices * found.outputs if found.slices > 1 else 0)

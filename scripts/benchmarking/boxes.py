@@ -1,0 +1,92 @@
+"""Losses of boxes as workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from benchmarking import figures, workloads
+from benchmarking.figures import BOXES, MODES
+from benchmarking.selection import Run
+from benchmarking.workloads import Workload
+from cupylosses import functional
+from cupylosses.engines.boxes.definition import BoxLoss
+from cupylosses.testing.boxes.eager import twin
+from cupylosses.testing.eager import Call
+
+
+@dataclass(frozen=True)
+class BoxWorkload(Workload):
+    """A loss of boxes. ``shapes`` has one per operand, with the components last."""
+
+    Definition: ClassVar = BoxLoss
+    section = "throughput"
+
+    loss: BoxLoss
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def values(self) -> int:
+        return self.elements // self.shape[-1]
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(MODES)
+
+    def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
+        """Boxes of which most pairs overlap."""
+        generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
+        found = []
+        for shape in shapes:
+            x = torch.rand(tuple(shape), generator=generator, device=workloads.DEVICE)
+            x[..., 2:] += x[..., :2] + 0.125
+            found.append(x.to(getattr(torch, self.dtype)))
+        return found
+
+    def ours(self) -> Call:
+        function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
+        names = [x.name for x in self.loss.operands]
+        return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
+
+    def torchs(self) -> Call | None:
+        return twin(self.loss, self.loss.values(self.case), self.reduction)
+
+    def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
+        return [x for x in modes if x == "forward+backward" and not quick]
+
+    @classmethod
+    def chosen(cls, run: Run) -> list[BoxWorkload]:
+        if run.quick:
+            return []
+        return [
+            boxes(loss, count, dtype) for loss in run.losses_of(cls) for count, dtype in BOXES if dtype in run.dtypes
+        ]
+
+    @classmethod
+    def tiny(cls, loss: BoxLoss) -> BoxWorkload:
+        return boxes(loss, 64, "float32")
+
+    @classmethod
+    def large(cls, loss: BoxLoss) -> BoxWorkload:
+        return boxes(loss, *BOXES[0])
+
+    @classmethod
+    def fitting(cls, loss: BoxLoss, free: int) -> BoxWorkload:
+        count, dtype = BOXES[0]
+        fits = free // (4 * getattr(torch, dtype).itemsize)
+        return boxes(loss, min(count, 1 << max(0, fits.bit_length() - 1)), dtype)
+
+    def __str__(self) -> str:
+        words = [self.loss.name, self.dtype, figures.spell_shape(self.shape)]
+        return " ".join([*words, *([figures.spell_case(self.case)] if self.case else [])])
+
+
+def boxes(loss: BoxLoss, count: int, dtype: str) -> BoxWorkload:
+    """A workload of pairs of boxes."""
+    return BoxWorkload(loss, ((count, 4),) * len(loss.operands), dtype, figures.BOX_PAIRS)

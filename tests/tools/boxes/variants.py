@@ -1,0 +1,133 @@
+"""The kernels of losses of boxes, found by rehearsing their calls (`cupylosses.engines.record`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+from cupylosses import checks, functional, interop
+from cupylosses.engines.boxes.codegen import SUMS, BoxKernel
+from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
+from cupylosses.engines.record import KernelRecorder, placeholder
+from cupylosses.jit.gpu import Chip
+from tools.gate_subsets import BROADEST, cover
+from tools.variants import Compiled, Variants
+
+#: Shapes of the boxes of both operands: contiguous, and with an operand that is broadcast to rows, to columns, to all.
+SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
+    ((4096,), (4096,)),
+    ((64, 64), (1, 64)),
+    ((4096,), (1,)),
+    ((64, 64), (64, 1)),
+    ((16, 1, 16), (1, 16, 1)),
+)
+_FEW = 2
+
+
+class BoxVariants(Variants):
+    """Each entry point, layout, dtype, format, weight and mask."""
+
+    Definition: ClassVar = BoxLoss
+
+    def kernels(self, fast: bool = False) -> list[Any]:
+        recorder = KernelRecorder(Chip(227 << 10, clusters=True))
+        dtypes = ("float32", "bfloat16") if fast else checks.FLOATING
+        for dtype, (first, last) in product(dtypes, SHAPES[: _FEW if fast else None]):
+            for reduction, options in product(("mean", "none"), self._options(first, dtype, fast)):
+                self._call(recorder, dtype, (first, last), {**options, "reduction": reduction})
+        # Divisors are found by kernels of the pointwise engine.
+        return [x for x in recorder.kernels if isinstance(x, BoxKernel)]
+
+    def _options(self, shape: Sequence[int], dtype: str, fast: bool) -> list[dict[str, Any]]:
+        arrays = {"weight": placeholder(dtype, tuple(shape)), "mask": placeholder("bool", tuple(shape))}
+        flags = [{x.name: c} for x in self.loss.flags for c in x.choices if c != x.default]
+        one = {"weight": placeholder(dtype, (1,) * len(shape))}
+        return [{}, arrays, *flags] if fast else [{}, arrays, *flags, one]
+
+    def _call(
+        self,
+        recorder: KernelRecorder,
+        dtype: str,
+        shapes: tuple[tuple[int, ...], ...],
+        options: Mapping[str, Any],
+    ) -> None:
+        boxes = {
+            x.name: placeholder(dtype, (*shape, COMPONENTS))
+            for x, shape in zip(self.loss.operands, shapes, strict=True)
+        }
+        call = getattr(functional, self.loss.name).prepare(**boxes, **options)
+        floating = call.loss.engine.floating(call)
+        recorder.call(call, [floating, tuple([w and i == 0 for i, w in enumerate(floating)])])
+
+    def broad(self, architecture: str, whole: bool = True) -> list[Any]:
+        """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
+        if architecture == BROADEST:
+            return cover(self.kernels(), dtypes)
+        return cover([x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"], structure)
+
+    @classmethod
+    def newest(
+        cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each formula, and each kernel and layout; forward with gradients also for the others in turn."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        for variant in cover(kernels, structure):
+            yield variant, broadest
+        for variant in cover([x for x in kernels if x.kind == "value_and_gradient"], formula):
+            yield variant, next(others)
+
+    @classmethod
+    def older(
+        cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
+    ) -> Iterator[Compiled]:
+        """Each kernel and layout."""
+        kernels = [v for x in losses for v in cls(x).kernels(fast=True)]
+        yield from ((x, broadest) for x in cover(kernels, layout))
+
+    @staticmethod
+    def wide_accesses(variant: BoxKernel) -> tuple[int, int]:
+        """A box of float32 is a word of 16 bytes: one load per operand, and one store per gradient."""
+        if variant.kind in SUMS:
+            return 0, 0
+        boxes = len(variant.loss.operands)
+        wide = [variant.vec_size * COMPONENTS * interop.ITEMSIZE[x] >= 16 for x in variant.storage[:boxes]]
+        loads = sum(w and a == "stream" for w, a in zip(wide, variant.access, strict=False))
+        writes = variant.kind in ("value_and_gradient", "verify_gradient", "elements_gradient")
+        return loads, writes * sum(w and g for w, g in zip(wide, variant.gradients, strict=False))
+
+    @staticmethod
+    def described(variant: BoxKernel) -> Mapping[str, str]:
+        names = [x for x, on in zip(variant.names, variant.gradients, strict=True) if on]
+        words = [x for x in ("columns", "outer", "shared") if getattr(variant, x)]
+        return {
+            "dtypes": " ".join(variant.storage),
+            "layout": " ".join([variant.layout, *words]),
+            "access": " ".join(variant.access),
+            "gradients": " ".join(names),
+            "flags": " ".join(str(x.choices[i]) for x, i in zip(variant.loss.flags, variant.flags, strict=True)),
+        }
+
+
+def layout(variant: BoxKernel) -> Iterator[Hashable]:
+    """The kernel and its layout."""
+    yield variant.kind, variant.layout
+    yield variant.kind in SUMS, variant.columns
+
+
+def structure(variant: BoxKernel) -> Iterator[Hashable]:
+    """Besides, what a call has, and the formula."""
+    yield from layout(variant)
+    yield from formula(variant)
+    yield variant.weight, variant.mask, variant.counted
+
+
+def formula(variant: BoxKernel) -> Iterator[Hashable]:
+    """The formula."""
+    yield variant.loss, variant.flags
+
+
+def dtypes(variant: BoxKernel) -> Iterator[Hashable]:
+    """Besides, the dtypes."""
+    yield from structure(variant)
+    yield variant.kind, variant.storage, variant.result
