@@ -174,7 +174,7 @@ def _cross_entropy_term(xp, log_p, target, weight, classes, label_smoothing):
 
 
 def _cross_entropy_element(xp, input, target, weight, label_smoothing):
-    return weighted(xp, weight, binary_cross_entropy_with_logits.reference(xp, input, target, 1.0))
+    return weighted(xp, weight, binary_cross_entropy_with_logits.reference(xp, input, target, xp.ones_like(target)))
 
 
 dice_ce_loss = define_regions(
