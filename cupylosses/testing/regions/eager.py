@@ -1,5 +1,5 @@
-"""Region losses as operators of torch, the way in which segmentation libraries compute them: labels one-hot, and the sums
-of p t, p and t.
+"""Region losses as operators of torch, the way in which segmentation libraries compute them: labels one-hot, and the
+sums of p t, p and t.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, 
     """The operators for these values of all settings; None for settings that they lack. ``ignored`` is a label that
     occurs and does not count.
     """
-    known = {**values, **{x: y for x, y in loss.fixed.items()}}
+    known = {**values, **loss.fixed}
     if any(known.get(x, y) != y for x, y in PLAIN.items()) or reduction != "mean" or ignored is not None:
         return None
     if loss.has_voxels and known["activation"] == "none":
