@@ -25,6 +25,10 @@ DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
 STATISTICS = "kernels/row_statistics/row_statistics.cuh"
+VOXELS = "kernels/regions/voxels.cuh"
+REGION_SUMS = "kernels/regions/sums.cuh"
+GROUPS = "kernels/regions/groups.cuh"
+REGIONS = "kernels/regions/regions.cuh"
 LAYOUT_RULES = "cupylosses/engines/pointwise/layout.py"
 STRIDES = "cupylosses/engines/strides.py"
 PLAN = "cupylosses/engines/pointwise/plan.py"
@@ -399,6 +403,71 @@ MUTANTS: tuple[Mutant, ...] = (
         r"kept_vector\(vector, kSlot\)",
         "kept_vector(0, kSlot)",
         ("statistics",),
+    ),
+    # Losses of regions.
+    Mutant(
+        "ignored voxel counted",
+        VOXELS,
+        "voxel_target",
+        r"counts && label != program\.ignored",
+        "counts || label == program.ignored",
+        ("regions, ignored",),
+    ),
+    Mutant(
+        "false positives weighed as false negatives",
+        GROUPS,
+        "evaluate_group",
+        r"number\.alpha \* sum\[1\] \+ number\.beta \* sum\[2\]",
+        "number.alpha * sum[2] + number.beta * sum[1]",
+        ("regions",),
+    ),
+    Mutant(
+        "pool forgets its last class",
+        GROUPS,
+        "cells",
+        r"Rules::kPoolsClasses \? regions\(\) : 1",
+        "Rules::kPoolsClasses ? regions() - 1 : 1",
+        ("regions, pooled",),
+    ),
+    Mutant(
+        "absent group counted",
+        GROUPS,
+        "evaluate_groups",
+        r"Rules::kAbsent != kSkipAbsent \|\| present \|\| unknown",
+        "true",
+        ("regions, absent",),
+    ),
+    Mutant(
+        "1 - p of the label as a difference",
+        VOXELS,
+        "probability",
+        r"c == softmax\.pivot \? softmax\.others : softmax\.sum - e",
+        "softmax.sum - e",
+        ("regions, confident",),
+    ),
+    Mutant(
+        "softmax without its mean",
+        REGIONS,
+        "voxel_gradient",
+        r"\(\(g - at_largest\) - mean\)",
+        "(g - at_largest)",
+        ("regions",),
+    ),
+    Mutant(
+        "last warp left out",
+        REGION_SUMS,
+        "sum_in_registers",
+        r"w < kSumWarps; \+\+w",
+        "w < kSumWarps - 1; ++w",
+        ("regions",),
+    ),
+    Mutant(
+        "tile read before it is whole",
+        REGION_SUMS,
+        "sum_in_tiles",
+        r"tile\[v\] = kept; \} __syncthreads\(\);",
+        "tile[v] = kept; }",
+        ("regions, tiles",),
     ),
     # Log-probabilities.
     Mutant(

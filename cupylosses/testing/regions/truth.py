@@ -1,7 +1,7 @@
 """The truth of region losses: the reference formula in float64, and torch's derivatives of it.
 
-A value is a quotient of sums, whose errors are measured beside 1. The gradient of a voxel is a sum of derivatives by the
-probabilities of all classes, of which those of a softmax cancel in part: errors are measured beside the largest
+A value is a quotient of sums, whose errors are measured beside 1. The gradient of a voxel is a sum of derivatives by
+the probabilities of all classes, of which those of a softmax cancel in part: errors are measured beside the largest
 gradient of the operand.
 """
 
