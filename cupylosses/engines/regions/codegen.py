@@ -191,7 +191,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     yield f"using Groups = GroupProgram<Rules, {class_weight}>;"
     fixed = ["int64 ignored", "int64 site", "int64 chunks", "int64 per_chunk", "int64 slices"]
     fixed.append("const __grid_constant__ Space space")
-    blocks = resident(kernel.held, ITEMSIZE[kernel.compute]) if kind != "groups" else 1
+    blocks = resident(kernel.held, ITEMSIZE[kernel.compute], bool(static.voxel)) if kind != "groups" else 1
     yield ""
     yield f'extern "C" __global__ void __launch_bounds__({THREADS}, {blocks})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"
