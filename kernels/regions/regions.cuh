@@ -49,30 +49,31 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
   // For a softmax: the derivative by p of the largest class, and the mean of the others' differences to it.
   Compute at_largest = Compute(0), mean = Compute(0);
   if constexpr (Program::kActivation == kSoftmax) {
+    int largest = 0;
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
-      const Compute e = softmax.exponential(classes, c, i);
-      const Probability<Compute> p = probability(program, classes, softmax, c, i);
-      const Compute g = derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
-      at_largest = e == Compute(1) ? g : at_largest;
+      if (softmax.exponential(classes, c, i) == Compute(1)) largest = c;
     }
+    // An exponential of 1 has p = 1 / sum.
+    const Probability<Compute> p{softmax.inv_sum, largest == softmax.pivot
+                                                      ? softmax.others * softmax.inv_sum
+                                                      : (softmax.sum - Compute(1)) * softmax.inv_sum};
+    at_largest = coeffs.at(classes, target, largest, i, p);
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
-      const Probability<Compute> p = probability(program, classes, softmax, c, i);
-      const Compute g = derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
-      mean += p.p * (g - at_largest);
+      const Probability<Compute> of_class = probability(program, classes, softmax, c, i);
+      mean += of_class.p * (coeffs.derivative(classes, target, c, i, of_class) - at_largest);
     }
   }
 #pragma unroll(Program::kUnroll)
   for (int c = 0; c < program.classes(); ++c) {
     const Probability<Compute> p = probability(program, classes, softmax, c, i);
     const Compute t = target_of<Program>(classes, target, c, i);
-    const Summands<Compute> of_cell = coeffs(c);
-    const Compute g = derivative_by_p<Program::kOverlap>(of_cell, p, t);
+    const Compute g = coeffs.derivative(classes, target, c, i, p);
     Compute by_input = g, by_target = Compute(0);
     if constexpr (Program::kActivation == kSoftmax) by_input = p.p * ((g - at_largest) - mean);
     if constexpr (Program::kActivation == kSigmoid) by_input = p.p * p.rest * g;
-    if constexpr (kTarget) by_target = derivative_by_t<Program::kOverlap>(of_cell, p, t);
+    if constexpr (kTarget) by_target = derivative_by_t<Program::kOverlap>(coeffs.of_class(c), p, t);
     if constexpr (Program::kVoxel == kRow) {
       Compute of_row = row.exp_coeff * softmax.exponential(classes, c, i);
       if constexpr (Program::kSmoothed) of_row -= row.weight_coeff * program.weight(c);
@@ -96,12 +97,43 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
   }
 }
 
-// The coefficients of a sample in shared memory, three numbers per class.
-template <class Compute>
+// The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
+// and products only a - c, for the label, and b, for other classes.
+template <class Program>
 struct SharedCoeffs {
+  using Compute = typename Program::Compute;
+  static constexpr bool kPairs = !Program::kDense && Program::kOverlap == kProduct;
+  static constexpr int kNumbers = kPairs ? 2 : 3;
   const Compute* numbers;
-  __device__ __forceinline__ Summands<Compute> operator()(int c) const {
+
+  __device__ __forceinline__ Summands<Compute> of_class(int c) const {
     return {numbers[3 * c], numbers[3 * c + 1], numbers[3 * c + 2]};
+  }
+  // By the probability of a class.
+  template <class Classes>
+  __device__ __forceinline__ Compute derivative(const Classes& classes, const VoxelTarget& target, int c, int i,
+                                                const Probability<Compute>& p) const {
+    if constexpr (kPairs) {
+      return numbers[2 * c + (c == target.label ? 0 : 1)];
+    } else {
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, target_of<Program>(classes, target, c, i));
+    }
+  }
+  // The same of a class that is not known to the compiler: an index into registers would put them into local memory.
+  template <class Classes>
+  __device__ __forceinline__ Compute at(const Classes& classes, const VoxelTarget& target, int c, int i,
+                                        const Probability<Compute>& p) const {
+    if constexpr (!Program::kDense || Program::kClasses == 0) {
+      return derivative(classes, target, c, i, p);
+    } else {
+      Compute found = Compute(0);
+#pragma unroll
+      for (int k = 0; k < Program::kClasses; ++k) {
+        const Compute t = force_computed(classes.target(k, i));
+        found = k == c ? t : found;
+      }
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, found);
+    }
   }
 };
 
@@ -153,16 +185,22 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
   constexpr int kVecSize = Program::kVecSize;
   const int64 sample = blockIdx.x / blocks_per_sample, part = blockIdx.x - sample * blocks_per_sample;
   const int count = program.classes();
-  for (int k = threadIdx.x; k < 3 * count; k += blockDim.x) {
-    const int c = k / 3;
+  using Coeffs = SharedCoeffs<Program>;
+  for (int c = threadIdx.x; c < count; c += blockDim.x) {
     const int64 group = c < groups.first_class() ? 0 : groups.group_of(sample, c);
     const double upstream = widen<double>(grad_output[per_group ? group : 0]);
-    numbers[k] = static_cast<Compute>(residual[sample * 3 * count + k] * upstream);
+    const double* of_cell = residual + 3 * (sample * count + c);
+    if constexpr (Coeffs::kPairs) {
+      numbers[2 * c] = static_cast<Compute>((of_cell[0] - of_cell[2]) * upstream);
+      numbers[2 * c + 1] = static_cast<Compute>(of_cell[1] * upstream);
+    } else {
+      for (int k = 0; k < 3; ++k) numbers[3 * c + k] = static_cast<Compute>(of_cell[k] * upstream);
+    }
   }
   const Compute voxel_scale =
       static_cast<Compute>(residual[program.space.samples * 3 * count] * widen<double>(grad_output[0]));
   __syncthreads();
-  const SharedCoeffs<Compute> coeffs{numbers};
+  const Coeffs coeffs{numbers};
   const int64 vectors = program.space.voxels / kVecSize;
 #pragma unroll 1
   for (int64 vector = part * blockDim.x + threadIdx.x; vector < vectors; vector += blocks_per_sample * blockDim.x) {
