@@ -19,17 +19,53 @@
 #pragma once
 #include "regions/groups.cuh"
 
-// Gradients of one voxel, which `store(c, by input, by target)` takes.
-template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
-__device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
+// The gradient of a voxel with kLabelApart. With h_c = g_c - g_y and the sum of e_c h_c over the other classes,
+//   d/dx_c = e_c ((h_c - sum / S) / S + k A)      d/dx_y = -p_y sum / S + k B      A, B of the loss of the voxel
+template <class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void label_gradient(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
                                                const VoxelTarget& target, int i, const Coeffs& coeffs,
                                                typename Program::Compute voxel_scale, const Store& store) {
   using Compute = typename Program::Compute;
-  if (!target.sound) {
-#pragma unroll(Program::kUnroll)
-    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
-    return;
+  VoxelSoftmax<Program> softmax;
+  softmax.find_apart(program, classes, offset, i, target.label);
+  const Compute at_label = coeffs.of_label(target.label);
+  Compute sum = Compute(0);
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) sum = scalar_fma(softmax.e[c], coeffs.of_other(c) - at_label, sum);
+  const Compute mean = sum * softmax.inv_sum;
+  Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
+  GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
+  if constexpr (Program::kVoxel == kRow) {
+    row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
+    by_label += voxel_scale * row.target;
   }
+#pragma unroll
+  for (int c = 0; c < Program::kClasses; ++c) {
+    // h_c - mean before it is divided: rounded beside h_c, not beside g_c.
+    Compute y = ((coeffs.of_other(c) - at_label) - mean) * softmax.inv_sum;
+    if constexpr (Program::kVoxel == kRow) y = scalar_fma(voxel_scale, row.exp_coeff, y);
+    y *= softmax.e[c];
+    if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
+      y -= voxel_scale * (row.weight_coeff * program.weight(c));
+    }
+    y = c == target.label ? by_label : y;
+    if constexpr (Program::kVoxel == kElement) {
+      const auto cost = program.loss(
+          variable<1u, 0>(classes.input(c, i)), variable<0u, 1>(c == target.label ? Compute(1) : Compute(0)),
+          variable<0u, 2>(program.weight(c)), variable<0u, 3>(Compute(program.space.classes)));
+      y += voxel_scale * tangent_or_zero(cost, 0);
+    }
+    store(c, y, Compute(0));
+  }
+}
+
+// The gradients of a voxel whose classes are all alike.
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void gradient_of_classes(const Program& program, const Classes& classes,
+                                                    const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                                    typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
   VoxelSoftmax<Program> softmax;
   if constexpr (Program::kNeedsSoftmax) softmax.find(program, classes, i, target.label);
   GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
@@ -97,6 +133,26 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
   }
 }
 
+// Gradients of one voxel, which `store(c, by input, by target)` takes.
+template <bool kInput, bool kTarget, class Program, class Classes, class Coeffs, class Store>
+__device__ __forceinline__ void voxel_gradient(const Program& program, const Classes& classes,
+                                               const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
+                                               const VoxelTarget& target, int i, const Coeffs& coeffs,
+                                               typename Program::Compute voxel_scale, const Store& store) {
+  using Compute = typename Program::Compute;
+  if (!target.sound) {
+#pragma unroll(Program::kUnroll)
+    for (int c = 0; c < program.classes(); ++c) store(c, Compute(0), Compute(0));
+    return;
+  }
+  if constexpr (Program::kLabelApart) {
+    label_gradient(program, classes, offset, target, i, coeffs, voxel_scale, store);
+    return;
+  } else {
+    gradient_of_classes<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+  }
+}
+
 // The coefficients of a sample in shared memory: the derivatives a, b and c by I, FP and FN of each class. Of labels
 // and products only a - c, for the label, and b, for other classes.
 template <class Program>
@@ -108,6 +164,12 @@ struct SharedCoeffs {
 
   __device__ __forceinline__ Summands<Compute> of_class(int c) const {
     return {numbers[3 * c], numbers[3 * c + 1], numbers[3 * c + 2]};
+  }
+  __device__ __forceinline__ Compute of_label(int label) const {
+    return numbers[2 * label];
+  }
+  __device__ __forceinline__ Compute of_other(int c) const {
+    return numbers[2 * c + 1];
   }
   // By the probability of a class.
   template <class Classes>
@@ -215,7 +277,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
       for (int i = 0; i < kVecSize; ++i) {
         const VoxelTarget target = voxel_target(program, classes, offset, i);
         const StoreInPacks<kInput, kTarget, Program> store{of_inputs, of_targets, i};
-        voxel_gradient<kInput, kTarget>(program, classes, target, i, coeffs, voxel_scale, store);
+        voxel_gradient<kInput, kTarget>(program, classes, offset, target, i, coeffs, voxel_scale, store);
       }
 #pragma unroll
       for (int c = 0; c < Program::kClasses; ++c) {
@@ -234,7 +296,7 @@ __device__ __forceinline__ void write_gradients(const Program& program, const Gr
           kInput ? input_gradients + offset.at(kGradientsOfInputs, 0) : nullptr,
           kTarget ? target_gradients + offset.at(kGradientsOfTargets, 0) : nullptr,
           program.space.class_stride[kGradientsOfInputs], program.space.class_stride[kGradientsOfTargets]};
-      voxel_gradient<kInput, kTarget>(program, classes, target, 0, coeffs, voxel_scale, store);
+      voxel_gradient<kInput, kTarget>(program, classes, offset, target, 0, coeffs, voxel_scale, store);
     }
   }
 }

@@ -206,10 +206,11 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         given += ["status" if labels else "nullptr", "site"]
         yield f"                        {', '.join(given)}}};"
     if kind in ("value", "sums"):
+        yield "  extern __shared__ uint4 staged[];"
         if kernel.held:
-            yield "  sum_in_registers(program, chunks, per_chunk, partials);"
+            columns = "reinterpret_cast<Program::Compute*>(staged)"
+            yield f"  sum_in_registers(program, chunks, per_chunk, partials, {columns});"
         else:
-            yield "  extern __shared__ uint4 staged[];"
             yield "  sum_in_tiles(program, chunks, per_chunk, partials, reinterpret_cast<double*>(staged));"
     if kind == "value":
         yield "  if (!arrive_last(work.ticket)) return;"
