@@ -116,6 +116,22 @@ def test_rows_out_of_order_are_not_shifted() -> None:
         assert (found.vec_size, "shifted" in found.access) == (1, False), strides
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> None:
+    """Of whole tiles and of parts of them, with gradients along both dimensions, for a transposed grad_output, too."""
+    for shape in ((136, 72), (3, 40, 12)):
+        x, y = drawn(dtype, 2, *shape).unbind()
+        x, y = x.clone(), y.clone()
+        transposed = y.mT.contiguous().mT
+        expected = gradients([x, y])
+        found = gradients([x, transposed])
+        assert all(map(torch.equal, found[1:], expected[1:])), shape
+        assert torch.allclose(found[0], expected[0])
+        assert found[2].stride() == transposed.stride()
+    found = gradients([x, y], "none", transposed)
+    assert all(map(torch.equal, found, gradients([x, y], "none", y)))
+
+
 @pytest.mark.parametrize(
     ("shape", "target"),
     [

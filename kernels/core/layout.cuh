@@ -50,6 +50,7 @@ struct Dimensions {
 template <int kVecSize>
 struct FlatLayout {
   static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
+  static constexpr bool kTiled = false;
   struct Cursor {
     int64 element;
   };
@@ -81,6 +82,7 @@ struct FlatLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct StridedLayout {
   static constexpr int kOuter = kRank;
+  static constexpr bool kTiled = false;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors
@@ -128,17 +130,34 @@ struct StridedLayout {
   }
 };
 
-// Elements of streams that disagree about the innermost dimension: tiles of kSide x kSide elements along a and b, each
-// of unit stride in some streams. A tile is what a warp visits in one batch, in steps of 8 x 4 elements: along a, a
-// step reads whole sectors of 32 bytes of float32, along b two steps in turn do, of which the second finds them in L1.
+// The tile that a warp visits in one batch, in steps of kLanesA x kLanesB lanes. A lane takes kA x kB neighbouring
+// elements in a step: its micro-tile.
+template <int kA_, int kB_, int kLanesA_, int kStepsA, int kStepsB_>
+struct TileShape {
+  static constexpr int kA = kA_, kB = kB_;
+  static constexpr int kLanesA = kLanesA_, kLanesB = kWarp / kLanesA;
+  static constexpr int kStepsB = kStepsB_;  // steps along b before the next along a
+  static constexpr int kStepA = kLanesA * kA, kStepB = kLanesB * kB;
+  static constexpr int kSideA = kStepA * kStepsA, kSideB = kStepB * kStepsB;
+  static constexpr int kVectors = kWarp * kStepsA * kStepsB;
+};
+
+// Elements of streams that disagree about the innermost dimension: tiles of elements along a and b, each of unit stride
+// in some streams.
 //
-// Vectors are single elements, numbered tile by tile. Those outside of the index space, in tiles at its ends, are not
-// present. Precondition: batches begin at multiples of kSide * kSide.
-template <int kStreams, int kRank>
+// A vector is a micro-tile. The lane reads it as kB vectors of kA elements from a stream of unit stride along a, and as
+// kA vectors of kB elements from one along b. Which register holds an element is a constant in both cases, so nothing
+// is transposed: neither shared memory nor a shuffle is needed. The lanes of a step read whole sectors in both
+// directions. With micro-tiles of one element, for sizes that no vector divides, steps along a read whole sectors of
+// float32; along b two steps in turn do, of which the second finds them in L1.
+//
+// Vectors are numbered tile by tile. Those outside of the index space, in tiles at its ends, are not present.
+// Precondition: batches are tiles.
+template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
+  using Tile = Tile_;
   static constexpr int kOuter = kRank;
-  static constexpr int kSide = 16;
-  static constexpr int kStepA = 8, kStepB = kWarp / kStepA, kSteps = kSide / kStepB;  // steps along b before the next a
+  static constexpr bool kTiled = true;
   struct Cursor {
     int64 a, b;
     int step;
@@ -152,21 +171,22 @@ struct TiledLayout {
   Dimensions<kStreams, kRank> outer;
 
   __device__ __forceinline__ int64 vectors() const {
-    return planes * per_plane * (kSide * kSide);
+    return planes * per_plane * Tile::kVectors;
   }
   __device__ __forceinline__ bool whole_up_to(int64 vector) const {
     if (vector >= vectors()) return false;
-    const int64 tile = vector / (kSide * kSide) % per_plane;
-    return (tile % tiles_a + 1) * kSide <= size_a && (tile / tiles_a + 1) * kSide <= size_b;
+    const int64 tile = vector / Tile::kVectors % per_plane;
+    return (tile % tiles_a + 1) * Tile::kSideA <= size_a && (tile / tiles_a + 1) * Tile::kSideB <= size_b;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
-    const int64 tile = vector / (kSide * kSide), plane = tile / per_plane, rest = tile - plane * per_plane;
-    const int within = static_cast<int>(vector % (kSide * kSide)), lane = within % kWarp;
+    const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, rest = tile - plane * per_plane;
+    const int within = static_cast<int>(vector % Tile::kVectors), lane = within % kWarp;
     const int64 tile_b = rest / tiles_a;
     Cursor cursor;
     cursor.step = within / kWarp;
-    cursor.a = (rest - tile_b * tiles_a) * kSide + cursor.step / kSteps * kStepA + lane % kStepA;
-    cursor.b = tile_b * kSide + cursor.step % kSteps * kStepB + lane / kStepA;
+    cursor.a = (rest - tile_b * tiles_a) * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA +
+               lane % Tile::kLanesA * Tile::kA;
+    cursor.b = tile_b * Tile::kSideB + cursor.step % Tile::kStepsB * Tile::kStepB + lane / Tile::kLanesA * Tile::kB;
     outer.offsets(plane, cursor.base);
     // A tile behind the last one.
     if (plane >= planes) cursor.a = size_a;
@@ -174,9 +194,9 @@ struct TiledLayout {
   }
   // Within a tile.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
-    const bool next_a = ++cursor.step % kSteps == 0;
-    cursor.a += next_a ? kStepA : 0;
-    cursor.b += next_a ? kStepB - kSide : kStepB;
+    const bool next_a = ++cursor.step % Tile::kStepsB == 0;
+    cursor.a += next_a ? Tile::kStepA : 0;
+    cursor.b += next_a ? Tile::kStepB - Tile::kSideB : Tile::kStepB;
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.a < size_a && cursor.b < size_b;

@@ -22,10 +22,10 @@
 // The loss, the layout and the access of each operand are types that the generated glue (engines/pointwise/codegen.py)
 // supplies:
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
-//   Layout    FlatLayout or StridedLayout
-//   Sources   Tuple of Source, one per operand; the stream of operand k is k. An element may have Components: they have
-//             a slot of the dual numbers each, and reach the functor as a Tuple.
-//   Sinks     Tuple of Sink (or Absent), the gradient of operand k; its stream is operands + k
+//   Layout    FlatLayout, StridedLayout or TiledLayout
+//   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
+//             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
+//   Sinks     Tuple of Sink (TileSink, or Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
 // Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
@@ -55,6 +55,9 @@ __host__ __device__ constexpr int vectors_in_flight(int vectors, int words, int 
 // their offsets are in components.
 enum class Access { kStream, kReused, kSplat, kShifted, kScalars };
 
+// How a micro-tile lies in memory: rows of kA elements of unit stride, columns of kB, or neither.
+enum class Along { kA, kB, kNeither };
+
 struct Absent {};
 
 template <class Storage_, Access kAccess_>
@@ -68,6 +71,44 @@ template <class Storage_>
 struct Sink {
   using Storage = Storage_;
   Storage* pointer;
+};
+
+// A source of micro-tiles of kA x kB elements (layout.cuh: TiledLayout), and a sink of them. Element i of a micro-tile
+// is at i % kA along a and i / kA along b.
+template <class Storage_, Along kAlong, int kA, int kB>
+struct TileSource {
+  using Storage = Storage_;
+  static constexpr Access kAccess = Access::kStream;
+  const Storage* pointer;
+};
+
+template <class Storage_, Along kAlong, int kA, int kB>
+struct TileSink {
+  using Storage = Storage_;
+  Storage* pointer;
+};
+
+// A micro-tile as the vectors that it is read or written in.
+template <Along kAlong, int kA, int kB>
+struct TileVectors {
+  static constexpr int kWidth = kAlong == Along::kA ? kA : kAlong == Along::kB ? kB : 1;
+  static constexpr int kCount = kA * kB / kWidth;
+
+  // The vector that holds element i, and its place in that.
+  static __device__ __forceinline__ constexpr int vector(int i) {
+    return kAlong == Along::kA ? i / kA : kAlong == Along::kB ? i % kA : i;
+  }
+  static __device__ __forceinline__ constexpr int place(int i) {
+    return kAlong == Along::kA ? i % kA : kAlong == Along::kB ? i / kA : 0;
+  }
+  static __device__ __forceinline__ constexpr int element(int vector, int place) {
+    return kAlong == Along::kA ? vector * kA + place : kAlong == Along::kB ? place * kA + vector : vector;
+  }
+  static __device__ __forceinline__ int64 offset(int vector, int64 stride_a, int64 stride_b) {
+    if (kAlong == Along::kA) return vector * stride_b;
+    if (kAlong == Along::kB) return vector * stride_a;
+    return vector % kA * stride_a + vector / kA * stride_b;
+  }
 };
 
 // A loaded vector of a source.
@@ -97,9 +138,26 @@ struct LoadedShifted {
   }
 };
 
+template <class Storage, Along kAlong, int kA, int kB>
+struct LoadedTile {
+  using Vectors = TileVectors<kAlong, kA, kB>;
+  Pack<Storage, Vectors::kWidth> pack[Vectors::kCount];
+
+  __device__ __forceinline__ void settle() {
+  }
+  template <class Compute>
+  __device__ __forceinline__ Compute element(int i) const {
+    return widen<Compute>(pack[Vectors::vector(i)].element[Vectors::place(i)]);
+  }
+};
+
 template <class S, int kVecSize>
 struct LoadedOf {
   using type = Loaded<S, kVecSize>;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct LoadedOf<TileSource<Storage, kAlong, kA, kB>, kA * kB> {
+  using type = LoadedTile<Storage, kAlong, kA, kB>;
 };
 template <class Storage, int kVecSize>
 struct LoadedOf<Source<Storage, Access::kShifted>, kVecSize> {
@@ -136,6 +194,39 @@ __device__ __forceinline__ typename LoadedOf<S, kVecSize>::type load(const S& so
   }
 }
 
+// A micro-tile. Vectors are read whole sectors at a time, single elements are not: the caches have to keep their
+// sectors.
+template <class Storage, Along kAlong, int kA, int kB>
+__device__ __forceinline__ LoadedTile<Storage, kAlong, kA, kB> load_tile(
+    const TileSource<Storage, kAlong, kA, kB>& source, int64 offset, int64 stride_a, int64 stride_b) {
+  using Vectors = TileVectors<kAlong, kA, kB>;
+  LoadedTile<Storage, kAlong, kA, kB> x;
+#pragma unroll
+  for (int v = 0; v < Vectors::kCount; ++v) {
+    const Storage* pointer = source.pointer + offset + Vectors::offset(v, stride_a, stride_b);
+    if constexpr (kAlong == Along::kNeither) {
+      x.pack[v] = load_reused<Vectors::kWidth>(pointer);
+    } else {
+      x.pack[v] = load_stream<Vectors::kWidth>(pointer);
+    }
+  }
+  return x;
+}
+
+template <class Storage, Along kAlong, int kA, int kB, class Compute>
+__device__ __forceinline__ void store_tile(const TileSink<Storage, kAlong, kA, kB>& sink, int64 offset, int64 stride_a,
+                                           int64 stride_b, const Compute (&x)[kA * kB]) {
+  using Vectors = TileVectors<kAlong, kA, kB>;
+#pragma unroll
+  for (int v = 0; v < Vectors::kCount; ++v) {
+    Compute vector[Vectors::kWidth];
+#pragma unroll
+    for (int i = 0; i < Vectors::kWidth; ++i) vector[i] = x[Vectors::element(v, i)];
+    store_stream<Vectors::kWidth>(sink.pointer + offset + Vectors::offset(v, stride_a, stride_b),
+                                  NarrowPack<Storage, Vectors::kWidth>::from(vector));
+  }
+}
+
 template <int kVecSize, class Storage, class Compute>
 __device__ __forceinline__ void store(const Sink<Storage>& sink, int64 offset, const Compute (&x)[kVecSize]) {
   store_stream<kVecSize>(sink.pointer + offset, NarrowPack<Storage, kVecSize>::from(x));
@@ -152,12 +243,33 @@ template <class Storage, Access kAccess>
 struct IsSource<Source<Storage, kAccess>> {
   static constexpr bool value = true;
 };
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsSource<TileSource<Storage, kAlong, kA, kB>> {
+  static constexpr bool value = true;
+};
 template <class T>
 struct IsSink {
   static constexpr bool value = false;
 };
 template <class Storage>
 struct IsSink<Sink<Storage>> {
+  static constexpr bool value = true;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsSink<TileSink<Storage, kAlong, kA, kB>> {
+  static constexpr bool value = true;
+};
+
+template <class T>
+struct IsTile {
+  static constexpr bool value = false;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsTile<TileSource<Storage, kAlong, kA, kB>> {
+  static constexpr bool value = true;
+};
+template <class Storage, Along kAlong, int kA, int kB>
+struct IsTile<TileSink<Storage, kAlong, kA, kB>> {
   static constexpr bool value = true;
 };
 
@@ -245,6 +357,10 @@ template <class Storage, Access kAccess, int kVecSize>
 struct LoadedElement<Source<Storage, kAccess>, kVecSize> {
   using type = typename LoadedOf<Source<Storage, kAccess>, kVecSize>::type;
 };
+template <class Storage, Along kAlong, int kA, int kB>
+struct LoadedElement<TileSource<Storage, kAlong, kA, kB>, kA * kB> {
+  using type = LoadedTile<Storage, kAlong, kA, kB>;
+};
 
 // Loaded vectors of all operands.
 template <int kVecSize, class T>
@@ -319,16 +435,17 @@ struct Pointwise {
     }
   }
 
-  // A vector that is only partly present, element by element. Rare, so kept small.
+  // A vector that is only partly present, element by element. Rare, so kept small. A micro-tile is present or not.
   template <class Scale>
   __device__ __forceinline__ void visit_partial(Cursor& cursor, Compute& sum, Scale& scale) const {
     const int64 present = layout.present(cursor);
     const Compute factor = scale.factor();  // here, where the warp is converged
+    constexpr int kAtOnce = Layout::kTiled ? kVecSize : 1;
 #pragma unroll 1
-    for (int i = 0; i < kVecSize && i < present; ++i) {
-      Registers<1> element;
-      load_all(cursor, i, element, Slots{});
-      evaluate(element, sum, factor, Slots{});
+    for (int i = 0; i < kVecSize / kAtOnce && i < present; ++i) {
+      Registers<kAtOnce> elements;
+      load_all(cursor, i, elements, Slots{});
+      evaluate(elements, sum, factor, Slots{});
     }
     layout.advance(cursor);
   }
@@ -345,11 +462,8 @@ struct Pointwise {
 
   template <int kWidth, int... kSlot>
   __device__ __forceinline__ void load_all(const Cursor& at, int i, Registers<kWidth>& to, Indices<kSlot...>) const {
-    ((get<kSlot>(to.operands) = load<kWidth>(get<kSlot>(sources), source_offset<kSlot>(at, i, get<kSlot>(sources)))),
-     ...);
-    if constexpr (kScaledPerElement) {
-      to.grad_output = load<kWidth>(element, source_offset<kElementStream>(at, i, element));
-    }
+    ((get<kSlot>(to.operands) = load_from<kSlot, kWidth>(at, i, get<kSlot>(sources))), ...);
+    if constexpr (kScaledPerElement) to.grad_output = load_from<kElementStream, kWidth>(at, i, element);
     ((to.sink_offset[kSlot] = layout.template offset<kOperands + kSlot, false>(at) + i), ...);
     to.element_offset = layout.template offset<kElementStream, false>(at) + i;
   }
@@ -360,10 +474,24 @@ struct Pointwise {
     if constexpr (kScaledPerElement) x.grad_output.settle();
   }
 
-  template <int kStream, class S>
-  __device__ __forceinline__ int64 source_offset(const Cursor& at, int i, const S&) const {
+  template <int kStream, int kWidth, class S>
+  __device__ __forceinline__ auto load_from(const Cursor& at, int i, const S& source) const {
     constexpr bool kSplat = S::kAccess == Access::kSplat;
-    return layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
+    const int64 offset = layout.template offset<kStream, kSplat>(at) + (kSplat ? 0 : i);
+    if constexpr (IsTile<S>::value) {
+      return load_tile(source, offset, layout.stride_a[kStream], layout.stride_b[kStream]);
+    } else {
+      return load<kWidth>(source, offset);
+    }
+  }
+
+  template <int kStream, int kWidth, class S, class X>
+  __device__ __forceinline__ void store_to(const S& sink, int64 offset, const X (&x)[kWidth]) const {
+    if constexpr (IsTile<S>::value) {
+      store_tile(sink, offset, layout.stride_a[kStream], layout.stride_b[kStream], x);
+    } else {
+      store<kWidth>(sink, offset, x);
+    }
   }
 
   template <int kWidth, int... kSlot>
@@ -381,8 +509,8 @@ struct Pointwise {
       if constexpr (kScaledPerElement) factor *= x.grad_output.template element<Compute>(i);
       (set_gradient(get<kSlot>(gradients).element[i], y, kFirst<kSlot>, factor), ...);
     }
-    if constexpr (kStoresValues) store<kWidth>(element, x.element_offset, value);
-    (store<kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
+    if constexpr (kStoresValues) store_to<kElementStream, kWidth>(element, x.element_offset, value);
+    (store_to<kOperands + kSlot, kWidth>(get<kSlot>(sinks), x.sink_offset[kSlot], get<kSlot>(gradients).element), ...);
   }
 };
 
@@ -398,7 +526,11 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
   // two vectors gave up to a sixth more bandwidth.
   constexpr bool kWide = sizeof(typename Program::Compute) == 8;
   constexpr bool kTight = Program::Layout::kOuter > (kWide ? 0 : 1) || Program::kReadsAhead > 0;
-  constexpr int kFree = !kTight ? kUnroll : kWide && Program::kScaledPerElement ? 2 : kUnroll / 2;
+  // A micro-tile is several vectors by itself.
+  constexpr int kFree = Program::Layout::kTiled && Program::kVector > 1 ? 1
+                        : !kTight                                       ? kUnroll
+                        : kWide && Program::kScaledPerElement           ? 2
+                                                                        : kUnroll / 2;
   constexpr bool kRoom = kNarrow && Program::Loss::kHeavy == 1 && Program::Layout::kOuter == 0;
   constexpr int kElements = kWide ? 4 : kRoom ? 16 : 8;
   constexpr int kFew = Program::kVector < kElements ? kElements / Program::kVector : 1;

@@ -8,7 +8,7 @@ that can be wrong in a loss's expression is reported by the compiler at ``<loss>
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 from cupylosses.checks import FLOATING
@@ -21,6 +21,7 @@ from cupylosses.engines.pointwise.layout import (
     MAX_THREADS,
     TILED,
     UNROLL,
+    Tile,
     max_rank,
 )
 from cupylosses.interop import ITEMSIZE
@@ -59,6 +60,9 @@ ACCESS = {
     "stream": "kStream", "reused": "kReused", "splat": "kSplat", "shifted": "kShifted", "scalars": "kScalars",
 }  # fmt: skip
 
+#: The same of micro-tiles.
+ALONG = {"along_a": "kA", "along_b": "kB", "elements": "kNeither"}
+
 
 @dataclass(frozen=True)
 class PointwiseKernel(Kernel):
@@ -68,7 +72,8 @@ class PointwiseKernel(Kernel):
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
     sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
-    share an output: otherwise it has a lane (``columns``) or a warp of its own.
+    share an output: otherwise it has a lane (``columns``) or a warp of its own. ``tile`` is the shape of tiles of
+    micro-tiles, ``sinks`` are then the accesses of gradients and result.
     """
 
     loss: Loss
@@ -85,6 +90,8 @@ class PointwiseKernel(Kernel):
     counted: bool = False
     outer: bool = False
     shared: bool = False
+    tile: Tile | None = None
+    sinks: tuple[str, ...] = ()
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -101,7 +108,15 @@ class PointwiseKernel(Kernel):
         if self.compute != ("float64" if self.result == "float64" else "float32"):
             parts.append(f"in-{STORAGE[self.compute][1]}")
         parts += ["counted"] if self.counted else []
+        if self.tile:
+            parts += ["tile-" + "-".join(map(str, astuple(self.tile)))]
+            parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
         return "_".join(parts)
+
+    @property
+    def _written(self) -> tuple[bool, ...]:
+        """Whether the gradients and, last, values are written."""
+        return (*self.gradients, self.kind == "elements")
 
     @property
     def entry(self) -> str:
@@ -241,28 +256,44 @@ def _direction(variant: PointwiseKernel, loss: TangentLoss, heavy: str) -> list[
     ]
 
 
+def _source_type(variant: PointwiseKernel, dtype: str, access: str) -> str:
+    if access in ALONG:
+        return _tile_type(variant, "TileSource", dtype, access)
+    return f"Source<{STORAGE[dtype][0]}, Access::{ACCESS[access]}>"
+
+
+def _sink_type(variant: PointwiseKernel, dtype: str, stream: int) -> str:
+    """The type of the sink of a gradient or, last, of the values."""
+    if variant.sinks:
+        return _tile_type(variant, "TileSink", dtype, variant.sinks[stream])
+    return f"Sink<{STORAGE[dtype][0]}>"
+
+
+def _tile_type(variant: PointwiseKernel, kind: str, dtype: str, access: str) -> str:
+    assert variant.tile is not None
+    return f"{kind}<{STORAGE[dtype][0]}, Along::{ALONG[access]}, {variant.tile.a}, {variant.tile.b}>"
+
+
 def _source_types(variant: PointwiseKernel) -> list[str]:
-    return [
-        f"Source<{STORAGE[dtype][0]}, Access::{ACCESS[access]}>"
-        for dtype, access in zip(variant.storage, variant.access[:-1], strict=True)
-    ]
+    return [_source_type(variant, d, a) for d, a in zip(variant.storage, variant.access[:-1], strict=True)]
+
+
+def _sink_types(variant: PointwiseKernel) -> list[str]:
+    """The types of the sinks of gradients."""
+    wanted = zip(variant.storage, variant.gradients, strict=True)
+    return [_sink_type(variant, dtype, i) if w else "Absent" for i, (dtype, w) in enumerate(wanted)]
 
 
 def _types(variant: PointwiseKernel) -> list[str]:
-    sinks = [
-        f"Sink<{STORAGE[dtype][0]}>" if wanted else "Absent"
-        for dtype, wanted in zip(variant.storage, variant.gradients, strict=True)
-    ]
-    result = STORAGE[variant.result][0]
     element = "Absent"
     if variant.kind == "elements":
-        element = f"Sink<{result}>"
+        element = _sink_type(variant, variant.result, len(variant.storage))
     elif variant.access[-1] != "none":
-        element = f"Source<{result}, Access::{ACCESS[variant.access[-1]]}>"
+        element = _source_type(variant, variant.result, variant.access[-1])
     return [
-        f"using Result = {result};",
+        f"using Result = {STORAGE[variant.result][0]};",
         f"using Sources = Tuple<{', '.join(_source_types(variant))}>;",
-        f"using Sinks = Tuple<{', '.join(sinks)}>;",
+        f"using Sinks = Tuple<{', '.join(_sink_types(variant))}>;",
         f"using Element = {element};",
     ]
 
@@ -307,10 +338,14 @@ def _rank(variant: PointwiseKernel) -> int:
     return 1 if variant.layout in ("matrix", TILED[0]) else max_rank(len(variant.loss.operands))
 
 
+def _tile_shape(tile: Tile | None) -> str:
+    return f", TileShape<{', '.join(map(str, astuple(tile)))}>" if tile else ""
+
+
 def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
-    wanted = [(x.name, STORAGE[d][0], w) for x, d, w in zip(operands, variant.storage, variant.gradients, strict=True)]
-    sinks = ", ".join(f"Sink<{storage}>{{{name}_gradients}}" if w else "Absent{}" for name, storage, w in wanted)
+    wanted = zip(operands, _sink_types(variant), variant.gradients, strict=True)
+    sinks = ", ".join(f"{sink}{{{x.name}_gradients}}" if w else "Absent{}" for x, sink, w in wanted)
     if variant.layout == "flat":
         layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
@@ -319,7 +354,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         streams = 2 * len(operands) + 1
         layout_type = f"StridedLayout<{variant.vec_size}, {streams}, {rank}>"
         if variant.layout in TILED:
-            layout_type = f"TiledLayout<{streams}, {rank}>"
+            layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.vec_size]}>"
     element, call = {

@@ -31,7 +31,7 @@ BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2
 
 #: Vectors a lane has in flight, by elements of a vector.
-UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4}
+UNROLL = {1: 8, 2: 4, 4: 4, 8: 4, 16: 4, 32: 2}
 
 #: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
 #: the last block to add at once.
@@ -55,10 +55,29 @@ ENOUGH_WARPS = 1 << 11
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
-#: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side of
-#: a tile, as ``kSide`` of ``kernels/core/layout.cuh``.
+#: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
+#: both dimensions must have where no vector fits, and where one does.
 TILED = ("tiles", "tiles_of_planes")
 TILE = 16
+TILE_OF_VECTORS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``TileShape`` of ``kernels/core/layout.cuh``: elements of a micro-tile in both directions, lanes along the first,
+    and steps in both.
+    """
+
+    a: int = 1
+    b: int = 1
+    lanes_a: int = 8
+    steps_a: int = 2
+    steps_b: int = 4
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Elements of the tile that a warp visits in one batch, in both directions."""
+        return self.a * self.lanes_a * self.steps_a, self.b * (WARP // self.lanes_a) * self.steps_b
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,7 @@ class Layout:
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     access: tuple[str, ...]
+    tile: Tile = Tile()
 
     @property
     def elements(self) -> int:
@@ -92,13 +112,14 @@ class Layout:
     def vectors(self) -> int:
         """The number of vectors. A flat layout may end in a partial one, and tiles in some that are absent."""
         if self.kind in TILED:
-            return prod(-(-n // TILE) * TILE for n in self.sizes[:2]) * prod(self.sizes[2:])
+            whole = [-(-n // side) * side for n, side in zip(self.sizes[:2], self.tile.sides, strict=True)]
+            return prod(whole) // self.vec_size * prod(self.sizes[2:])
         return -(-self.elements // self.vec_size)
 
     def words(self) -> list[int]:
         """The kernel's layout as 64-bit words, in the order of its fields."""
         if self.kind in TILED:
-            across, down = (-(-n // TILE) for n in self.sizes[:2])
+            across, down = (-(-n // side) for n, side in zip(self.sizes[:2], self.tile.sides, strict=True))
             strides = [s[d] for d in (0, 1) for s in self.strides]
             head = [*self.sizes[:2], across, across * down, prod(self.sizes[2:]), *strides]
             rank = 1 if self.kind == TILED[0] else max_rank(len(self.strides) // 2)
@@ -115,8 +136,10 @@ def max_rank(operands: int) -> int:
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
-def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
-    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow."""
+def layout(shape: Sequence[int], streams: Sequence[Stream], micro_tiles: bool = True) -> Layout:
+    """The layout of a non-empty index space: the widest vectors that sizes, strides and addresses allow. Without
+    ``micro_tiles`` a lane takes single elements of streams that disagree about the innermost dimension.
+    """
     sizes, strides = merge(shape, [x.strides for x in streams])
     most = max_rank(len(streams) // 2)
     if len(sizes) - 1 > most:
@@ -125,11 +148,9 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
             "make the tensors contiguous with `.contiguous()`."
         )
     flat = len(sizes) == 1 and all(s[0] in (0, 1) for s in strides)
-    other = _other_fast_dimension(sizes, strides)
-    if other:
-        order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
-        sizes, strides = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
-        return Layout(TILED[len(sizes) > 3], 1, sizes, strides, ("reused",) * len(streams))
+    tiled = _tiled(sizes, strides, streams, micro_tiles)
+    if tiled:
+        return tiled
     vec_size = 1
     if all(s[0] in (0, 1) for s in strides):
         vec_size = _widest(sizes, strides, streams, flat)
@@ -141,14 +162,71 @@ def layout(shape: Sequence[int], streams: Sequence[Stream]) -> Layout:
     return Layout(kind, vec_size, sizes, strides, access)
 
 
-def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The dimension of unit stride in streams that have another stride in the innermost one, or None if streams agree
-    about the innermost dimension, or one of the two is short.
+def _tiled(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], micro_tiles: bool
+) -> Layout | None:
+    """The layout of streams that disagree about the innermost dimension, or None if they agree, or one of the two
+    dimensions is short.
     """
-    if not any(s[0] == 1 for s in strides) or sizes[0] < TILE:
+    other = _other_fast_dimension(sizes, strides)
+    if other is None:
         return None
-    found = {d for s in strides if s[0] not in (0, 1) for d in range(1, len(sizes)) if s[d] == 1 and sizes[d] >= TILE}
+    order = [0, other, *(d for d in range(1, len(sizes)) if d != other)]
+    sizes, ordered = tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
+    tile = _micro_tiles(sizes, ordered, streams) if micro_tiles else Tile()
+    if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
+        return None
+    access = ("reused",) * len(streams)
+    if tile != Tile():
+        access = tuple(_access_of_tiles(s) for s in ordered)
+    return Layout(TILED[len(sizes) > 3], tile.a * tile.b, sizes, ordered, access, tile)
+
+
+def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
+    """The dimension of unit stride in streams that have another stride in the innermost one, if there is just one."""
+    if not any(s[0] == 1 for s in strides):
+        return None
+    found = {
+        d
+        for s in strides
+        if s[0] not in (0, 1)
+        for d in range(1, len(sizes))
+        if s[d] == 1 and sizes[d] >= TILE_OF_VECTORS
+    }
     return found.pop() if len(found) == 1 else None
+
+
+def _micro_tiles(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> Tile:
+    """The widest vectors in both directions, and lanes and steps that leave few outside of short dimensions."""
+    fast = [[i for i, s in enumerate(strides) if s[d] == 1] for d in (0, 1)]
+    largest = max(streams[i].itemsize for i in (*fast[0], *fast[1]))
+    most = max(1, min(16 // largest, 4))
+    # Vectors of 16 bytes in both directions took twice the registers of 16 bits.
+    widths = [8 if largest <= 2 else most, most]
+    for d in (0, 1):
+        while widths[d] > 1 and (
+            sizes[d] % widths[d] != 0
+            or not all(_aligned(streams[i], (1, *strides[i][:d], *strides[i][d + 1 :]), widths[d]) for i in fast[d])
+        ):
+            widths[d] //= 2
+    a, b = widths
+    if a * b == 1:
+        return Tile()
+    lanes = {1: 16, 8: 4}.get(a, 8)
+    while lanes < WARP and WARP // lanes * b >= 2 * sizes[1]:
+        lanes *= 2
+    while lanes > 1 and lanes * a >= 2 * sizes[0]:
+        lanes //= 2
+    steps, down = UNROLL[a * b], 1
+    while down < steps and WARP // lanes * b * down < sizes[1]:
+        down *= 2
+    return Tile(a, b, lanes, steps // down, down)
+
+
+def _access_of_tiles(strides: Sequence[int]) -> str:
+    if strides[0] == 0 == strides[1]:
+        return "splat"
+    return "along_a" if strides[0] == 1 else "along_b" if strides[1] == 1 else "elements"
 
 
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:

@@ -50,7 +50,9 @@ class ElementLaunch:
     def variant(self, kind: str, gradients: Wanted, counted: bool = False) -> PointwiseKernel:
         """The kernel of an entry point."""
         plan, operands = self.plan, len(self.plan.tensors)
-        element = self.layout.access[2 * operands] if kind == "elements_gradient" else "none"
+        access = self.layout.access
+        element = access[2 * operands] if kind == "elements_gradient" else "none"
+        micro_tiles = self.layout.tile != pointwise_layout.Tile()
         return PointwiseKernel(
             plan.loss,
             plan.static.flags,
@@ -59,10 +61,12 @@ class ElementLaunch:
             plan.result,
             self.layout.kind,
             self.layout.vec_size,
-            (*self.layout.access[:operands], element),
+            (*access[:operands], element),
             gradients,
             compute=plan.compute,
             counted=counted,
+            tile=self.layout.tile if micro_tiles else None,
+            sinks=access[operands:] if micro_tiles else (),
         )
 
 
