@@ -3,12 +3,14 @@
 //   index space = broadcast shape of the loss, dimensions reordered and merged as far as all streams allow
 //   vector v    = elements [v * kVecSize, (v + 1) * kVecSize) along the innermost dimension
 //
-// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Three layouts cover all cases:
+// engines/pointwise/layout.py merges the dimensions and chooses kVecSize. Four layouts cover all cases:
 //
 // clang-format off: the formatter would join the lines of this list.
 //   FlatLayout      one dimension: dense tensors of any rank and dimension order, and operands that are single numbers.
 //   StridedLayout   an innermost dimension of whole vectors and kRank outer ones (1 for a matrix, or up to kMaxRank):
 //                   broadcast operands, slices, and with kVecSize = 1 arbitrary strides.
+//   StripLayout     the same, in another order: a warp stays in a strip of columns and goes down the rows, so that
+//                   it can add up derivatives of operands that are broadcast along rows or columns.
 //   TiledLayout     two dimensions, each of unit stride in some streams, and kRank outer ones: a transposed operand.
 // clang-format on
 //
@@ -50,7 +52,7 @@ struct Dimensions {
 template <int kVecSize>
 struct FlatLayout {
   static constexpr int kOuter = 0;  // outer dimensions: none, one offset serves all streams
-  static constexpr bool kTiled = false;
+  static constexpr bool kTiled = false, kStrips = false;
   struct Cursor {
     int64 element;
   };
@@ -82,7 +84,7 @@ struct FlatLayout {
 template <int kVecSize, int kStreams, int kRank>
 struct StridedLayout {
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = false;
+  static constexpr bool kTiled = false, kStrips = false;
   struct Cursor {
     int64 row;
     int64 column;  // in vectors
@@ -130,6 +132,65 @@ struct StridedLayout {
   }
 };
 
+// Rows of whole vectors, in strips of kAcross vectors. The lanes of a warp have kAcross neighbouring vectors of kDown
+// rows in a step, and go down from row to row. Rows form planes, in each of which the stride from row to row is
+// constant; kRank dimensions are left between planes.
+//
+// A task is a strip of a plane, of which it has every `ranges`-th group of rows. A vector is present or not.
+template <int kVecSize, int kAcross_, int kStreams, int kRank>
+struct StripLayout {
+  static constexpr int kOuter = 1;
+  static constexpr bool kTiled = false, kStrips = true;
+  static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross;
+  struct Cursor {
+    int64 row;      // in the plane
+    int64 column;   // in vectors
+    int64 row_sum;  // the sum over a row of this strip has this index: rows of all planes in order, strips innermost
+    int64 base[kStreams];
+  };
+  int64 columns;  // vectors of a row
+  int64 rows;     // of a plane
+  int64 planes;
+  int64 strips;  // columns / kAcross, rounded up
+  int64 ranges;
+  int64 inner_stride[kStreams], row_stride[kStreams];
+  Dimensions<kStreams, kRank> outer;
+
+  __device__ __forceinline__ int64 tasks() const {
+    return planes * ranges * strips;
+  }
+  // The lane's first row of a plane.
+  __device__ __forceinline__ Cursor top(int64 plane, int64 strip) const {
+    const int lane = threadIdx.x % kWarp;
+    Cursor cursor;
+    cursor.row = lane / kAcross;
+    cursor.column = strip * kAcross + lane % kAcross;
+    cursor.row_sum = (plane * rows + cursor.row) * strips + strip;
+    outer.offsets(plane, cursor.base);
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      cursor.base[s] += cursor.row * row_stride[s] + cursor.column * kVecSize * inner_stride[s];
+    }
+    return cursor;
+  }
+  __device__ __forceinline__ void move_down(Cursor& cursor, int64 more) const {
+    cursor.row += more;
+    cursor.row_sum += more * strips;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) cursor.base[s] += more * row_stride[s];
+  }
+  __device__ __forceinline__ void advance(Cursor& cursor) const {
+    move_down(cursor, kDown);
+  }
+  __device__ __forceinline__ int64 present(const Cursor& cursor) const {
+    return cursor.row < rows && cursor.column < columns;
+  }
+  template <int kStream, bool kSplat>
+  __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
+    return cursor.base[kStream];
+  }
+};
+
 // The tile that a warp visits in one batch, in steps of kLanesA x kLanesB lanes. A lane takes kA x kB neighbouring
 // elements in a step: its micro-tile.
 template <int kA_, int kB_, int kLanesA_, int kStepsA, int kStepsB_>
@@ -157,7 +218,7 @@ template <int kStreams, int kRank, class Tile_ = TileShape<1, 1, 8, 2, 4>>
 struct TiledLayout {
   using Tile = Tile_;
   static constexpr int kOuter = kRank;
-  static constexpr bool kTiled = true;
+  static constexpr bool kTiled = true, kStrips = false;
   struct Cursor {
     int64 a, b;
     int step;

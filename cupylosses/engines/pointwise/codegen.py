@@ -19,6 +19,7 @@ from cupylosses.engines.pointwise.layout import (
     BLOCKS_PER_SM,
     BLOCKS_PER_SM_OTHERS,
     MAX_THREADS,
+    STRIPS,
     TILED,
     UNROLL,
     Tile,
@@ -72,8 +73,10 @@ class PointwiseKernel(Kernel):
     ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
     sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
-    share an output: otherwise it has a lane (``columns``) or a warp of its own. ``tile`` is the shape of tiles of
-    micro-tiles, ``sinks`` are then the accesses of gradients and result.
+    share an output: otherwise it has a lane (``columns``) or a warp of its own.
+    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result. ``across``
+    are the vectors that a warp has in a row of strips. ``sums`` has, for each wanted gradient that is summed beside the
+    value, the kind of its partial sums and the dimensions of their combination.
     """
 
     loss: Loss
@@ -92,6 +95,8 @@ class PointwiseKernel(Kernel):
     shared: bool = False
     tile: Tile | None = None
     sinks: tuple[str, ...] = ()
+    across: int = 0
+    sums: tuple[tuple[str, int] | None, ...] = ()
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
 
@@ -111,12 +116,25 @@ class PointwiseKernel(Kernel):
         if self.tile:
             parts += ["tile-" + "-".join(map(str, astuple(self.tile)))]
             parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
+        parts += [f"across-{self.across}"] if self.across else []
+        parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
         return "_".join(parts)
+
+    @property
+    def summed(self) -> list[tuple[int, str, int]]:
+        """Slot, kind of sum and dimensions of the combination of each gradient that is summed."""
+        return [(i, *x) for i, x in enumerate(self.sums) if x]
+
+    @property
+    def stored(self) -> tuple[bool, ...]:
+        """The gradients that are stored element by element."""
+        summed = [i for i, _, _ in self.summed]
+        return tuple([w and i not in summed for i, w in enumerate(self.gradients)])
 
     @property
     def _written(self) -> tuple[bool, ...]:
         """Whether the gradients and, last, values are written."""
-        return (*self.gradients, self.kind == "elements")
+        return (*self.stored, self.kind == "elements")
 
     @property
     def entry(self) -> str:
@@ -278,10 +296,17 @@ def _source_types(variant: PointwiseKernel) -> list[str]:
     return [_source_type(variant, d, a) for d, a in zip(variant.storage, variant.access[:-1], strict=True)]
 
 
-def _sink_types(variant: PointwiseKernel) -> list[str]:
-    """The types of the sinks of gradients."""
-    wanted = zip(variant.storage, variant.gradients, strict=True)
-    return [_sink_type(variant, dtype, i) if w else "Absent" for i, (dtype, w) in enumerate(wanted)]
+def _sinks(variant: PointwiseKernel) -> tuple[list[str], list[str]]:
+    """The types of the sinks of gradients, and their fields."""
+    names = [x.name for x in variant.loss.operands]
+    types, fields = ["Absent"] * len(names), [""] * len(names)
+    for i, name in enumerate(names):
+        if variant.stored[i]:
+            types[i], fields[i] = _sink_type(variant, variant.storage[i], i), f"{name}_gradients"
+    for i, kind, _ in variant.summed if variant.kind == "value_and_gradient" else ():
+        types[i] = f"SummedSink<{STORAGE[variant.storage[i]][0]}, SumOf::k{kind.capitalize()}>"
+        fields[i] = f"used_grad_output + {names[i]}_sums"
+    return types, fields
 
 
 def _types(variant: PointwiseKernel) -> list[str]:
@@ -293,7 +318,7 @@ def _types(variant: PointwiseKernel) -> list[str]:
     return [
         f"using Result = {STORAGE[variant.result][0]};",
         f"using Sources = Tuple<{', '.join(_source_types(variant))}>;",
-        f"using Sinks = Tuple<{', '.join(_sink_types(variant))}>;",
+        f"using Sinks = Tuple<{', '.join(_sinks(variant)[0])}>;",
         f"using Element = {element};",
     ]
 
@@ -318,7 +343,7 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
     have an SM to themselves. Two operands that are shifted, with offsets of their own, take more registers, too. What
     is differentiated twice takes more than any of these.
     """
-    if isinstance(variant.loss, TangentLoss):
+    if isinstance(variant.loss, TangentLoss) or variant.summed:
         return BLOCKS_PER_SM_OTHERS
     widths = {ITEMSIZE[x] for x in variant.storage}
     small = len(widths) == 1 and variant.vec_size * sum(variant.gradients) <= 8
@@ -335,7 +360,7 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
 
 def _rank(variant: PointwiseKernel) -> int:
     """The outer dimensions that a kernel has room for: with one there is no division to find them."""
-    return 1 if variant.layout in ("matrix", TILED[0]) else max_rank(len(variant.loss.operands))
+    return 1 if variant.layout in ("matrix", TILED[0], STRIPS[0]) else max_rank(len(variant.loss.operands))
 
 
 def _tile_shape(tile: Tile | None) -> str:
@@ -344,8 +369,7 @@ def _tile_shape(tile: Tile | None) -> str:
 
 def _pointwise_entry(variant: PointwiseKernel) -> str:
     operands = variant.loss.operands
-    wanted = zip(operands, _sink_types(variant), variant.gradients, strict=True)
-    sinks = ", ".join(f"{sink}{{{x.name}_gradients}}" if w else "Absent{}" for x, sink, w in wanted)
+    sinks = ", ".join(f"{kind}{{{field}}}" for kind, field in zip(*_sinks(variant), strict=True))
     if variant.layout == "flat":
         layout_type, layout_parameter = f"FlatLayout<{variant.vec_size}>", "int64 elements"
         layout_local = ["  const Layout layout{elements};"]
@@ -355,6 +379,8 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         layout_type = f"StridedLayout<{variant.vec_size}, {streams}, {rank}>"
         if variant.layout in TILED:
             layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
+        if variant.layout in STRIPS:
+            layout_type = f"StripLayout<{variant.vec_size}, {variant.across}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.vec_size]}>"
     element, call = {
@@ -371,7 +397,16 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         "elements": ("Element{values}", f"map_elements{unroll}(program, chunks, scale)"),
         "elements_gradient": ("Element{grad_output}", f"map_elements{unroll}(program, chunks, scale)"),
     }[variant.kind]
-    fixed = ["int64 chunks", layout_parameter]
+    fixed, combined = ["int64 chunks", layout_parameter], []
+    for i, _, dimensions in variant.summed:
+        name = operands[i].name
+        fixed.append(f"int64 {name}_sums")
+        if variant.kind == "verify_gradient":
+            fixed.append(f"const __grid_constant__ Combination<{dimensions}> {name}_combination")
+            combined += [
+                f"  combine_sums({name}_combination, used_grad_output + {name}_sums, {name}_gradients,",
+                "               scale * widen<double>(*grad_output));",
+            ]
     lines = [
         *_types(variant),
         f"using Layout = {layout_type};",
@@ -383,6 +418,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         f"  const Pointwise<Loss, Layout, {variant.vec_size}, Sources, Sinks, Element> program{{",
         f"      {loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
+        *combined,
         f"  {call};",
         "}",
     ]

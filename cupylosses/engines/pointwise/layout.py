@@ -55,6 +55,17 @@ ENOUGH_WARPS = 1 << 11
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
+#: Partial sums that a lane has in flight (``combine_sums``).
+_COMBINED_AT_ONCE = 8
+
+#: Layouts in strips, with one dimension between planes and with more; partial sums that they may leave (doubles);
+#: dimensions of a gradient, and of the sums that meet in an element, that kernels have room for; and the least part of
+#: the rows of a group that must exist.
+STRIPS = ("strips", "strips_of_planes")
+MAX_SUMS = 1 << 20
+COMBINED_RANK = 4
+FULL_GROUPS = 0.75
+
 #: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
 #: both dimensions must have where no vector fits, and where one does.
 TILED = ("tiles", "tiles_of_planes")
@@ -102,6 +113,19 @@ class Layout:
     strides: tuple[tuple[int, ...], ...]
     access: tuple[str, ...]
     tile: Tile = Tile()
+    #: Of strips: neighbouring vectors that a warp has in a row, and ranges of the rows of a plane.
+    across: int = 0
+    ranges: int = 0
+
+    @property
+    def strips(self) -> int:
+        """The number of strips."""
+        return -(-self.sizes[0] // (self.vec_size * self.across))
+
+    @property
+    def tasks(self) -> int:
+        """The number of strips of ranges of planes."""
+        return prod(self.sizes[2:]) * self.ranges * self.strips
 
     @property
     def elements(self) -> int:
@@ -123,6 +147,11 @@ class Layout:
             strides = [s[d] for d in (0, 1) for s in self.strides]
             head = [*self.sizes[:2], across, across * down, prod(self.sizes[2:]), *strides]
             rank = 1 if self.kind == TILED[0] else max_rank(len(self.strides) // 2)
+            return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
+        if self.kind in STRIPS:
+            head = [self.sizes[0] // self.vec_size, self.sizes[1], prod(self.sizes[2:]), self.strips, self.ranges]
+            head += [s[d] for d in (0, 1) for s in self.strides]
+            rank = 1 if self.kind == STRIPS[0] else max_rank(len(self.strides) // 2)
             return head + dimension_words(self.sizes[2:] or (1,), [s[2:] or (0,) for s in self.strides], rank)
         rows, vectors_per_row = prod(self.sizes[1:]), self.sizes[0] // self.vec_size
         inner = [s[0] for s in self.strides]
@@ -229,6 +258,99 @@ def _access_of_tiles(strides: Sequence[int]) -> str:
     return "along_a" if strides[0] == 1 else "along_b" if strides[1] == 1 else "elements"
 
 
+@dataclass(frozen=True)
+class PartialSums:
+    """``Combination`` of ``kernels/pointwise/pointwise.cuh``: the partial sums of the gradient of a broadcast operand.
+    ``kind`` is "all", "row" or "column"; strides are those of the partial sums and, of dimensions that are kept, of the
+    gradient.
+    """
+
+    kind: str
+    count: int
+    kept: tuple[int, ...]
+    kept_strides: tuple[tuple[int, ...], tuple[int, ...]]
+    reduced: tuple[int, ...]
+    reduced_strides: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Dimensions that the kernel needs room for."""
+        return 1 if max(len(self.kept), len(self.reduced)) <= 1 else COMBINED_RANK
+
+    def words(self) -> list[int]:
+        """The kernel's ``Combination`` as 64-bit words. Few lanes share an output, so that each has several terms."""
+        outputs, terms, lanes, warps = prod(self.kept), prod(self.reduced), 1, 1
+        if self.kind == "column":
+            warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE else 1
+            while lanes < WARP and terms > 2 * _COMBINED_AT_ONCE * lanes * warps and outputs * lanes < ENOUGH_WARPS:
+                lanes *= 2
+        else:
+            while lanes < WARP and terms > _COMBINED_AT_ONCE * lanes:
+                lanes *= 2
+            warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE * lanes else 1
+        return [
+            outputs,
+            terms,
+            lanes,
+            warps,
+            *dimension_words(self.kept or (1,), [s or (0,) for s in self.kept_strides], self.rank),
+            *dimension_words(self.reduced or (1,), [self.reduced_strides or (0,)], self.rank),
+        ]
+
+
+def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: Sequence[int]) -> PartialSums | None:
+    """The partial sums that a launch leaves of the gradient of a broadcast operand; None if it cannot add them up.
+    ``operand`` and ``gradient`` are strides in the dimensions of the layout.
+    """
+    if not any(operand):
+        count = found.tasks if found.kind in STRIPS else chunks
+        return PartialSums("all", count, (), ((), ()), (count,), (1,)) if count <= MAX_SUMS else None
+    if found.kind not in STRIPS or (operand[0] != 0 and operand[1] != 0):
+        return None
+    if operand[0] == 0:
+        kind, sizes = "row", (found.strips, *found.sizes[1:])
+        own, other = (0, *operand[1:]), (0, *gradient[1:])
+    else:
+        kind, sizes = "column", (found.sizes[0], found.ranges, *found.sizes[2:])
+        own, other = (operand[0], 0, *operand[2:]), (gradient[0], 0, *gradient[2:])
+    step = [prod(sizes[:d]) for d in range(len(sizes))]
+    kept = [d for d, s in enumerate(own) if s != 0]
+    reduced = [d for d, s in enumerate(own) if s == 0 and sizes[d] > 1]
+    if prod(sizes) > MAX_SUMS or max(len(kept), len(reduced)) > COMBINED_RANK:
+        return None
+    return PartialSums(
+        kind,
+        prod(sizes),
+        tuple(sizes[d] for d in kept),
+        (tuple(step[d] for d in kept), tuple(other[d] for d in kept)),
+        tuple(sizes[d] for d in reduced),
+        tuple(step[d] for d in reduced),
+    )
+
+
+def in_strips(found: Layout, operands: Sequence[int]) -> Layout | None:
+    """The layout in strips, in which derivatives of broadcast operands can be added up; None if there is nothing to add
+    for these streams, or lanes would have nothing to do.
+    """
+    strides = [found.strides[i] for i in operands]
+    if found.kind not in ("matrix", "rows") or "shifted" in found.access or len(found.sizes) < 2:
+        return None
+    if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):
+        return None
+    columns, rows, planes = found.sizes[0] // found.vec_size, found.sizes[1], prod(found.sizes[2:])
+    # Whole sectors, and few lanes behind the end of a row.
+    widths = {w: columns / (-(-columns // w) * w) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)}
+    across = max(widths, key=lambda w: (widths[w] - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
+    group = UNROLL[found.vec_size] * (WARP // across)
+    groups = -(-rows // group)
+    if rows < FULL_GROUPS * groups * group:
+        return None
+    strips = -(-columns // across)
+    ranges = max(1, min(groups, MAX_CHUNKS // (strips * planes)))
+    kind = STRIPS[len(found.sizes) > 3]
+    return replace(found, kind=kind, across=across, ranges=ranges)
+
+
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
     # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
     read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
@@ -271,6 +393,11 @@ def chunks(vectors: int, vec_size: int) -> int:
     Depends on nothing else, by design: the sum has the same bits on every GPU.
     """
     return min(-(-vectors // (WARP * UNROLL[vec_size])), MAX_CHUNKS)
+
+
+def chunks_of(found: Layout) -> int:
+    """The same of a layout: of strips, tasks are dealt out to chunks."""
+    return min(found.tasks, MAX_CHUNKS) if found.kind in STRIPS else chunks(found.vectors, found.vec_size)
 
 
 def threads(chunks: int) -> int:
