@@ -144,6 +144,7 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
         ((2, 66, 520), (520,)),  # several strips, planes whose sums are added up
         ((2, 66, 520), (2, 1, 520)),  # the same, apart
         ((70, 520), (70, 1)),  # rows of several strips
+        ((2, 3, 2000), (3, 1)),  # along which the steps of a batch go
         ((3, 64, 72), (64, 1)),  # rows of several planes
     ],
     ids=str,

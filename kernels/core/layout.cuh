@@ -132,16 +132,19 @@ struct StridedLayout {
   }
 };
 
-// Rows of whole vectors, in strips of kAcross vectors. The lanes of a warp have kAcross neighbouring vectors of kDown
-// rows in a step, and go down from row to row. Rows form planes, in each of which the stride from row to row is
-// constant; kRank dimensions are left between planes.
+// Rows of whole vectors, in strips. The lanes of a warp have kAcross neighbouring vectors of kDown rows in a step. With
+// kSteps = 1 a strip is kAcross vectors wide, and a warp steps down from row to row. Otherwise (kDown is 1) it is as
+// wide as the kSteps steps of a batch, which go along a row. Rows form planes, in each of which the stride from row to
+// row is constant; kRank dimensions are left between planes.
 //
-// A task is a strip of a plane, of which it has every `ranges`-th group of rows. A vector is present or not.
-template <int kVecSize, int kAcross_, int kStreams, int kRank>
+// A task is a strip of a plane, of which it has every `ranges`-th group of rows, a batch each. A vector is present or
+// not.
+template <int kVecSize, int kAcross_, int kSteps_, int kStreams, int kRank>
 struct StripLayout {
   static constexpr int kOuter = 1;
   static constexpr bool kTiled = false, kStrips = true;
-  static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross;
+  static constexpr int kAcross = kAcross_, kDown = kWarp / kAcross, kSteps = kSteps_, kWidth = kAcross * kSteps;
+  static_assert(kSteps == 1 || kDown == 1, "steps along a row of which a warp has one");
   struct Cursor {
     int64 row;      // in the plane
     int64 column;   // in vectors
@@ -151,7 +154,7 @@ struct StripLayout {
   int64 columns;  // vectors of a row
   int64 rows;     // of a plane
   int64 planes;
-  int64 strips;  // columns / kAcross, rounded up
+  int64 strips;  // columns / kWidth, rounded up
   int64 ranges;
   int64 inner_stride[kStreams], row_stride[kStreams];
   Dimensions<kStreams, kRank> outer;
@@ -164,7 +167,7 @@ struct StripLayout {
     const int lane = threadIdx.x % kWarp;
     Cursor cursor;
     cursor.row = lane / kAcross;
-    cursor.column = strip * kAcross + lane % kAcross;
+    cursor.column = strip * kWidth + lane % kAcross;
     cursor.row_sum = (plane * rows + cursor.row) * strips + strip;
     outer.offsets(plane, cursor.base);
 #pragma unroll
@@ -179,8 +182,15 @@ struct StripLayout {
 #pragma unroll
     for (int s = 0; s < kStreams; ++s) cursor.base[s] += more * row_stride[s];
   }
+  // A step of a batch.
   __device__ __forceinline__ void advance(Cursor& cursor) const {
-    move_down(cursor, kDown);
+    if constexpr (kSteps == 1) {
+      move_down(cursor, kDown);
+    } else {
+      cursor.column += kAcross;
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) cursor.base[s] += kAcross * kVecSize * inner_stride[s];
+    }
   }
   __device__ __forceinline__ int64 present(const Cursor& cursor) const {
     return cursor.row < rows && cursor.column < columns;

@@ -345,6 +345,11 @@ template <class... S>
 __device__ constexpr bool sums_rows(const Tuple<S...>*) {
   return (IsSumOfRows<S>::value || ... || false);
 }
+template <class Layout>
+__device__ constexpr bool ends_rows(bool sums_rows) {
+  if constexpr (Layout::kStrips) return sums_rows && Layout::kSteps == 1;
+  return false;
+}
 
 template <class... S>
 __device__ constexpr int derivative_count(const Tuple<S...>*) {
@@ -517,6 +522,7 @@ struct Pointwise {
   static constexpr bool kScaledPerElement = IsSource<Element_>::value;
   static constexpr bool kStoresValues = IsSink<Element_>::value;
   static constexpr bool kSumsRows = sums_rows(static_cast<const Sinks_*>(nullptr));
+  static constexpr bool kEndsRows = ends_rows<Layout>(kSumsRows);  // with each vector
   static constexpr int kGradients = gradient_count(static_cast<const Sinks_*>(nullptr));
   static constexpr int kDerivatives = derivative_count(static_cast<const Sinks_*>(nullptr));
   // Vectors that have to follow one that is read as a whole: of a shifted one, words are read that lie behind it.
@@ -540,7 +546,7 @@ struct Pointwise {
   __device__ __forceinline__ void visit(Cursor& cursor, Compute& sum, Scale& scale, Sums& sums) const {
     Registers<kVecSize> vectors[kBatch];
     int64 row_sum = 0;
-    if constexpr (kSumsRows) row_sum = cursor.row_sum;
+    if constexpr (kEndsRows) row_sum = cursor.row_sum;
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
       load_all(cursor, 0, vectors[u], Slots{});
@@ -550,7 +556,7 @@ struct Pointwise {
     for (int u = 0; u < kBatch; ++u) {
       settle(vectors[u], Slots{});
       evaluate(vectors[u], sum, scale.factor(), sums, Slots{});
-      if constexpr (kSumsRows) end_row(sums, true, row_sum + u * Layout::kDown * layout.strips, Slots{});
+      if constexpr (kEndsRows) end_row(sums, true, row_sum + u * Layout::kDown * layout.strips, Slots{});
     }
   }
 
@@ -567,13 +573,18 @@ struct Pointwise {
       load_all(cursor, i, elements, Slots{});
       evaluate(elements, sum, factor, sums, Slots{});
     }
-    if constexpr (kSumsRows) {
+    if constexpr (kEndsRows) {
       __syncwarp();
       end_row(sums, cursor.row < layout.rows, cursor.row_sum, Slots{});
     }
     layout.advance(cursor);
   }
 
+  // The sum of the row, or of each of the rows, of which lanes have added up a vector or, of steps along it, a batch.
+  // Preconditions: all lanes call it together.
+  __device__ __forceinline__ void end_row(Sums& sums, bool present, int64 index) const {
+    end_row(sums, present, index, Slots{});
+  }
   __device__ __forceinline__ void end_run(Sums& sums) const {
     end_run(sums, Slots{});
   }
@@ -771,7 +782,8 @@ __device__ __forceinline__ void sweep(const Program& program, Scale& scale, int6
 template <bool kSum, int kUnroll, class Program, class Scale>
 __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scale, int64 chunks, double* partials) {
   using Layout = typename Program::Layout;
-  constexpr int kGroup = kUnroll * Layout::kDown;
+  constexpr int kGroup = Layout::kSteps == 1 ? kUnroll * Layout::kDown : 1;
+  static_assert(Layout::kSteps == 1 || Layout::kSteps == kUnroll, "a batch is as wide as a strip");
   constexpr int kRun = kMaxRun / (kUnroll * Program::kVector);
   constexpr bool kShort = kRun * kUnroll > 16;  // runs of columns end with each group
   constexpr int kFlight = flight<Program, kUnroll>();
@@ -784,7 +796,7 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
     for (int64 task = chunk; task < tasks; task += chunks) {
       const int64 part = task / layout.strips, strip = task - part * layout.strips;
       const int64 plane = part / layout.ranges;
-      const bool whole = (strip + 1) * Layout::kAcross <= layout.columns;
+      const bool whole = (strip + 1) * Layout::kWidth <= layout.columns;
       const auto top = layout.top(plane, strip);
       typename Program::Sums sums;
       int64 group = part - plane * layout.ranges;
@@ -800,6 +812,10 @@ __device__ __forceinline__ void sweep_strips(const Program& program, Scale& scal
           } else {
 #pragma unroll 1
             for (int u = 0; u < kUnroll; ++u) program.visit_partial(cursor, partial, scale, sums);
+          }
+          if constexpr (Program::kSumsRows && !Program::kEndsRows) {
+            __syncwarp();
+            program.end_row(sums, true, top.row_sum + group * layout.strips);
           }
           if (kShort) program.end_run(sums);
         }

@@ -74,9 +74,9 @@ class PointwiseKernel(Kernel):
     ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` that a
     sum runs over dimensions that cannot be merged into one, ``shared`` that arguments say how many lanes and warps
     share an output: otherwise it has a lane (``columns``) or a warp of its own.
-    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result. ``across``
-    are the vectors that a warp has in a row of strips. ``sums`` has, for each wanted gradient that is summed beside the
-    value, the kind of its partial sums and the dimensions of their combination.
+    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result. ``strip``
+    has the vectors that a warp has in a row of strips, and the steps along it. ``sums`` has, for each wanted gradient
+    that is summed beside the value, the kind of its partial sums and the dimensions of their combination.
     """
 
     loss: Loss
@@ -95,7 +95,7 @@ class PointwiseKernel(Kernel):
     shared: bool = False
     tile: Tile | None = None
     sinks: tuple[str, ...] = ()
-    across: int = 0
+    strip: tuple[int, int] = (0, 1)
     sums: tuple[tuple[str, int] | None, ...] = ()
 
     companions: ClassVar = ("value_and_gradient", "verify_gradient")
@@ -116,7 +116,7 @@ class PointwiseKernel(Kernel):
         if self.tile:
             parts += ["tile-" + "-".join(map(str, astuple(self.tile)))]
             parts += [x for x, written in zip(self.sinks, self._written, strict=True) if written]
-        parts += [f"across-{self.across}"] if self.across else []
+        parts += ["strip-" + "-".join(map(str, self.strip))] if self.layout in STRIPS else []
         parts += ["sums-" + "-".join(f"{x[0]}{x[1]}" if x else "0" for x in self.sums)] if self.sums else []
         return "_".join(parts)
 
@@ -380,7 +380,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         if variant.layout in TILED:
             layout_type = f"TiledLayout<{streams}, {rank}{_tile_shape(variant.tile)}>"
         if variant.layout in STRIPS:
-            layout_type = f"StripLayout<{variant.vec_size}, {variant.across}, {streams}, {rank}>"
+            layout_type = f"StripLayout<{variant.vec_size}, {variant.strip[0]}, {variant.strip[1]}, {streams}, {rank}>"
         layout_parameter, layout_local = "const __grid_constant__ Layout layout", []
     unroll = f"<{UNROLL[variant.vec_size]}>"
     element, call = {

@@ -58,13 +58,17 @@ SUM_BLOCKS_PER_SM = 32
 #: Partial sums that a lane has in flight (``combine_sums``).
 _COMBINED_AT_ONCE = 8
 
-#: Layouts in strips, with one dimension between planes and with more; partial sums that they may leave (doubles);
-#: dimensions of a gradient, and of the sums that meet in an element, that kernels have room for; and the least part of
-#: the rows of a group that must exist.
+#: Tasks of strips, one of a warp at a time: as many warps as the largest GPUs run of kernels that take 128 registers (2
+#: blocks of 8 warps on 128 SMs). More would leave a last round of few, and more partial sums.
+MAX_TASKS = 2 << 10
+
+#: Layouts in strips, with one dimension between planes and with more; partial sums that they may leave (doubles), for
+#: large operands more, a 512th of the elements; dimensions of a gradient, and of the sums that meet in an element, that
+#: kernels have room for; and the least part of the lanes, or steps, of a strip that must exist.
 STRIPS = ("strips", "strips_of_planes")
 MAX_SUMS = 1 << 20
 COMBINED_RANK = 4
-FULL_GROUPS = 0.75
+FULL_STRIPS = 0.75
 
 #: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
 #: both dimensions must have where no vector fits, and where one does.
@@ -113,14 +117,15 @@ class Layout:
     strides: tuple[tuple[int, ...], ...]
     access: tuple[str, ...]
     tile: Tile = Tile()
-    #: Of strips: neighbouring vectors that a warp has in a row, and ranges of the rows of a plane.
+    #: Of strips: neighbouring vectors that a warp has in a row at a time, steps along a row, ranges of a plane's rows.
     across: int = 0
+    steps: int = 1
     ranges: int = 0
 
     @property
     def strips(self) -> int:
         """The number of strips."""
-        return -(-self.sizes[0] // (self.vec_size * self.across))
+        return -(-self.sizes[0] // (self.vec_size * self.across * self.steps))
 
     @property
     def tasks(self) -> int:
@@ -304,7 +309,7 @@ def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: S
     """
     if not any(operand):
         count = found.tasks if found.kind in STRIPS else chunks
-        return PartialSums("all", count, (), ((), ()), (count,), (1,)) if count <= MAX_SUMS else None
+        return PartialSums("all", count, (), ((), ()), (count,), (1,))
     if found.kind not in STRIPS or (operand[0] != 0 and operand[1] != 0):
         return None
     if operand[0] == 0:
@@ -316,7 +321,7 @@ def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: S
     step = [prod(sizes[:d]) for d in range(len(sizes))]
     kept = [d for d, s in enumerate(own) if s != 0]
     reduced = [d for d, s in enumerate(own) if s == 0 and sizes[d] > 1]
-    if prod(sizes) > MAX_SUMS or max(len(kept), len(reduced)) > COMBINED_RANK:
+    if prod(sizes) > max(MAX_SUMS, found.elements >> 9) or max(len(kept), len(reduced)) > COMBINED_RANK:
         return None
     return PartialSums(
         kind,
@@ -338,17 +343,23 @@ def in_strips(found: Layout, operands: Sequence[int]) -> Layout | None:
     if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):
         return None
     columns, rows, planes = found.sizes[0] // found.vec_size, found.sizes[1], prod(found.sizes[2:])
+    kind, steps = STRIPS[len(found.sizes) > 3], UNROLL[found.vec_size]
+    if not any(s[0] != 0 and s[1] == 0 for s in strides) and _used(columns, WARP * steps) >= FULL_STRIPS:
+        found = replace(found, kind=kind, across=WARP, steps=steps)
+        return replace(found, ranges=max(1, min(rows, MAX_TASKS // (found.strips * planes))))
     # Whole sectors, and few lanes behind the end of a row.
-    widths = {w: columns / (-(-columns // w) * w) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)}
-    across = max(widths, key=lambda w: (widths[w] - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
-    group = UNROLL[found.vec_size] * (WARP // across)
-    groups = -(-rows // group)
-    if rows < FULL_GROUPS * groups * group:
+    widths = [w for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)]
+    across = max(widths, key=lambda w: (_used(columns, w) - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
+    group = steps * (WARP // across)
+    if _used(rows, group) < FULL_STRIPS:
         return None
-    strips = -(-columns // across)
-    ranges = max(1, min(groups, MAX_CHUNKS // (strips * planes)))
-    kind = STRIPS[len(found.sizes) > 3]
-    return replace(found, kind=kind, across=across, ranges=ranges)
+    found = replace(found, kind=kind, across=across)
+    return replace(found, ranges=max(1, min(-(-rows // group), MAX_TASKS // (found.strips * planes))))
+
+
+def _used(count: int, size: int) -> float:
+    """The part of groups of this size that so many fill."""
+    return count / (-(-count // size) * size)
 
 
 def _widest(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool) -> int:
@@ -397,7 +408,10 @@ def chunks(vectors: int, vec_size: int) -> int:
 
 def chunks_of(found: Layout) -> int:
     """The same of a layout: of strips, tasks are dealt out to chunks."""
-    return min(found.tasks, MAX_CHUNKS) if found.kind in STRIPS else chunks(found.vectors, found.vec_size)
+    if found.kind not in STRIPS:
+        return chunks(found.vectors, found.vec_size)
+    rounds = -(-found.tasks // MAX_TASKS)
+    return -(-found.tasks // rounds)
 
 
 def threads(chunks: int) -> int:

@@ -92,7 +92,7 @@ class ElementLaunch:
             counted=counted,
             tile=self.layout.tile if micro_tiles else None,
             sinks=access[operands:] if micro_tiles else (),
-            across=self.layout.across,
+            strip=(self.layout.across, self.layout.steps),
             sums=tuple([(x.kind, x.rank) if x else None for x in summed]) if any(summed) else (),
         )
 
