@@ -292,15 +292,16 @@ def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculati
     plan, _, pointers, _, _ = launch
     if speculation is not None and speculation[0].run(grad_output, pointers):
         return speculation[1]
-    result: list[Any] = [None] * len(wanted)
+    if True in plan.summed(wanted):
+        # Partial sums are added up beside the value only.
+        _, found = value_and_gradients(*launch, wanted)
+        assert found is not None, "there are sums"
+        check, gradients = found
+        check.run(grad_output, pointers)
+        return gradients
     if True in (writable := plan.writable(wanted)):
-        result = verified_gradients(*launch, writable, grad_output)
-    if True in (summed := plan.summed(wanted)):
-        # The sums alone, by the kernel that adds them up beside the value.
-        _, speculation = value_and_gradients(*launch, summed)
-        assert speculation is not None and speculation[0].run(grad_output, pointers), "made for this launch"
-        result = [x if y is None else y for x, y in zip(result, speculation[1], strict=True)]
-    return result
+        return verified_gradients(*launch, writable, grad_output)
+    return [None] * len(wanted)
 
 
 def unreduced(
