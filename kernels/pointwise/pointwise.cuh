@@ -169,8 +169,8 @@ template <class S, int kVecSize>
 struct LoadedOf {
   using type = Loaded<S, kVecSize>;
 };
-template <class Storage, Along kAlong, int kA, int kB>
-struct LoadedOf<TileSource<Storage, kAlong, kA, kB>, kA * kB> {
+template <class Storage, Along kAlong, int kA, int kB, int kVecSize>
+struct LoadedOf<TileSource<Storage, kAlong, kA, kB>, kVecSize> {
   using type = LoadedTile<Storage, kAlong, kA, kB>;
 };
 template <class Storage, int kVecSize>
@@ -404,8 +404,8 @@ template <class Storage, Access kAccess, int kVecSize>
 struct LoadedElement<Source<Storage, kAccess>, kVecSize> {
   using type = typename LoadedOf<Source<Storage, kAccess>, kVecSize>::type;
 };
-template <class Storage, Along kAlong, int kA, int kB>
-struct LoadedElement<TileSource<Storage, kAlong, kA, kB>, kA * kB> {
+template <class Storage, Along kAlong, int kA, int kB, int kVecSize>
+struct LoadedElement<TileSource<Storage, kAlong, kA, kB>, kVecSize> {
   using type = LoadedTile<Storage, kAlong, kA, kB>;
 };
 
