@@ -16,16 +16,20 @@
 // The number of chunks follows from the number of vectors alone (engines/pointwise/layout.py). So neither the grid nor
 // the GPU nor the presence of gradients changes a bit.
 //
-// Warps work independently; barriers are in the final reduction only. Traffic: each element of a dense operand is read
-// once, each gradient is written once.
+// Gradients of broadcast operands of a reduced loss are sums of derivatives: the same pass leaves partial sums of them
+// (SummedSink), and the check in backward combines them (combine_sums). Where these sums are over rows or columns, the
+// chunks are tasks of a StripLayout instead (sweep_strips).
+//
+// Warps work independently; barriers are in the final reduction and in combine_sums only. Traffic: each element of a
+// dense operand is read once, each gradient is written once, and at most 8 bytes per 512 elements of partial sums.
 //
 // The loss, the layout and the access of each operand are types that the generated glue (engines/pointwise/codegen.py)
 // supplies:
 //   Loss      a functor on dual numbers, with `Compute`, its arithmetic type, and `kHeavy` (definition.py: heavy)
-//   Layout    FlatLayout, StridedLayout or TiledLayout
+//   Layout    FlatLayout, StridedLayout, StripLayout or TiledLayout
 //   Sources   Tuple of Source (TileSource), one per operand; the stream of operand k is k. An element may have
 //             Components: they have a slot of the dual numbers each, and reach the functor as a Tuple.
-//   Sinks     Tuple of Sink (TileSink, or Absent), the gradient of operand k; its stream is operands + k
+//   Sinks     Tuple of Sink (TileSink, SummedSink, Absent), the gradient of operand k; its stream is operands + k
 //   Element   Absent, Source (grad_output) or Sink (values); its stream is 2 * operands
 //
 // Preconditions: blockDim.x is a multiple of 32; pointers are aligned to the vectors of the layout, but for those of
@@ -902,7 +906,8 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
   reduce<kUnroll>(program, speculative, chunks, memory, divisor, value);
 }
 
-// Writes the gradients for the true grad_output, unless this warp's part was written with it already.
+// Writes the gradients for the true grad_output, unless this warp's part was written with it already. Sums of gradients
+// are not its own: entry points call combine_sums before it.
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void verify_gradient(const Program& program, int64 chunks, double scale,
                                                 const Result* grad_output, const double* used_grad_output,

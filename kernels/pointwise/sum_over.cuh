@@ -4,8 +4,8 @@
 //   g[m] = sum over r of grad_output[m, r] * d loss / d x_k [m, r]        r: index of the reduced dimensions
 //            / divisor
 //
-// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand: m are its
-// elements, r the dimensions along which it was broadcast.
+// y is the value of a loss that is reduced over given dimensions. g is the gradient of a broadcast operand that is not
+// summed beside the value (pointwise.cuh): m are its elements, r the dimensions along which it was broadcast.
 //
 // 1. The index space of r is cut into `slices` of `slice_length`, so that few outputs still fill the GPU.
 // 2. A warp takes a slice of some outputs. Two mappings, by which of m and r is innermost in memory
