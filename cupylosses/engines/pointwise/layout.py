@@ -68,7 +68,7 @@ MAX_TASKS = 2 << 10
 STRIPS = ("strips", "strips_of_planes")
 MAX_SUMS = 1 << 20
 COMBINED_RANK = 4
-FULL_STRIPS = 0.75
+FULL_STRIPS = 0.7
 
 #: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
 #: both dimensions must have where no vector fits, and where one does.
@@ -347,12 +347,14 @@ def in_strips(found: Layout, operands: Sequence[int]) -> Layout | None:
     if not any(s[0] != 0 and s[1] == 0 for s in strides) and _used(columns, WARP * steps) >= FULL_STRIPS:
         found = replace(found, kind=kind, across=WARP, steps=steps)
         return replace(found, ranges=max(1, min(rows, MAX_TASKS // (found.strips * planes))))
-    # Whole sectors, and few lanes behind the end of a row.
-    widths = [w for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)]
-    across = max(widths, key=lambda w: (_used(columns, w) - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
-    group = steps * (WARP // across)
-    if _used(rows, group) < FULL_STRIPS:
+    # Whole sectors, and few lanes and steps behind the end of a row or of a plane.
+    used = {
+        w: _used(columns, w) * _used(rows, steps * (WARP // w)) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)
+    }
+    across = max(used, key=lambda w: (used[w] - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
+    if used[across] < FULL_STRIPS:
         return None
+    group = steps * (WARP // across)
     found = replace(found, kind=kind, across=across)
     return replace(found, ranges=max(1, min(-(-rows // group), MAX_TASKS // (found.strips * planes))))
 
