@@ -63,12 +63,14 @@ _COMBINED_AT_ONCE = 8
 MAX_TASKS = 2 << 10
 
 #: Layouts in strips, with one dimension between planes and with more; partial sums that they may leave (doubles), for
-#: large operands more, a 512th of the elements; dimensions of a gradient, and of the sums that meet in an element, that
-#: kernels have room for; and the least part of the lanes, or steps, of a strip that must exist.
+#: large operands more, a 512th of the elements or one for each sum; dimensions of a gradient, and of the sums that meet in an element, that
+#: kernels have room for; and the least part of the lanes and steps of strips that must exist where there are more
+#: elements than so many.
 STRIPS = ("strips", "strips_of_planes")
 MAX_SUMS = 1 << 20
 COMBINED_RANK = 4
 FULL_STRIPS = 0.7
+SMALL = 1 << 17
 
 #: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
 #: both dimensions must have where no vector fits, and where one does.
@@ -321,11 +323,13 @@ def partial_sums(found: Layout, chunks: int, operand: Sequence[int], gradient: S
     step = [prod(sizes[:d]) for d in range(len(sizes))]
     kept = [d for d, s in enumerate(own) if s != 0]
     reduced = [d for d, s in enumerate(own) if s == 0 and sizes[d] > 1]
-    if prod(sizes) > max(MAX_SUMS, found.elements >> 9) or max(len(kept), len(reduced)) > COMBINED_RANK:
+    count, outputs = prod(sizes), prod([sizes[d] for d in kept])
+    most = max(MAX_SUMS, found.elements >> 9, outputs if found.elements >= WARP * outputs else 0)
+    if count > most or max(len(kept), len(reduced)) > COMBINED_RANK:
         return None
     return PartialSums(
         kind,
-        prod(sizes),
+        count,
         tuple(sizes[d] for d in kept),
         (tuple(step[d] for d in kept), tuple(other[d] for d in kept)),
         tuple(sizes[d] for d in reduced),
@@ -352,7 +356,7 @@ def in_strips(found: Layout, operands: Sequence[int]) -> Layout | None:
         w: _used(columns, w) * _used(rows, steps * (WARP // w)) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)
     }
     across = max(used, key=lambda w: (used[w] - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
-    if used[across] < FULL_STRIPS:
+    if used[across] < FULL_STRIPS and found.elements > SMALL:
         return None
     group = steps * (WARP // across)
     found = replace(found, kind=kind, across=across)
