@@ -62,13 +62,16 @@ _COMBINED_AT_ONCE = 8
 #: blocks of 8 warps on 128 SMs). More would leave a last round of few, and more partial sums.
 MAX_TASKS = 2 << 10
 
-#: Layouts in strips, with one dimension between planes and with more; partial sums that they may leave (doubles), for
-#: large operands more, a 512th of the elements or one for each sum; dimensions of a gradient, and of the sums that meet in an element, that
-#: kernels have room for; and the least part of the lanes and steps of strips that must exist where there are more
-#: elements than so many.
+#: Layouts in strips, with one dimension between planes and with more.
 STRIPS = ("strips", "strips_of_planes")
+
+#: Partial sums that strips may leave (doubles): of large operands more, a 512th of the elements or one for each sum.
 MAX_SUMS = 1 << 20
+
+#: Dimensions of a gradient, and of the partial sums that meet in one of its elements, that kernels have room for.
 COMBINED_RANK = 4
+
+#: The least part of the lanes and steps of strips that must exist where there are more than so many elements.
 FULL_STRIPS = 0.7
 SMALL = 1 << 17
 
