@@ -183,6 +183,7 @@ class Plan(ABC):
         #: The launches that write gradients speculatively, by what is wanted and whether the divisor is on the device.
         self.one_pass: dict[tuple[Wanted, bool], Any] = {}
         self._writable: dict[Wanted, Wanted] = {}
+        self._ahead: dict[Wanted, Wanted] = {}
         self._buffers: dict[Wanted, list[tuple[int, tuple[Any, ...]]]] = {}
 
     # What an engine supplies
@@ -226,6 +227,24 @@ class Plan(ABC):
         if found is None:
             found = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
         return found
+
+    def summed(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients that are sums of what the value's kernel has at hand: it leaves partial sums, which
+        `verify_gradient` combines.
+        """
+        return self.nothing
+
+    def ahead(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients for which the value's kernel does all that takes a pass over the arrays."""
+        found = self._ahead.get(wanted)
+        if found is None:
+            pairs = zip(self.writable(wanted), self.summed(wanted), strict=True)
+            found = self._ahead[wanted] = tuple([w or s for w, s in pairs])
+        return found
+
+    def recorded(self, wanted: Wanted) -> int:
+        """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""
+        return self.records
 
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""

@@ -43,8 +43,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "_shared_sums",
         r"slices=-\(-x\.length // length\)",
         "slices=x.length // length",
-        ("truth, row",),
+        ("truth, row, elements",),
     ),
+    Mutant("last partial sum lost", POINTWISE, "combine_sums", r"step < how\.terms", r"\g<0> - 1", ("truth, row",)),
+    Mutant(
+        "row added by half of the lanes", POINTWISE, "end_row", "int offset = 1", "int offset = 2", ("truth, column",)
+    ),
+    Mutant("micro-tile transposed", POINTWISE, "TileVectors", r"i / kA : kAlong", "i % kA : kAlong", ("truth, mixed",)),
     # Their addresses.
     Mutant("inner stride ignored", LAYOUT, "offset", r"element \* inner_stride\[\w+\]", "element", ("truth, strided",)),
     Mutant(
@@ -110,12 +115,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the first operand's gradient for all",
         POINTWISE,
-        "evaluate",
-        r"tangent_or_zero\(y, kSlot\)",
+        "set_gradient",
+        r"tangent_or_zero\(y, slot\)",
         "tangent_or_zero(y, 0)",
         ("truth",),
     ),
-    Mutant("NaN rule dropped", POINTWISE, "evaluate", r"y\.value != y\.value \? y\.value :", "", ("NaN",)),
+    Mutant("NaN rule dropped", POINTWISE, "set_gradient", r"y\.value != y\.value \? y\.value :", "", ("NaN",)),
     Mutant("gradient of a mean not divided", DEVICE, "Divisor", "1.0 / number", "1.0", ("truth",)),
     Mutant(
         "grad_output of each element ignored",
