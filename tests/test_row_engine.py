@@ -127,16 +127,18 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "columns, odd": ("float32", 1, [(2, 7, 5, 31), (1, 3, 1, 3)]),
     "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 6, 40)]),
     "columns of doubles": ("float64", 0, [(2, 2), (8, 64)]),
-    "columns, shared": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33), (1, 777, 35)]),
-    "columns, shared halves": ("float16", 1, [(1, 386, 34), (2, 999, 6, 6)]),
-    "columns, shared doubles": ("float64", 0, [(97, 33), (500, 2)]),
+    "column_tiles": ("float32", 1, [(1, 53, 3), (2, 61, 3, 33), (1, 300, 35)]),
+    "column_tiles of halves": ("float16", 1, [(1, 101, 34), (2, 599, 6, 7)]),
+    "column_tiles of doubles": ("float64", 0, [(27, 33), (31, 2)]),
+    "column_tiles_two_pass": ("float32", 1, [(1, 2001, 33), (2, 1300, 3)]),
+    "column_tiles_two_pass of halves": ("bfloat16", 1, [(1, 3001, 34)]),
     "subwarp, copied": ("float32", 1, [(1, 193, 2), (2, 300, 3, 33)]),
     "subwarp, copied halves": ("float16", 0, [(385, 3), (400, 35)]),
 }
 
 
 #: Those of one kernel in two widths of doubles are alike.
-FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles", "columns, shared doubles")]
+FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles", "column_tiles of doubles")]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ FEW_SIZES = [x for x in SIZES if "doubles" not in x or x in ("subwarp of doubles
 )
 def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
     dtype, dim, shapes = SIZES[what]
-    rows = few_rows_are_many() if what.startswith(softmax_layout.IN_REGISTERS) else nullcontext()
+    rows = few_rows_are_many() if what.startswith(softmax_layout.RECOMPUTED) else nullcontext()
     with rows, noted_layouts() as found:
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
@@ -572,7 +574,7 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
 
 
 #: Layouts of few rows, and one of each kernel that counts labels.
-FEW_ROWS = [x for x in LAYOUTS if x not in softmax_layout.IN_REGISTERS]
+FEW_ROWS = [x for x in LAYOUTS if x not in softmax_layout.RECOMPUTED]
 COUNTING = [x for x in FEW_ROWS if x not in ("block, cluster", "subwarp, copied", "label_only_tiles, long")]
 
 
@@ -626,7 +628,7 @@ def test_labels_out_of_range(layout: str, label: str) -> None:
 
 @in_each_layout_of_logits
 def test_edges(layout: str, fresh_plans: Callable[[], None]) -> None:
-    x, few = LAYOUTS[layout], layout in softmax_layout.IN_REGISTERS
+    x, few = LAYOUTS[layout], layout in softmax_layout.RECOMPUTED
     with few_rows_are_many() if few else nullcontext(), noted_layouts() as found:
         keeps_edges((21, x.shape[1], *[min(n, 8) if few else n for n in x.shape[2:]]), x.class_dim, KERNELS)
     assert {x.kind for x in found} == {layout.partition(",")[0]}

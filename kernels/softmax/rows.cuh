@@ -65,9 +65,26 @@ constexpr bool kIsAbsent = false;
 template <>
 constexpr bool kIsAbsent<Absent> = true;
 
-// Sizes and strides of the rows, independent of the layout: a kernel parameter.
+// Quotients of numbers below 2^31 by the size of the inner dimension, where there are two: n / size = n inverse >>
+// shift (Granlund and Montgomery, 1994). A division takes some twenty instructions for every row of an image.
 template <int kRank>
-struct RowSpace {
+struct InnerDivision {};
+template <>
+struct InnerDivision<2> {
+  int64 inverse;
+  int64 shift;
+
+  __device__ __forceinline__ unsigned quotient(unsigned n) const {
+    const unsigned long long product = static_cast<unsigned long long>(n) * static_cast<unsigned>(inverse);
+    return static_cast<unsigned>(product >> static_cast<unsigned>(shift));
+  }
+};
+
+// Sizes and strides of the rows, independent of the layout: a kernel parameter. Precondition: rows < 2^31 if kRank
+// is 2.
+template <int kRank>
+struct RowSpace : InnerDivision<kRank> {
+  static constexpr bool kOneDimension = kRank == 1;
   int64 rows;
   int64 classes;
   int64 class_stride[kRowStreams];  // 0 for streams without classes
@@ -78,6 +95,11 @@ struct RowSpace {
   __device__ __forceinline__ void offsets(int64 row, int64 (&offset)[kRowStreams]) const {
     if constexpr (kRank == 1) {
       at.offsets(row, offset);
+    } else if constexpr (kRank == 2) {
+      const unsigned index = static_cast<unsigned>(row), outer = this->quotient(index);
+      const unsigned inner = index - outer * static_cast<unsigned>(at.size[0]);
+#pragma unroll
+      for (int s = 0; s < kRowStreams; ++s) offset[s] = inner * at.stride[s][0] + outer * at.stride[s][1];
     } else {
       if (rows > 0xffffffffLL) {
         at.offsets(row, offset);
@@ -116,6 +138,7 @@ template <class Loss_, class Space_, class Input_, class Label_, class Weight_, 
           bool kSmoothed_, bool kCapped_, class Gradient_ = Input_, bool kInPlace_ = false>
 struct RowProgram {
   using Loss = Loss_;
+  using Space = Space_;
   using Compute = typename Loss::Compute;
   using Input = Input_;
   using Gradient = Gradient_;
@@ -172,8 +195,12 @@ struct RowProgram {
   };
   __device__ __forceinline__ LabelLoad load_label(const int64 (&offset)[kRowStreams]) const {
     const int64 zero = opaque_zero();
-    LabelLoad load{labels[offset[kLabels] + zero], true};
-    if constexpr (kMasked) load.unmasked = mask[offset[kRowMask] + zero] != Mask_(0);
+    if constexpr (kMasked) return load_label(labels + offset[kLabels] + zero, mask + offset[kRowMask] + zero);
+    return load_label(labels + offset[kLabels] + zero, mask);
+  }
+  __device__ __forceinline__ LabelLoad load_label(const Label_* label, const Mask_* unmasked) const {
+    LabelLoad load{*label, true};
+    if constexpr (kMasked) load.unmasked = *unmasked != Mask_(0);
     return load;
   }
   __device__ __forceinline__ void validate_label(RowTarget<Compute>& t, const LabelLoad& load) const {
@@ -184,6 +211,18 @@ struct RowProgram {
     t.active = counts & in_range;
     t.invalid_label = counts != t.active;
     t.weight = t.active ? weight(t.label) : Compute(0);
+  }
+  // The label's class, or -1 if the row is inactive. Precondition: Index is int only if classes < 2^31.
+  template <class Index>
+  __device__ __forceinline__ Index active_class(const LabelLoad& load) const {
+    const int64 label = static_cast<int64>(load.label);
+    const unsigned long long classes = static_cast<unsigned long long>(space.classes);
+    const bool in_range = static_cast<unsigned long long>(label) < classes;
+    // Within the range the lower half of a label is enough, and this is the same for all rows.
+    const bool may_be_in_range = static_cast<unsigned long long>(ignored) < classes;
+    const Index ignored_class = may_be_in_range ? static_cast<Index>(ignored) : Index(-1);
+    const bool active = in_range && static_cast<Index>(label) != ignored_class && load.unmasked;
+    return active ? static_cast<Index>(label) : Index(-1);
   }
   __device__ __forceinline__ bool is_active(const LabelLoad& load) const {
     RowTarget<Compute> t;
@@ -223,26 +262,13 @@ struct RowProgram {
     if (first) store(t, y, t.active && z == sums.softmax.max_logit);
     return y;
   }
-  // Evaluates a row without a branch, so that the latencies of several rows of a thread overlap.
-  __device__ __forceinline__ RowResult<Compute> evaluate(const RowTarget<Compute>& t, Compute z,
-                                                         const RowSums<Compute, kSmoothed>& sums) const {
-    RowResult<Compute> y = active_result(t, z, sums);
-    const RowResult<Compute> inactive = inactive_result(t);
-    y.value = t.active ? y.value : inactive.value;
-    y.lse = t.active ? y.lse : inactive.lse;
-    y.grad_coeffs.exp_coeff = t.active ? y.grad_coeffs.exp_coeff : Compute(0);
-    y.grad_coeffs.weight_coeff = t.active ? y.grad_coeffs.weight_coeff : Compute(0);
-    y.grad_coeffs.target = t.active ? y.grad_coeffs.target : Compute(0);
-    y.grad_coeffs.max_logit = t.active ? y.grad_coeffs.max_logit : Compute(0);
-    return y;
-  }
-
-  // The result of an active row.
+  // The result of an active row. kMarksLost: that of row_result.
+  template <bool kMarksLost = true>
   __device__ __forceinline__ RowResult<Compute> active_result(const RowTarget<Compute>& t, Compute z,
                                                               const RowSums<Compute, kSmoothed>& sums) const {
     RowSums<Compute, kSmoothed> all = sums;
     if (kSmoothed && !kWeighted) all.weight_sum = static_cast<Compute>(space.classes);
-    return row_result<kSmoothed>(loss, z, all, t.weight, space.classes);
+    return row_result<kSmoothed, kMarksLost>(loss, z, all, t.weight, space.classes);
   }
 
   // The result of an inactive row, or of one with an invalid label.
@@ -374,6 +400,10 @@ struct PerRowScale {
   const Result* grad_output;
   double weight;
 };
+template <class Scale>
+constexpr bool kIsPerRow = false;
+template <class Compute, class Result>
+constexpr bool kIsPerRow<PerRowScale<Compute, Result>> = true;
 template <class Compute, class Result>
 __device__ __forceinline__ Compute grad_factor(PerRowScale<Compute, Result>& scale,
                                                const int64 (&offset)[kRowStreams]) {
