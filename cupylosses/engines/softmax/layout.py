@@ -99,8 +99,8 @@ COLUMN_THREADS = 128
 #: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
 PACKED_VALUES = 8
 PACKED_THREADS = 128
-#: Warps of a block that share a tile of columns, whose rows stay in shared memory or do not; bytes of a block of which a
-#: multiprocessor runs three, or two; and bytes of a row, from which on a block of one thread per row has few threads.
+#: Warps of a block that share a tile of columns, whose rows stay in shared memory or do not; bytes of a block of which
+#: a multiprocessor runs three, or two; and bytes of a row, from which on a block of one thread per row has few threads.
 TILE_WARPS = 8
 TWO_PASS_TILE_WARPS = 16
 TILE_BYTES = (73 << 10, 111 << 10)
@@ -284,8 +284,8 @@ def packed_pitch(row: int) -> int:
 
 
 def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
-    """Neighbouring rows that a lane takes to registers; 0 if they do not fit. ``vec_size`` are those that can be moved at
-    once.
+    """Neighbouring rows that a lane takes to registers, of ``vec_size`` that can be moved at once; 0 if they do not
+    fit.
     """
     if classes > COLUMN_CLASSES or rows < MANY_ROWS:
         return 0
@@ -377,9 +377,9 @@ def copied(
 
     They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
     ``tensors``, operands and gradients, and either warps share them, or a row of the operands, the first ``read``
-    tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32. A
-    thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in a
-    long sum of number after number. ``shares`` is False of what is computed by threads alone.
+    tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
+    A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose digits in
+    a long sum of number after number. ``shares`` is False of what is computed by threads alone.
     """
     rows = prod(shape)
     if not softmax:

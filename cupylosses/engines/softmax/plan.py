@@ -209,7 +209,7 @@ class SoftmaxPlan(Plan):
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, processors = self.layout, self.machine.processors
         layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
-        cluster, rank, words, vec_size = x.cluster, x.rank, x.words, x.vec_size
+        cluster, rank, words, vec_size, per_thread = x.cluster, x.rank, x.words, x.vec_size, x.per_thread
         blocks = softmax_layout.blocks(x, chunks, processors)
         forward = stage in ("value", "unreduced")
         if forward and x.streamed and not self._once:
@@ -236,7 +236,7 @@ class SoftmaxPlan(Plan):
                     threads = softmax_layout.THREADS
                     vec_size = 1 if layout in ("packed_rows",) else vec_size
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
-                layout = "thread_per_row"
+                layout, per_thread = "thread_per_row", 0
             elif layout not in ("label_only", "label_only_tiles"):
                 # Rows are cut into pieces where there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
@@ -259,7 +259,7 @@ class SoftmaxPlan(Plan):
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
-            per_thread=x.per_thread if layout == x.kind and (stage, layout) != ("from_residual", "thread_per_row") else 0,
+            per_thread=per_thread if layout == x.kind else 0,
             warps=x.warps if layout == x.kind else 1,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)
