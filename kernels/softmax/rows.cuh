@@ -170,6 +170,8 @@ struct RowProgram {
   unsigned char* correct;
   GradCoeffs<Compute>* grad_coeffs;
   int64 per_row;  // 0 if all are null: one test instead of four
+  // Inactive rows that this thread has stored, for a Tally. Kernels without one do not compute it.
+  mutable unsigned inactive_rows = 0;
 
   __device__ __forceinline__ Compute weight(int64 c) const {
     if constexpr (kWeighted) return widen<Compute>(load_reused<1>(weights + c).element[0]);
@@ -280,6 +282,7 @@ struct RowProgram {
   __device__ __forceinline__ void store(const RowTarget<Compute>& t, const RowResult<Compute>& y,
                                         bool is_correct) const {
     const int64 at = t.offset[kResults];
+    if (!t.active) ++inactive_rows;
     if (t.invalid_label) report_label(status, site, at, t.label, space.classes);
     if (per_row == 0) return;
     if (values != nullptr) values[at] = Narrow<Result>::from(y.value);
@@ -643,6 +646,48 @@ __device__ __forceinline__ void divide_sum(int64 chunks, double* memory, const D
   if (threadIdx.x == 0) *value = Narrow<Result>::from(total / by);
 }
 
+// The divisor of a mean that is counted while rows are evaluated: each thread counts the inactive ones that it stores.
+// Their number goes through an integer in the workspace, 0 before and after a launch, so the order of additions changes
+// no bit. Preconditions: rows < 2^32.
+template <class Program>
+struct Tally {
+  const Program& program;
+
+  static __device__ __forceinline__ unsigned* counter(double* memory) {
+    return reinterpret_cast<unsigned*>(memory + 1) + 1;
+  }
+  // Adds the rows of this warp. Preconditions: all lanes call it together, once, after their last row.
+  __device__ __forceinline__ void flush(double* memory) const {
+    unsigned inactive = program.inactive_rows;
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) inactive += __shfl_xor_sync(0xffffffffu, inactive, offset);
+    if (threadIdx.x % kWarp == 0 && inactive != 0) atomicAdd(counter(memory), inactive);
+  }
+  // Rows that are not active; resets the counter. Precondition: all warps have arrived; one thread calls it.
+  static __device__ __forceinline__ unsigned take(double* memory) {
+    return atomicExch(counter(memory), 0u);
+  }
+};
+
+// As above. Returns the divisor in thread 0 of the block that arrives last, and -1 in all others.
+template <class Program, class Result>
+__device__ __forceinline__ double divide_sum(int64 chunks, double* memory, const Tally<Program>& tally, Result* value) {
+  tally.flush(memory);
+  const Workspace work = workspace(memory);
+  if (!arrive_last(work.ticket)) return -1.0;
+  const double total = sum_partials(work.partials, chunks);
+  if (threadIdx.x != 0) return -1.0;
+  *work.claim_counter = 0;
+  const double divisor = static_cast<double>(tally.program.space.rows) - tally.take(memory);
+  *value = Narrow<Result>::from(total / divisor);
+  return divisor;
+}
+
+// 1 / divisor, and 0 for a mean of nothing, so that its gradients are 0.
+__device__ __forceinline__ double reciprocal_or_zero(double divisor) {
+  return divisor == 0.0 ? 0.0 : 1.0 / divisor;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
@@ -663,6 +708,36 @@ __device__ __forceinline__ void row_value_and_gradient(const Program& program, c
   WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output, scale);
   Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
   divide_sum(chunks, memory, divisor, value);
+}
+
+// The same for a mean whose divisor is not known before: gradients assume that all rows are active. The divisor is
+// recorded behind the records of grad_output. If the assumption was wrong, *missed becomes 1, which the host reads at
+// any time: it counts rows first from then on, because gradients are written twice where labels are ignored.
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void row_value_and_assumed_gradient(const Program& program, const Group& group, int64 chunks,
+                                                               double* memory, unsigned* missed, Result* value,
+                                                               const double* expected_grad_output,
+                                                               double* used_grad_output) {
+  const double rows = static_cast<double>(program.space.rows);
+  WorkerSpeculativeScale<Group, typename Program::Compute> speculative(expected_grad_output, used_grad_output,
+                                                                       1.0 / rows);
+  Reader::template sweep<true>(program, group, speculative, chunks, workspace(memory));
+  const double divisor = divide_sum(chunks, memory, Tally<Program>{program}, value);
+  if (divisor < 0.0) return;
+  used_grad_output[chunks * Group::kClusterSize] = divisor;
+  if (divisor != rows && missed != nullptr) *missed = 1;
+}
+
+// As verify_row_gradient, for gradients of an assumed divisor.
+template <class Reader, class Group, class Program, class Result>
+__device__ __forceinline__ void verify_assumed_row_gradient(const Program& program, const Group& group, int64 chunks,
+                                                            const Result* grad_output, const double* used_grad_output,
+                                                            double* expected_grad_output) {
+  const double g = widen<double>(*grad_output), divisor = used_grad_output[chunks * Group::kClusterSize];
+  const bool wrong = divisor != static_cast<double>(program.space.rows);
+  if (!worker_grad_scale_is_stale(group, chunks, g, used_grad_output, expected_grad_output) && !wrong) return;
+  KnownScale<typename Program::Compute> known{static_cast<typename Program::Compute>(g * reciprocal_or_zero(divisor))};
+  Reader::template sweep<true>(program, group, known, chunks, {});
 }
 
 // Writes the gradients for the true grad_output, unless all chunks of this worker were written with it already.

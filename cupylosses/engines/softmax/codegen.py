@@ -88,10 +88,11 @@ class SoftmaxKernel(Kernel):
     :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
     the next row into L2; ``shifted`` logits lie otherwise than their gradients. The divisor of the sum is an argument,
     or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
-    (``self_counting``). ``weight`` and ``mask`` are dtypes, or "" if the kernel reads none. ``gradients`` and
-    ``has_tangent`` have an entry per operand: its gradient is written, it has a tangent. ``in_place`` is the dtype of
-    gradients that are written over the logits, or "". Of rows in registers ``warps`` share a row, and a thread takes
-    ``per_thread`` classes; of tiles of gradients, so many vectors.
+    (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are dtypes, or "" if the
+    kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is written, it has a
+    tangent. ``in_place`` is the dtype of gradients that are written over the logits, or "". ``warps`` share a tile of
+    columns; a thread takes rows of ``per_thread`` classes where these are a constant, and so many vectors of tiles of
+    gradients.
     """
 
     loss: SoftmaxLoss
@@ -114,6 +115,7 @@ class SoftmaxKernel(Kernel):
     plain: bool = False
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     cluster: int = 1
     prefetch: bool = False
     shifted: bool = False
@@ -145,7 +147,7 @@ class SoftmaxKernel(Kernel):
             parts += [name + "".join([str(int(x)) for x in choices])] if choices else []
         parts += ["flags" + "".join([str(x) for x in self.flags])] if self.flags else []
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
-        switches = "smoothed", "capped", "plain", "counted", "self_counting", "prefetch", "shifted"
+        switches = "smoothed", "capped", "plain", "counted", "self_counting", "tallies", "prefetch", "shifted"
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
@@ -229,8 +231,10 @@ class SoftmaxKernel(Kernel):
             scalars = [*(f"double {x.name}_" for x in self.loss.parameters), "double logit_scale", "double softcap"]
             scalars += ["RowStatus* status"] if self.indices else []
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
-        if self.self_counting:
+        if self.self_counting or self.tallies:
             divisor = []
+        if self.tallies and self.kind != "value":
+            divisor = ["unsigned* missed"]
         return [*arrays, *gradients, *auxiliary, *own, *scalars, *divisor]
 
     def given(self, name: str) -> str:
@@ -270,6 +274,20 @@ _SELF_COUNTED = {
 }
 
 
+_TALLIED = {
+    "value_and_gradient": (
+        "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, expected_grad_output, "
+        "used_grad_output)"
+    ),
+    "verify_gradient": (
+        "verify_assumed_row_gradient<Reader>(program, group, chunks, grad_output, used_grad_output, "
+        "expected_grad_output)"
+    ),
+}
+
+#: The kinds of kernels that can tally.
+TALLYING_STAGES = frozenset(("value", *_TALLIED))
+
 #: The kinds of kernels that can count themselves: all that divide.
 SELF_COUNTING_STAGES = frozenset(_SELF_COUNTED)
 
@@ -279,7 +297,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     fixed = [*(["int64 ignored", "int64 site"] if kernel.indices else []), *fixed]
     program, construct = target.program(kernel)
     group, reader = target.reader(kernel)
-    call = _CALLS.get(kernel.kind) or target.from_residual(kernel)
+    call = (kernel.tallies and _TALLIED.get(kernel.kind)) or _CALLS.get(kernel.kind) or target.from_residual(kernel)
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
         f"using Result = {STORAGE[kernel.result][0]};",
@@ -293,6 +311,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
         *(_SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",
         "}",

@@ -17,7 +17,7 @@ from cupylosses.engines.base import Engine, Machine, Plan, Step, TensorSpec, Wan
 from cupylosses.engines.device import EXPECTATIONS
 from cupylosses.engines.softmax import layout as softmax_layout
 from cupylosses.engines.softmax.call import Static, constant_divisor
-from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, SoftmaxKernel
+from cupylosses.engines.softmax.codegen import SELF_COUNTING_STAGES, TALLYING_STAGES, SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.labels import site_of
 from cupylosses.engines.strides import broadcast_strides, dense_strides
@@ -72,6 +72,8 @@ class SoftmaxPlan(Plan):
         weighs = self.indices and static.weighted and self.loss.mean_of_weights
         few = self.rows <= softmax_layout.SELF_COUNTING_ROWS and not (weighs or static.has_tangent)
         self.counted, self.self_counting = known is None and not few, known is None and few
+        # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
+        self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = tuple([i < (1 if self.indices else 2) for i in range(len(tensors))])
         self.speculative = self.differentiable
         self.fused_hvp = bool(static.has_tangent)
@@ -104,8 +106,8 @@ class SoftmaxPlan(Plan):
         self.overwrites = self.single_use and dense and self.input.misalignment == self._misalignment
         self.recomputes = self.layout.kind in softmax_layout.RECOMPUTED and not self.single_use
         self.partials = self.layout.chunks
-        # One for each chunk and block of a cluster.
-        self.records = self.layout.chunks * self.layout.cluster
+        # One for each chunk and block of a cluster, and the divisor.
+        self.records = self.layout.chunks * self.layout.cluster + self.tallies
         key = (loss.name, static.kind, self.rows_shape, self.classes, self._dtypes, self.result)
         self.slot = hash(key) % EXPECTATIONS
         self._place = site or (self.rows_shape, 0)
@@ -256,6 +258,7 @@ class SoftmaxPlan(Plan):
             smoothed=self.indices and self.static.smoothed, capped=self.static.capped,
             plain=self.static.plain and stage != "denominator", counted=counted,
             self_counting=self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
+            tallies=self.tallies and not counted and stage in TALLYING_STAGES,
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and stage not in ("denominator", "from_residual"),
