@@ -202,7 +202,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, thread_per_row": rows(row_properties.agrees_with_truth, "thread_per_row"),
     "rows, thread_per_row_packed": rows(row_properties.agrees_with_truth, "thread_per_row_packed"),
     "rows, packed": in_registers((163, 6), dtype="float16"),
-    "rows, shared columns": in_registers((1, 213, 37)),
+    "rows, column_tiles": in_registers((1, 57, 37)),
     "rows, streamed": streamed,
     "rows, claimed": few_teams,
     "rows, capped": rows(row_properties.agrees_with_truth, "block, cluster", {"softcap": 3.0}, dtype="bfloat16"),

@@ -107,6 +107,8 @@ class Plan(ABC):
         divisor: The constant part of the divisor of a sum; times the last scalar if ``weighted``; times a sum that a
             launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
             take no divisor.
+        tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
+            speculative gradients, which then assume that everything counts.
         partials: Doubles of workspace that the reduction of the value takes.
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
@@ -142,6 +144,7 @@ class Plan(ABC):
     weighted: bool = False
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     partials: int
     records: int
     slot: int

@@ -218,6 +218,21 @@ __device__ __forceinline__ double scalar_log1p(double x) {
   return log1p(x);
 }
 
+// log(1 + x) for x >= 0, inf or NaN. Without the branches of log1pf, which keep compilers from interleaving rows.
+__device__ __forceinline__ float scalar_log1p_of_positive(float x) {
+  if (kNarrow) return scalar_log1p(x);
+  // 1 + x = 2^n (1 + f), 1 + f between 2/3 and 4/3; f is computed without forming 1 + x, which keeps the digits of x.
+  const int exponent = (__float_as_int(1.0f + x) - 0x3f2aaaab) & ~0x7fffff;
+  const float scale = __int_as_float(0x3f800000 - exponent);
+  const float f = fmaf(x, scale, scale - 1.0f), n = static_cast<float>(exponent) * 0x1p-23f;
+  const float log = fmaf(n, 0.693147181f, scalar_log1p_near_zero(f));
+  return x < scalar_infinity(x) ? log : x;
+}
+template <class T>
+__device__ __forceinline__ T scalar_log1p_of_positive(T x) {
+  return scalar_log1p(x);
+}
+
 __device__ __forceinline__ float scalar_expm1(float x) {
   if (kNarrow) {
     const float excess = scalar_polynomial(x, 0.499974757f, 0.166673958f, 0.0420927145f, 0.00834228657f);

@@ -267,11 +267,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sums of warps added as if their largest logits were equal",
-        "kernels/softmax/register_rows.cuh",
+        "kernels/softmax/column_tiles.cuh",
         "combined",
-        r"rescale\(part\.softmax[^;]*;",
+        r"rescale\(softmax[^;]*;",
         "",
-        ("rows, shared columns",),
+        ("rows, column_tiles",),
     ),
     Mutant(
         "elements behind the last whole word left out",
