@@ -163,6 +163,13 @@ __device__ __forceinline__ HingeSums<Slopes> group_sum(const Group& group, Hinge
   }
   return x;
 }
+// The sum over a warp, in every lane. Preconditions: all 32 lanes call it together.
+__device__ __forceinline__ int sum_of_lanes(int x) {
+  return warp_sum_int(x);
+}
+__device__ __forceinline__ double sum_of_lanes(double x) {
+  return warp_sum(x);
+}
 // A barrier of a whole warp, or of the block. What its threads wrote is visible to all of them.
 template <class Group>
 __device__ __forceinline__ void group_sync(const Group&) {
@@ -393,7 +400,7 @@ __device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) 
 // Some vectors of a thread against labels that the lanes of its warp hold: case 2 of the head. Elements that are labels
 // or do not exist have a score of -inf, with which a finite score has no active pair.
 template <bool kGradient, int kVecSize, int kCount, class Program>
-__device__ __forceinline__ void take_vectors(const Program& program, const int64 (&first)[kCount],
+__device__ __forceinline__ void take_vectors(const Program& program, int64 first, int64 step,
                                              const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
                                              typename Program::Input* to, int length, int64 label, double own,
                                              double factor, double& total, typename Program::Slopes& of_label) {
@@ -412,7 +419,7 @@ __device__ __forceinline__ void take_vectors(const Program& program, const int64
     const int64 other = __shfl_sync(0xffffffffu, label, j);
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      const int64 at = other - first[k];
+      const int64 at = other - (first + k * step);
       if (at < 0 || at >= kVecSize) continue;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
@@ -431,7 +438,7 @@ __device__ __forceinline__ void take_vectors(const Program& program, const int64
       of_class[e] += slope;
       slopes += slope;
     }
-    slopes = subwarp_reduce(slopes, kWarp, AddOp{});
+    slopes = sum_of_lanes(slopes);
     if (static_cast<int>(threadIdx.x % kWarp) == j) of_label += slopes;
   }
   if constexpr (kGradient) {
@@ -441,7 +448,7 @@ __device__ __forceinline__ void take_vectors(const Program& program, const int64
       typename Program::Gradient g[kVecSize];
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) g[i] = Program::gradient(of_class[k * kVecSize + i], factor);
-      store_pack<kVecSize>(to + first[k], NarrowPack<typename Program::Input, kVecSize>::from(g));
+      store_pack<kVecSize>(to + first + k * step, NarrowPack<typename Program::Input, kVecSize>::from(g));
     }
   }
 }
@@ -461,27 +468,25 @@ __device__ __forceinline__ double list_in_lanes(const Program& program, const Gr
   double total = 0.0;
   Slopes of_label = Slopes(0);
   if (view.head + view.tail > 0) {
-    const int64 edge = view.edge_class(rank), first[1] = {edge < 0 ? 0 : edge};
+    const int64 edge = view.edge_class(rank);
     Pack<Input, 1> x[1];
     if (edge >= 0) x[0] = load_stream<1>(from + edge);
-    take_vectors<kGradient>(program, first, x, edge >= 0, to, length, label, own, factor, total, of_label);
+    take_vectors<kGradient>(program, edge < 0 ? 0 : edge, 0, x, edge >= 0, to, length, label, own, factor, total,
+                            of_label);
   }
   // All lanes of a warp take as many turns: they hold labels for each other.
 #pragma unroll 1
   for (int64 turn = rank - rank % kWarp; turn < view.vectors; turn += kVectors * threads) {
     Pack<Input, kVecSize> x[kVectors];
-    int64 first[kVectors];
+    const int64 v = turn + rank % kWarp, first = view.first(v), step = static_cast<int64>(threads) * kVecSize;
     int present = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      const int64 v = turn + rank % kWarp + k * threads;
-      first[k] = view.first(v);
-      if (v < view.vectors) {
-        x[k] = load_stream<kVecSize>(from + first[k]);
-        present = k + 1;
-      }
+      if (v + k * threads >= view.vectors) continue;
+      x[k] = load_stream<kVecSize>(from + first + k * step);
+      present = k + 1;
     }
-    take_vectors<kGradient>(program, first, x, present, to, length, label, own, factor, total, of_label);
+    take_vectors<kGradient>(program, first, step, x, present, to, length, label, own, factor, total, of_label);
   }
   if constexpr (kGradient) {
     of_label = sum_of_warps(group, of_label);

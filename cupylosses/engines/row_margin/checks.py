@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cupylosses.checks import FLOATING, INTEGER, dtype_name
 from cupylosses.engines.row_margin.call import Rows, without
@@ -94,6 +93,6 @@ def bad_label(loss: MarginLoss, position: Sequence[int], value: int, classes: in
         return softmax_checks.bad_label(loss, position, value, classes, alike)
     where = f"[{', '.join(map(str, position))}]" if position else ""
     return IndexError(
-        f"{loss.name}: `{loss.operands[-1].name}{where}` must be a class index, 0 to {classes - 1}, or {END} behind the "
-        f"last label of the row, got {value} for {classes} class{'es' * (classes != 1)}."
+        f"{loss.name}: `{loss.operands[-1].name}{where}` must be a class index, 0 to {classes - 1}, or {END} behind "
+        f"the last label of the row, got {value} for {classes} class{'es' * (classes != 1)}."
     )

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import (
-    LIST_RESIDENT_THREADS,
-    MAX_BLOCK_THREADS,
-    RESIDENT_THREADS,
-    SUBWARP_THREADS,
-)
+from cupylosses.engines.row_margin.layout import LIST_RESIDENT_THREADS, RESIDENT_THREADS
 from cupylosses.engines.softmax.codegen import SELF_COUNTED
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -49,15 +44,16 @@ _CALLS = {
 class MarginKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
-    ``layout`` is "subwarp" or "block". A thread reads ``ahead`` vectors at once. ``weight`` is a dtype, or "". The
-    divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows that count, which
-    the kernel finds itself (``self_counting``).
+    ``layout`` is "subwarp" or "block", of so many ``threads``. A thread reads ``ahead`` vectors at once. ``weight`` is
+    a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows
+    that count, which the kernel finds itself (``self_counting``).
     """
 
     loss: MarginLoss
     kind: str
     flags: tuple[int, ...]
     layout: str
+    threads: int
     vec_size: int
     ahead: int
     input: str
@@ -85,7 +81,7 @@ class MarginKernel(Kernel):
         names = (self.input, self.target, self.weight, "bool" if self.mask else "")
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
-        parts += [f"{self.ahead}-ahead"]
+        parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
         parts += [x.replace("_", "-") for x in ("many", "counted", "self_counting") if getattr(self, x)]
         return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
 
@@ -161,9 +157,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
 
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
     block = kernel.layout == "block"
-    threads, resident = MAX_BLOCK_THREADS if block else SUBWARP_THREADS, RESIDENT_THREADS
-    if several:
-        resident = LIST_RESIDENT_THREADS
+    resident = LIST_RESIDENT_THREADS if several else RESIDENT_THREADS
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
@@ -173,7 +167,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"using Program = MarginProgram<RowProgram<Hinge, Space, {', '.join(types)}>>;",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({threads}, {max(1, resident // threads)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, resident // kernel.threads)})',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
         f"  const Program program{{{{Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",
@@ -181,7 +175,10 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"                         {argument('status')}, site, {argument('values')}, nullptr, nullptr, nullptr, 0}},",
         "                        1.0 / static_cast<double>(space.classes), labels, inner, capacity, mask_words};",
         *(SELF_COUNTED[kind] if kernel.self_counting else []),
-        *([f"  const {'ClusterGroup<1> group{}' if block else 'SubwarpGroup group{width}'};"] * (kind != "denominator")),
+        *(
+            [f"  const {'ClusterGroup<1> group{}' if block else 'SubwarpGroup group{width}'};"]
+            * (kind != "denominator")
+        ),
         f"  {_CALLS[kind]};",
         "}",
     ]

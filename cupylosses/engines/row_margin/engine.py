@@ -185,7 +185,7 @@ class MarginEngine(Engine):
     def placeholders(
         self, loss: MarginLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Labels are int64 unless a dtype is named for them; of lists there are as many as classes unless a shape is."""
+        """Labels are int64 unless a dtype is named for them; lists have a place per class unless a shape is."""
         any_loss: Any = loss
         scores = tuple(shapes[0])
         dim = softmax_checks.class_dimension(any_loss, options.get("class_dim"), scores)

@@ -22,15 +22,18 @@ VECTORS = 8
 LIST_VECTORS = 4
 #: Vectors that a thread reads together, of one label, and elements of lists.
 TOGETHER = 4
-LIST_ELEMENTS = 16
+LIST_ELEMENTS = 8
 #: Classes below which a thread reads single elements: a row would be nothing but edges of vectors.
 FEW_CLASSES = 32
-#: Threads of a block whose warps take rows of their own, and of one that shares a row, at most and at least.
-SUBWARP_THREADS = 256
+#: Threads of a block whose warps take rows of their own, and of one that shares a row: at most, and at most if there
+#: are rows for all multiprocessors several times over, whose barriers are then cheaper; and at least.
+SUBWARP_THREADS = 128
 MAX_BLOCK_THREADS = 512
+MANY_ROWS_THREADS = 128
+MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, for one label and for lists, by the registers that they are given.
-RESIDENT_THREADS = 1024
+RESIDENT_THREADS = 640
 LIST_RESIDENT_THREADS = 512
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
@@ -60,7 +63,7 @@ class Layout:
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
         per_block = self.threads // WARP if self.kind == "subwarp" else 1
-        return max(1, min(-(-self.chunks // per_block), processors * (self.resident // self.threads)))
+        return max(1, min(-(-self.chunks // per_block), processors * max(1, self.resident // self.threads)))
 
 
 def layout(
@@ -82,13 +85,14 @@ def layout(
     if classes > FEW_CLASSES:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     vectors = -(-classes // vec_size)
+    most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
     kind, resident, together = "subwarp", RESIDENT_THREADS, TOGETHER
     capacity = mask_words = shared = 0
     if labels is None:
         threads = SUBWARP_THREADS
         if width > WARP:
-            kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
+            kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
             width = threads
     else:
         resident, together = LIST_RESIDENT_THREADS, max(1, min(LIST_ELEMENTS // vec_size, 2 * TOGETHER))
@@ -96,7 +100,7 @@ def layout(
         threads = SUBWARP_THREADS
         if width > WARP or (sorted_at_all and classes > WARP_CLASSES):
             width = power_of_two(-(-vectors // LIST_VECTORS))
-            kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
+            kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
             width = threads
         else:
             width = WARP

@@ -128,8 +128,8 @@ class MarginPlan(Plan):
             blocks = min(-(-chunks // (threads // gpu.WARP)), 8 * self.machine.processors)
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
         kernel = MarginKernel(
-            loss, stage, static.flags, kind, x.vec_size, x.together, self.input.dtype, self.target.dtype, weight,
-            static.masked, self.result, x.many, counted,
+            loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
+            weight, static.masked, self.result, x.many, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])

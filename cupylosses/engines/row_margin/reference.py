@@ -118,9 +118,10 @@ def _check_labels(xp: Any, call: Rows, bad: Any) -> None:
         return
     labels = xp.moveaxis(call.target, call.static.class_dim, -1) if call.loss.several else call.target[..., None]
     labels = labels[..., : bad.shape[-1]]
-    *row, place = (int(x[0]) for x in xp.nonzero(bad))
-    label, every = labels[(*row, place)], labels[bad]
-    at = [*row[: call.static.class_dim], place, *row[call.static.class_dim :]] if call.loss.several else row
+    position = tuple(int(x[0]) for x in xp.nonzero(bad))
+    label, every, row = labels[position], labels[bad], position[:-1]
+    dim = call.static.class_dim
+    at = (*row[:dim], position[-1], *row[dim:]) if call.loss.several else row
     raise margin_checks.bad_label(call.loss, at, int(label), call.classes, bool(xp.all(every == label)))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GIVEN = "given"
 #: Arguments that are arrays if they are True.
 ARRAYS = ("weight", "mask")
+#: Places for labels in lists, unless a layout has others.
+PLACES = 5
 
 
 class Layout(NamedTuple):
@@ -30,7 +32,7 @@ class Layout(NamedTuple):
 
     shape: tuple[int, ...]
     class_dim: int = 1
-    places: int = 5
+    places: int = PLACES
     longest: int = 4
 
 
@@ -46,8 +48,8 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class MarginCheck(Check):
-    """A loss of rows of scores. ``case`` has parameters, flags and other arguments by name; True for an argument that is
-    an array. ``shape`` is a requested shape of the scores, with the classes in the second dimension.
+    """A loss of rows of scores. ``case`` has parameters, flags and other arguments by name; True for one that is an
+    array. ``shape`` is a requested shape of the scores, with the classes in the second dimension.
     """
 
     Definition: ClassVar = MarginLoss

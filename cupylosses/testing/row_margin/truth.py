@@ -1,4 +1,4 @@
-"""The truth of losses of rows of scores: sums over pairs in float64, and their derivatives written down, label by label.
+"""The truth of losses of rows of scores: sums over pairs in float64, and their derivatives, label by label.
 
 Kernels compute in double and round once, so the size of a result is its absolute value. Only float64 results show the
 errors of the arithmetic, which are of the size of the scores and the margin.
