@@ -2722,172 +2722,428 @@ def linear_cross_entropy(
     main_grad: _Exchangeable | None = None,
     options: Any = None,
 ) -> _Array | RowResult: ...
-def multi_margin_loss(
+def hinge_loss(
     input: _Array,
     target: _Exchangeable,
-    p: bool = 1,
     margin: float = 1.0,
-    weight: _Exchangeable | float | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
     reduction: _Reduction = "mean",
     *,
-    ignore_index: bool | None = -100,
-    class_dim: bool | None = None,
+    weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
-    check_targets: bool | None = "lazy",
 ) -> _Array:
-    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin.
+    """Hinge loss of a binary classifier, for labels -1 and +1.
 
-        (w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p
+        max(0, margin - input target)
 
-    with y the label, w_c the class weights, 1 by default, and C the number of classes.
-
-    The margin is added to the difference of two scores, so that large scores do not swallow it, as they do in torch.
-
-    Drop-in replacement for ``torch.nn.functional.multi_margin_loss``.
+    A target of shape (D,) broadcasts along the rows of an input of shape (N, D), as in NumPy and torch. For one target
+    per row, pass `target[:, None]`.
 
     Args:
-        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
-            floating. Domain: any number.
-        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
-        p: Power of each hinge. One of 1, 2. Default 1.
-        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
-        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. It multiplies the loss of the
-            row, which with a weight of 0 is 0 whatever the row holds. Default None, no weights.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        ignore_index: Label of rows that do not count. Their scores are not read, and their gradients are 0. Default
-            -100.
-        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
-        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
-            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
-            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
-        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, whatever their class weights, 'batchmean' by the size of the
-        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. Differences and sums are computed in
-        float64. The result belongs to the library and the device of the first operand, and has its dtype (float32 under
-        autocast) unless `out_dtype` is given.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
-        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
-        torch. A row of scores that are infinite alike is NaN, as their difference is. A row of one class has no pairs,
-        and costs nothing. Where the loss of a row is NaN, so is the gradient of the whole row.
+        Every floating operand is differentiable. At input target = margin the element is active: the gradient is
+        (-target, -input). Where the loss is NaN, so is the gradient.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
             bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
             option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
 
     Example:
         >>> import torch
         >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
-        >>> target = torch.tensor([3, 0])
-        >>> loss = F.multi_margin_loss(input, target)
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.hinge_loss(input, target)
         >>> round(loss.item(), 3)
-        0.444
+        1.167
         >>> loss.backward()  # input.grad holds the gradient
 
     References:
-        K. Crammer, Y. Singer, On the algorithmic implementation of multiclass kernel-based vector machines, JMLR 2,
-            2001.
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
     """
 
-def multilabel_margin_loss(
+def hinge_embedding_loss(
     input: _Array,
     target: _Exchangeable,
+    margin: float = 1.0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: _Reduction = "mean",
     *,
-    margin: float = 1.0,
-    class_dim: bool | None = None,
+    weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
     out_dtype: Any = None,
-    check_targets: bool | None = "lazy",
 ) -> _Array:
-    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin.
+    """Hinge embedding loss: the distance of similar pairs, and the hinge of that of dissimilar pairs.
 
-        (1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)
+        input where target > 0, max(0, margin - input) where target < 0
 
-    with T the labels of the row, and C the number of classes.
-
-    Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to C log
-    |T|.
-
-    Drop-in replacement for ``torch.nn.functional.multilabel_margin_loss``.
+    Drop-in replacement for ``torch.nn.functional.hinge_embedding_loss``.
 
     Args:
-        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
-            floating. Domain: any number.
-        target: Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of
-            labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is looked
-            at. A label that is listed twice counts twice.
-        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
-        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
-        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
-            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        input: The distance of a pair. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label: +1 for similar pairs, -1 for dissimilar ones. Only its sign matters; the loss is NaN where it
+            is 0. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: -1 or +1.
+        margin: Distance from which a dissimilar pair has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
-        check_targets: When a label that is not a class, before the first -1 raises: 'sync' at once, which waits for the
-            GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and the
-            gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
         size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
 
     Returns:
-        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
-        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
-        mean of nothing is NaN, with gradients of 0. Differences and sums are computed in float64. The result belongs to
-        the library and the device of the first operand, and has its dtype (float32 under autocast) unless `out_dtype`
-        is given.
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
 
     Gradient:
-        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
-        torch. A row of scores that are infinite alike is NaN, as their difference is. A row without labels, and one in
-        which every class is a label, has no pairs, and costs nothing. Where the loss of a row is NaN, so is the
-        gradient of the whole row.
+        Every floating operand is differentiable. At input = margin a dissimilar pair is active, with gradient -1. The
+        label has gradient 0. Where the loss is NaN, so is the gradient.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
             bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
             option has the wrong type.
-        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
         ImportError: The operands are on a GPU, and CuPy is not installed.
         cupylosses.KernelError: A kernel cannot be compiled or loaded.
-        IndexError: A label is not a class; see `check_targets`.
 
     Example:
         >>> import torch
         >>> import cupylosses.functional as F
-        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
-        >>> target = torch.tensor([[3, 0, -1, -1], [2, -1, -1, -1]])
-        >>> loss = F.multilabel_margin_loss(input, target)
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.hinge_embedding_loss(input, target)
         >>> round(loss.item(), 3)
-        0.488
+        0.917
         >>> loss.backward()  # input.grad holds the gradient
 
     References:
-        J. Weston, C. Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999, for several
-            labels.
+        R. Hadsell, S. Chopra, Y. LeCun, Dimensionality reduction by learning an invariant mapping, CVPR 2006.
+    """
+
+def margin_ranking_loss(
+    input1: _Array,
+    input2: _Exchangeable,
+    target: _Exchangeable,
+    margin: float = 0.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Margin ranking loss: hinge loss of the difference of two scores.
+
+        max(0, margin - target (input1 - input2))
+
+    Drop-in replacement for ``torch.nn.functional.margin_ranking_loss``.
+
+    Args:
+        input1: The score of the first item. Any shape that broadcasts with the other operands; floating. Domain: any
+            number.
+        input2: The score of the second item. Any shape that broadcasts with the other operands; floating. Domain: any
+            number.
+        target: +1 where the first item should have the higher score, -1 where the second; other numbers scale the
+            difference. Any shape that broadcasts with the other operands; floating, integer or bool. Domain: -1 or +1.
+        margin: Difference of the scores from which a pair has loss 0. Must be a number, not NaN. Default 0.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At target (input1 - input2) = margin the pair is active: the gradient
+        is (-target, target, input2 - input1). Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input1 = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> input2 = torch.tensor([1.0, -1.0, 0.25])
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.margin_ranking_loss(input1, input2, target)
+        >>> round(loss.item(), 3)
+        0.75
+        >>> loss.backward()  # input1.grad holds the gradient
+
+    References:
+        R. Herbrich, T. Graepel, K. Obermayer, Large margin rank boundaries for ordinal regression, Advances in Large
+            Margin Classifiers, 2000.
+    """
+
+def squared_hinge_loss(
+    input: _Array,
+    target: _Exchangeable,
+    margin: float = 1.0,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Squared hinge loss of a binary classifier, for labels -1 and +1.
+
+        max(0, margin - input target)^2
+
+    Keras converts labels 0 to -1; here, a label of 0 is used as it is.
+
+    Args:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.squared_hinge_loss(input, target)
+        >>> round(loss.item(), 3)
+        3.083
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
+
+def logistic_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Logistic loss of a score, for labels -1 and +1.
+
+        log(1 + exp(-input target))
+
+    Equals `soft_margin_loss` except at a label of 0, where that is NaN and this is log(2). For labels 0 and 1, use
+    `binary_cross_entropy_with_logits`.
+
+    Args:
+        input: The predicted score: the logit of label +1. Any shape that broadcasts with the other operands; floating.
+            Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.logistic_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.951
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    """
+
+def exponential_loss(
+    input: _Array,
+    target: _Exchangeable,
+    reduction: _Reduction = "mean",
+    *,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    out_dtype: Any = None,
+) -> _Array:
+    """Exponential loss of a score, for labels -1 and +1, as in AdaBoost.
+
+        exp(-input target)
+
+    Args:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = F.exponential_loss(input, target)
+        >>> round(loss.item(), 3)
+        2.761
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to
+            boosting, Journal of Computer and System Sciences 55, 1997.
     """
 
 def mse_loss(
@@ -3888,6 +4144,174 @@ def general_robust_loss(
 
     References:
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
+    """
+
+def multi_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    p: bool = 1,
+    margin: float = 1.0,
+    weight: _Exchangeable | float | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    ignore_index: bool | None = -100,
+    class_dim: bool | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: bool | None = "lazy",
+) -> _Array:
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin.
+
+        (w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p
+
+    with y the label, w_c the class weights, 1 by default, and C the number of classes.
+
+    The margin is added to the difference of two scores, so that large scores do not swallow it, as they do in torch.
+
+    Drop-in replacement for ``torch.nn.functional.multi_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        p: Power of each hinge. One of 1, 2. Default 1.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. It multiplies the loss of the
+            row, which with a weight of 0 is 0 whatever the row holds. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        ignore_index: Label of rows that do not count. Their scores are not read, and their gradients are 0. Default
+            -100.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, whatever their class weights, 'batchmean' by the size of the
+        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. Differences and sums are computed in
+        float64. The result belongs to the library and the device of the first operand, and has its dtype (float32 under
+        autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row of one class has no pairs,
+        and costs nothing. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([3, 0])
+        >>> loss = F.multi_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.444
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        K. Crammer, Y. Singer, On the algorithmic implementation of multiclass kernel-based vector machines, JMLR 2,
+            2001.
+    """
+
+def multilabel_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    margin: float = 1.0,
+    class_dim: bool | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: bool | None = "lazy",
+) -> _Array:
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin.
+
+        (1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)
+
+    with T the labels of the row, and C the number of classes.
+
+    Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to C log
+    |T|.
+
+    Drop-in replacement for ``torch.nn.functional.multilabel_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of
+            labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is looked
+            at. A label that is listed twice counts twice.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is not a class, before the first -1 raises: 'sync' at once, which waits for the
+            GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and the
+            gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. Differences and sums are computed in float64. The result belongs to
+        the library and the device of the first operand, and has its dtype (float32 under autocast) unless `out_dtype`
+        is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row without labels, and one in
+        which every class is a label, has no pairs, and costs nothing. Where the loss of a row is NaN, so is the
+        gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is not a class; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[3, 0, -1, -1], [2, -1, -1, -1]])
+        >>> loss = F.multilabel_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.488
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. Weston, C. Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999, for several
+            labels.
     """
 
 def cosine_similarity(

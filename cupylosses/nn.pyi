@@ -2279,36 +2279,381 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         options: Any = None,
     ) -> torch.Tensor | RowResult: ...
 
-class MultiMarginLoss(torch.nn.MultiMarginLoss):
-    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin."""
+class HingeLoss(torch.nn.Module):
+    """Hinge loss of a binary classifier, for labels -1 and +1.
 
+        max(0, margin - input target)
+
+    A target of shape (D,) broadcasts along the rows of an input of shape (N, D), as in NumPy and torch. For one target
+    per row, pass `target[:, None]`.
+
+    Module of ``cupylosses.functional.hinge_loss``.
+
+    Args:
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. At input target = margin the element is active: the gradient is
+        (-target, -input). Where the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.HingeLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        1.167
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
     def forward(
         self,
         input: torch.Tensor,
         target: torch.Tensor,
         *,
-        ignore_index: bool | None = None,
-        class_dim: bool | None = None,
+        weight: torch.Tensor | float | None = None,
         mask: torch.Tensor | None = None,
         normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
-        check_targets: bool | None = None,
     ) -> torch.Tensor: ...
 
-class MultiLabelMarginLoss(torch.nn.MultiLabelMarginLoss):
-    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin."""
+class HingeEmbeddingLoss(torch.nn.HingeEmbeddingLoss):
+    """Hinge embedding loss: the distance of similar pairs, and the hinge of that of dissimilar pairs."""
 
     def forward(
         self,
         input: torch.Tensor,
         target: torch.Tensor,
         *,
-        margin: float | None = None,
-        class_dim: bool | None = None,
+        weight: torch.Tensor | float | None = None,
         mask: torch.Tensor | None = None,
         normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
-        check_targets: bool | None = None,
+    ) -> torch.Tensor: ...
+
+class MarginRankingLoss(torch.nn.MarginRankingLoss):
+    """Margin ranking loss: hinge loss of the difference of two scores."""
+
+    def forward(
+        self,
+        input1: torch.Tensor,
+        input2: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class SquaredHingeLoss(torch.nn.Module):
+    """Squared hinge loss of a binary classifier, for labels -1 and +1.
+
+        max(0, margin - input target)^2
+
+    Keras converts labels 0 to -1; here, a label of 0 is used as it is.
+
+    Module of ``cupylosses.functional.squared_hinge_loss``.
+
+    Args:
+        margin: Product of score and label from which an element has loss 0. Must be a number, not NaN. Default 1.0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. The loss is differentiable everywhere. Where the loss is NaN, so is
+        the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.SquaredHingeLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        3.083
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        C. Cortes, V. Vapnik, Support-vector networks, Machine Learning 20, 1995.
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class LogisticLoss(torch.nn.Module):
+    """Logistic loss of a score, for labels -1 and +1.
+
+        log(1 + exp(-input target))
+
+    Equals `soft_margin_loss` except at a label of 0, where that is NaN and this is log(2). For labels 0 and 1, use
+    `binary_cross_entropy_with_logits`.
+
+    Module of ``cupylosses.functional.logistic_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score: the logit of label +1. Any shape that broadcasts with the other operands; floating.
+            Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.LogisticLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        0.951
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        D. R. Cox, The regression analysis of binary sequences, Journal of the Royal Statistical Society B 20, 1958.
+    """
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class ExponentialLoss(torch.nn.Module):
+    """Exponential loss of a score, for labels -1 and +1, as in AdaBoost.
+
+        exp(-input target)
+
+    Module of ``cupylosses.functional.exponential_loss``.
+
+    Args:
+        reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
+        weight: Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An
+            element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
+            Default None, no weights.
+        dim: Dimension of the broadcast shape, or tuple of dimensions, to reduce over with 'mean', 'sum' or
+            'weighted_mean'; the others are kept. Default None, all dimensions.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+
+    Call:
+        input: The predicted score. Any shape that broadcasts with the other operands; floating. Domain: any number.
+        target: The label; other numbers scale the score. Any shape that broadcasts with the other operands; floating,
+            integer or bool. Domain: -1 or +1.
+        mask: Bool array that broadcasts with the operands, True where an element counts. The others contribute nothing
+            to value, gradients and the count of a mean, even if they are NaN. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        weight: Overrides the option of the constructor for this call, unless None.
+        dim: Overrides the option of the constructor for this call, unless None.
+        out_dtype: Overrides the option of the constructor for this call, unless None.
+
+    Returns:
+        With reduction 'none' an array of the broadcast shape. Otherwise an array without dimensions, or with `dim` of
+        the dimensions that are kept. 'mean' divides the sum by the number of elements that the mask keeps,
+        'weighted_mean' by the sum of their weights, 'batchmean' by the size of the first dimension. A mean of nothing
+        is NaN, with gradients of 0. The result belongs to the library and the device of the first operand, and has the
+        promoted dtype of all operands unless `out_dtype` is given.
+
+    Gradient:
+        Every floating operand is differentiable. An infinite score of the correct sign has loss 0 and gradient 0. Where
+        the loss is NaN, so is the gradient.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not broadcast, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.ExponentialLoss()
+        >>> input = torch.tensor([0.5, -1.25, 2.0], requires_grad=True)
+        >>> target = torch.tensor([1.0, -1.0, -1.0])
+        >>> loss = criterion(input, target)
+        >>> round(loss.item(), 3)
+        2.761
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        Y. Freund, R. E. Schapire, A decision-theoretic generalization of on-line learning and an application to
+            boosting, Journal of Computer and System Sciences 55, 1997.
+    """
+
+    def __init__(
+        self,
+        reduction: _Reduction = "mean",
+        *,
+        weight: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        dim: int | tuple[int, ...] | None = None,
+        out_dtype: Any = None,
     ) -> torch.Tensor: ...
 
 class MSELoss(torch.nn.MSELoss):
@@ -3262,4 +3607,36 @@ class GeneralRobustLoss(torch.nn.Module):
         normalizer: torch.Tensor | float | None = None,
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MultiMarginLoss(torch.nn.MultiMarginLoss):
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        ignore_index: bool | None = None,
+        class_dim: bool | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: bool | None = None,
+    ) -> torch.Tensor: ...
+
+class MultiLabelMarginLoss(torch.nn.MultiLabelMarginLoss):
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        margin: float | None = None,
+        class_dim: bool | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: bool | None = None,
     ) -> torch.Tensor: ...
