@@ -4146,6 +4146,174 @@ def general_robust_loss(
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
 
+def multi_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    p: bool = 1,
+    margin: float = 1.0,
+    weight: _Exchangeable | float | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    ignore_index: bool | None = -100,
+    class_dim: bool | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: bool | None = "lazy",
+) -> _Array:
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin.
+
+        (w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p
+
+    with y the label, w_c the class weights, 1 by default, and C the number of classes.
+
+    The margin is added to the difference of two scores, so that large scores do not swallow it, as they do in torch.
+
+    Drop-in replacement for ``torch.nn.functional.multi_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        p: Power of each hinge. One of 1, 2. Default 1.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. It multiplies the loss of the
+            row, which with a weight of 0 is 0 whatever the row holds. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        ignore_index: Label of rows that do not count. Their scores are not read, and their gradients are 0. Default
+            -100.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, whatever their class weights, 'batchmean' by the size of the
+        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. Differences and sums are computed in
+        float64. The result belongs to the library and the device of the first operand, and has its dtype (float32 under
+        autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row of one class has no pairs,
+        and costs nothing. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([3, 0])
+        >>> loss = F.multi_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.444
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        K. Crammer, Y. Singer, On the algorithmic implementation of multiclass kernel-based vector machines, JMLR 2,
+            2001.
+    """
+
+def multilabel_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _Reduction = "mean",
+    *,
+    margin: float = 1.0,
+    class_dim: bool | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: bool | None = "lazy",
+) -> _Array:
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin.
+
+        (1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)
+
+    with T the labels of the row, and C the number of classes.
+
+    Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to C log
+    |T|.
+
+    Drop-in replacement for ``torch.nn.functional.multilabel_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of
+            labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is looked
+            at. A label that is listed twice counts twice.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is not a class, before the first -1 raises: 'sync' at once, which waits for the
+            GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and the
+            gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. Differences and sums are computed in float64. The result belongs to
+        the library and the device of the first operand, and has its dtype (float32 under autocast) unless `out_dtype`
+        is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row without labels, and one in
+        which every class is a label, has no pairs, and costs nothing. Where the loss of a row is NaN, so is the
+        gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is not a class; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[3, 0, -1, -1], [2, -1, -1, -1]])
+        >>> loss = F.multilabel_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.488
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. Weston, C. Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999, for several
+            labels.
+    """
+
 def cosine_similarity(
     x1: _Array,
     x2: _Exchangeable,

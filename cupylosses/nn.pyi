@@ -3608,3 +3608,35 @@ class GeneralRobustLoss(torch.nn.Module):
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
     ) -> torch.Tensor: ...
+
+class MultiMarginLoss(torch.nn.MultiMarginLoss):
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        ignore_index: bool | None = None,
+        class_dim: bool | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: bool | None = None,
+    ) -> torch.Tensor: ...
+
+class MultiLabelMarginLoss(torch.nn.MultiLabelMarginLoss):
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        margin: float | None = None,
+        class_dim: bool | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: bool | None = None,
+    ) -> torch.Tensor: ...

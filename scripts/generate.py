@@ -34,6 +34,7 @@ from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -340,6 +341,15 @@ def box_losses() -> str:
     return table(["function", "value of a pair of boxes", "options of its own"], rows)
 
 
+def margin_losses() -> str:
+    """The README's table of losses of scores that labels are to exceed."""
+    rows = []
+    for loss in registry(MarginLoss).values():
+        own = [f"`{x.name}={x.default!r}`" for x in loss.options]
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own), "yes" if loss.torch else ""])
+    return table(["function", "value of a row", "options of its own", "in torch"], rows)
+
+
 def layer_losses() -> str:
     """The README's table of losses of a linear layer."""
     rows = []
@@ -403,8 +413,17 @@ def transforms() -> str:
         of_vectors = works(outcomes, statistics) if any(x["loss"] in statistics for x in outcomes) else ""
         boxes = registry(BoxLoss)
         of_boxes = works(outcomes, boxes) if any(x["loss"] in boxes for x in outcomes) else ""
-        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_vectors, of_boxes, of_layers))
-    kinds = ("Losses of rows", "Losses of vectors", "Losses of boxes", "Losses of a linear layer")
+        margins = registry(MarginLoss)
+        of_scores = works(outcomes, margins) if any(x["loss"] in margins for x in outcomes) else ""
+        of_rows_of = (of_rows, of_scores, of_vectors, of_boxes, of_layers)
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, *of_rows_of))
+    kinds = (
+        "Losses of rows",
+        "Margin losses of rows",
+        "Losses of vectors",
+        "Losses of boxes",
+        "Losses of a linear layer",
+    )
     head = ("What", "Tried", "Losses", "Where", *kinds)
     return table(head, rows)
 
@@ -431,6 +450,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "losses": losses,
         "losses of rows": row_losses,
         "losses of vectors": vector_losses,
+        "losses of margins": margin_losses,
         "losses of boxes": box_losses,
         "losses of layers": layer_losses,
     },

@@ -63,6 +63,16 @@ LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
 )
 LENGTH_LOSSES = ("cosine_embedding_loss", "triplet_margin_loss")
 
+#: Title of workloads of scores that labels are to exceed: rows and classes, and the labels of a row that has several.
+SCORE_ROWS = "scores"
+SCORES: Sequence[tuple[tuple[int, int], str]] = (
+    ((65536, 1000), "float32"),
+    ((8192, 32000), "bfloat16"),
+    ((1048576, 20), "float32"),
+    ((65536, 1000), "bfloat16"),
+)
+LABELS = 5
+
 #: Title of workloads of boxes, and their numbers of pairs.
 BOX_PAIRS = "boxes"
 BOXES: Sequence[tuple[int, str]] = ((1 << 22, "float32"), (1 << 25, "float32"), (1 << 22, "bfloat16"))

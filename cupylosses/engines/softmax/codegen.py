@@ -264,7 +264,7 @@ _CALLS = {
 
 
 #: Lines that find the divisor, or its reciprocal, in a kernel that counts itself.
-_SELF_COUNTED = {
+SELF_COUNTED = {
     "value": ["  const SelfCount<Program> divisor{program};"],
     "value_and_gradient": [
         "  const double divisor = self_count(program), scale = reciprocal_or_zero(divisor);",
@@ -289,7 +289,7 @@ _TALLIED = {
 TALLYING_STAGES = frozenset(("value", *_TALLIED))
 
 #: The kinds of kernels that can count themselves: all that divide.
-SELF_COUNTING_STAGES = frozenset(_SELF_COUNTED)
+SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
 
 
 def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
@@ -310,7 +310,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kernel.kind != "value"),
         *construct,
-        *(_SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
+        *(SELF_COUNTED[kernel.kind] if kernel.self_counting else []),
         *(["  const Tally<Program> divisor{program};"] if kernel.tallies and kernel.kind == "value" else []),
         *([f"  const {group};"] if "group" in call else []),
         f"  {call};",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from cupylosses.engines.device import Device
@@ -25,8 +26,8 @@ class Status(ctypes.Structure):
     )
 
 
-#: The loss, the shape of all labels, and the number of the label that a plan begins with.
-Site = tuple[Any, tuple[int, ...], int]
+#: The loss, the shape of all labels, the number of the label that a plan begins with, and the function of the error.
+Site = tuple[Any, tuple[int, ...], int, Callable[..., IndexError]]
 
 #: Places of a possible bad label, each once, and their numbers.
 sites: list[Site] = []
@@ -34,12 +35,14 @@ _numbers: dict[Site, int] = {}
 _numbering = threading.Lock()
 
 
-def site_of(loss: Any, shape: tuple[int, ...], first: int = 0) -> int:
+def site_of(
+    loss: Any, shape: tuple[int, ...], first: int = 0, error: Callable[..., IndexError] = softmax_checks.bad_label
+) -> int:
     """The number by which kernels report a bad label of a plan."""
     with _numbering:  # plans are made in a warm-up's thread, too
-        number = _numbers.setdefault((loss, shape, first), len(sites))
+        number = _numbers.setdefault((loss, shape, first, error), len(sites))
         if number == len(sites):
-            sites.append((loss, shape, first))
+            sites.append((loss, shape, first, error))
         return number
 
 
@@ -52,10 +55,10 @@ def raise_reported(device: Device) -> None:
         return
     site, row, label, classes = status.site, status.row, status.label, status.classes
     status.code = 0
-    loss, shape, first = sites[site]
+    loss, shape, first, error = sites[site]
     row += first
     position = []
     for n in reversed(shape):
         row, at = divmod(row, n)
         position.append(at)
-    raise softmax_checks.bad_label(loss, position[::-1], label, classes, False)
+    raise error(loss, position[::-1], label, classes, False)
