@@ -34,10 +34,7 @@ def cells(input: Tensor, target: Tensor, class_dim: int, ignore_index: int, mask
         labels = target.reshape(samples, 1, *voxels).long()
         counted = labels != ignore_index
         labels = torch.where(counted, labels, 0)
-        if classes == 1:
-            dense = labels.double()
-        else:
-            dense = torch.zeros_like(values).scatter(1, labels, 1.0)
+        dense = labels.double() if classes == 1 else torch.zeros_like(values).scatter(1, labels, 1.0)
     if mask is not None:
         counted = counted & mask.bool().reshape(samples, 1, *voxels)
     # Voxels that do not count are not read: not even NaN times 0.
