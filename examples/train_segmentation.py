@@ -5,8 +5,8 @@
     python examples/train_segmentation.py                    on a GPU about a minute; on the CPU smaller, half a minute
     python examples/train_segmentation.py --plot curve.png   draws curves, memory, time and a slice of a prediction
 
-The volumes are synthetic: ellipsoids and boxes in noise, where an intensity is shared by a class of ellipsoids and one
-of boxes, so the network has to see shapes. Both runs see the same batches and start from the same parameters, so their
+The volumes are synthetic: ellipsoids and boxes whose intensities differ by less than two standard deviations of the
+noise. Both runs see the same batches and start from the same parameters, so their
 curves differ by rounding alone.
 """
 
@@ -65,8 +65,8 @@ class Size:
 GPU = Size(edge=128, classes=17, widths=(16, 32, 64, 128), volumes=32, batch=2, steps=200)
 CPU = Size(edge=24, classes=5, widths=(8, 16, 32), volumes=32, batch=2, steps=60)
 
-#: Standard deviation of the noise; intensities of neighbouring pairs of classes differ by 1.
-NOISE = 0.35
+#: Difference of the intensities of neighbouring classes, and standard deviation of the noise.
+CONTRAST, NOISE = 0.5, 0.35
 #: Volumes behind those of the training, to judge the networks by.
 UNSEEN = 2
 
@@ -93,8 +93,7 @@ def draw(size: Size, device: torch.device) -> Volumes:
             inside = distance.square().sum(0) < 1 if label % 2 else distance.amax(0) < 0.8
             volume[inside] = label
     noise = torch.randn(labels.shape, generator=generator).to(device)
-    pairs = (labels.float() + 1).div(2, rounding_mode="floor")
-    return Volumes((pairs + NOISE * noise)[:, None], labels)
+    return Volumes((CONTRAST * labels.float() + NOISE * noise)[:, None], labels)
 
 
 class Convolutions(nn.Sequential):

@@ -65,11 +65,10 @@ def overlaps(p: Tensor, rest: Tensor, t: Tensor, overlap: str) -> tuple[Tensor, 
     return p * t, p * (1 - t), rest * t
 
 
-def inverse_sizes(size: Tensor, weighting: str, pooled_classes: bool) -> Tensor:
-    """Weights 1 / T or 1 / T², for T = 0 the largest finite one of the group."""
+def inverse_sizes(size: Tensor, weighting: str) -> Tensor:
+    """Weights 1 / T or 1 / T², for T = 0 the largest of the other classes."""
     weights = torch.where(size > 0, size, 1.0).pow(-2.0 if weighting == "square" else -1.0)
-    finite = torch.where(size > 0, weights, 0.0)
-    largest = finite.amax(1, keepdim=True) if pooled_classes else finite
+    largest = torch.where(size > 0, weights, 0.0).amax(1, keepdim=True)
     return torch.where(size > 0, weights, largest)
 
 
@@ -110,7 +109,7 @@ def region_loss(
     beta: float = 0.5,
     *,
     activation: str = "softmax",
-    pool: Sequence[str] = (),
+    pool: str = "none",
     overlap: str = "product",
     smooth_nr: float = 0.0,
     smooth_dr: float = 0.0,
@@ -123,7 +122,7 @@ def region_loss(
     absent: str = "skip",
     class_weight: Sequence[float] | None = None,
     weight_in: str = "loss",
-    weighting: str | None = None,
+    weighting: str = "uniform",
     mean_of_weights: bool = False,
     average: str = "groups",
     empty: float | None = None,
@@ -145,14 +144,15 @@ def region_loss(
     if not include_background and p.shape[1] > 1:
         parts, size, weight = [x[:, 1:] for x in parts], size[:, 1:], weight[1:]
 
-    if "batch" in pool:
+    pools_batch, pools_classes = pool in ("batch", "both"), pool in ("class", "both")
+    if pools_batch:
         parts, size = [x.sum(0, keepdim=True) for x in parts], size.sum(0, keepdim=True)
-    if weighting is not None:
-        parts = [x * inverse_sizes(size.detach(), weighting, "class" in pool) for x in parts]
+    if weighting != "uniform":
+        parts = [x * inverse_sizes(size.detach(), weighting) for x in parts]
     if weight_in == "score":
         parts = [x * weight for x in parts]
         weight = torch.ones_like(weight)
-    if "class" in pool:
+    if pools_classes:
         parts, size = [x.sum(1, keepdim=True) for x in parts], size.sum(1, keepdim=True)
         weight = torch.ones_like(weight[:1])
 
@@ -227,9 +227,9 @@ def focal(
         costs = t * rest.pow(gamma) * -values.log_softmax(1)
         each = (costs if alpha is None else alpha * costs).sum(1, keepdim=True)
     else:
-        signed = torch.where(t > 0.5, values, -values)
-        each = (-signed).sigmoid().pow(gamma) * T.softplus(-signed)
+        p, rest = probabilities(values, "sigmoid")
+        each = (p * (1 - t) + rest * t).pow(gamma) * (t * T.softplus(-values) + (1 - t) * T.softplus(values))
         if alpha is not None:
-            each = torch.where(t > 0.5, alpha, 1 - alpha) * each
+            each = (alpha * t + (1 - alpha) * (1 - t)) * each
     each = torch.where(counted, each, 0.0)
     return each.sum() / (counted.sum() * each.shape[1])
