@@ -137,7 +137,7 @@ def region_loss(
     values, t, counted = cells(input, target, class_dim, ignore_index, mask)
     p, rest = probabilities(values, activation)
     parts = [torch.where(counted, x, 0.0).sum(2) for x in overlaps(p, rest, t, overlap)]
-    size = t.sum(2)  # without the derivative of t through I + FN
+    size = (t * t if overlap == "squared" else t).sum(2)  # I + FN, which does not depend on p
     weight = torch.ones(p.shape[1], dtype=p.dtype, device=p.device)
     if class_weight is not None:
         weight = torch.as_tensor(class_weight, dtype=p.dtype, device=p.device)
