@@ -22,6 +22,7 @@ class Static(NamedTuple):
         class_dim: The dimension of the classes, counted from 0.
         activation, overlap, pool, absent, weighting, weight_in, average, gamma_over: As the call has them.
         log_loss, mean_of_weights, background: Likewise; the last is True if class 0 has a region.
+        power: True if the exponent is not 1.
         voxel: The expression of the loss of a voxel: "row", "term", "element", or "" for none.
         smoothed: True if labels are smoothed, for which kernels are compiled.
         class_weighted, weighted, masked: True if class weights of regions, of voxels, a mask are among the arrays.
@@ -43,6 +44,7 @@ class Static(NamedTuple):
     average: str
     gamma_over: str
     log_loss: bool
+    power: bool
     mean_of_weights: bool
     background: bool
     voxel: str

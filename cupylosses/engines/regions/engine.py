@@ -188,6 +188,7 @@ def checked_settings(
         **{x: found[x] for x in ("activation", "overlap", "pool", "absent", "weighting", "weight_in", "average")},
         gamma_over=found["gamma_over"],
         log_loss=found["log_loss"],
+        power=found["gamma"] != 1.0,
         mean_of_weights=found["mean_of_weights"],
         background=found["include_background"],
         voxel=voxel,
