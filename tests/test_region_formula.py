@@ -68,6 +68,8 @@ def draw(seed: int) -> Drawn:
     kind = choose.choice(("labels", "with a class dimension", "values", "soft") if classes > 1 else ("values", "soft"))
     if kind == "soft":
         target = uniform(samples, classes, *voxels)
+        if options["activation"] == "none":  # "min" has a kink there
+            target = torch.where(target < 0.3, x, target)
     elif kind == "values":
         target = (uniform(samples, classes, *voxels) < 0.4).double()
     else:
