@@ -34,6 +34,7 @@ from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
@@ -224,12 +225,21 @@ def annotation(loss: Definition, name: str) -> str:
         operand = operands[name]
         numbers = " | float" if operand.number else ""
         return f"_Exchangeable{numbers}" + (" | None" if operand.default is not None else "")
+    # Options that a preset may set are None by default.
+    chosen = " | None" if isinstance(loss, RegionLoss) and name in loss.of_presets else ""
     if name in {x.name for x in loss.parameters}:
-        return "float"
+        return f"float{chosen}"
     for flag in loss.flags:
         if flag.name == name:
             texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
-            return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
+            # A flag of words alone takes no bool.
+            kinds = [] if isinstance(loss, RegionLoss) and len(texts) == len(flag.choices) else ["bool"]
+            more = [f"Literal[{', '.join(texts)}]"] if texts else []
+            return " | ".join([*kinds, *more, *(["tuple[str, ...]"] if name == "pool" else [])]) + chosen
+    if isinstance(loss, RegionLoss):
+        words = ", ".join([quoted(x) for x in loss.reductions])
+        own = {**OF_REGIONS, "preset": f"Literal[{', '.join(map(quoted, loss.presets))}] | None"}
+        return f"Literal[{words}]" if name == "reduction" else own.get(name, ANNOTATIONS.get(name, "Any"))
     if isinstance(loss, LinearSoftmaxLoss | LinearLogProbs) and name in OF_LAYERS:
         return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
     if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
@@ -290,6 +300,17 @@ OF_ROWS = {
 }
 
 
+#: Types of the arguments that region losses take.
+OF_REGIONS = {
+    "empty": "float | None",
+    "class_weight": "_Exchangeable | None",
+    "weight": "_Exchangeable | None",
+    "ignore_index": "int",
+    "class_dim": "int",
+    "check_targets": "_Check",
+}
+
+
 def default(value: Any) -> str:
     if value is ...:
         return ""
@@ -338,6 +359,14 @@ def box_losses() -> str:
         own = [f"`{x.name}={x.default!r}`" for x in loss.options]
         rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join(own)])
     return table(["function", "value of a pair of boxes", "options of its own"], rows)
+
+
+def region_losses() -> str:
+    """The README's table of losses of regions."""
+    rows = []
+    for loss in registry(RegionLoss).values():
+        rows.append([f"`{loss.name}`", f"`{loss.formula}`", " ".join([f"`{x}`" for x in loss.presets])])
+    return table(["function", "value", "presets"], rows)
 
 
 def layer_losses() -> str:
@@ -403,8 +432,11 @@ def transforms() -> str:
         of_vectors = works(outcomes, statistics) if any(x["loss"] in statistics for x in outcomes) else ""
         boxes = registry(BoxLoss)
         of_boxes = works(outcomes, boxes) if any(x["loss"] in boxes for x in outcomes) else ""
-        rows.append((name, summary, works(outcomes, registry(Loss)), where, of_rows, of_vectors, of_boxes, of_layers))
-    kinds = ("Losses of rows", "Losses of vectors", "Losses of boxes", "Losses of a linear layer")
+        regions = registry(RegionLoss)
+        of_regions = works(outcomes, regions) if any(x["loss"] in regions for x in outcomes) else ""
+        others = (of_rows, of_vectors, of_boxes, of_regions, of_layers)
+        rows.append((name, summary, works(outcomes, registry(Loss)), where, *others))
+    kinds = ("Losses of rows", "Losses of vectors", "Losses of boxes", "Losses of regions", "Losses of a linear layer")
     head = ("What", "Tried", "Losses", "Where", *kinds)
     return table(head, rows)
 
@@ -432,6 +464,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "losses of rows": row_losses,
         "losses of vectors": vector_losses,
         "losses of boxes": box_losses,
+        "losses of regions": region_losses,
         "losses of layers": layer_losses,
     },
     "docs/adding-a-loss.md": {"primitives": primitives},

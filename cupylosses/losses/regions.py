@@ -161,6 +161,12 @@ generalized_dice_loss = define_regions(
     "learning loss function for highly unbalanced segmentations, DLMIA 2017",
 )
 
+#: The formulas of single logits, which these losses of voxels are.
+_BINARY = {
+    name: x.reference
+    for name, x in {"cross_entropy": binary_cross_entropy_with_logits, "focal": sigmoid_focal_loss}.items()
+    if x.reference is not None
+}
 _SHARE = "Factor of the {} loss."
 
 
@@ -174,7 +180,7 @@ def _cross_entropy_term(xp, log_p, target, weight, classes, label_smoothing):
 
 
 def _cross_entropy_element(xp, input, target, weight, label_smoothing):
-    return weighted(xp, weight, binary_cross_entropy_with_logits.reference(xp, input, target, 1.0))
+    return weighted(xp, weight, _BINARY["cross_entropy"](xp, input, target, xp.ones_like(target)))
 
 
 dice_ce_loss = define_regions(
@@ -223,7 +229,7 @@ def _focal_row(xp, nll, rest, smooth, weight, gamma_focal, alpha_focal):
 
 
 def _focal_element(xp, input, target, weight, gamma_focal, alpha_focal):
-    return weighted(xp, weight, sigmoid_focal_loss.reference(xp, input, target, alpha_focal, gamma_focal))
+    return weighted(xp, weight, _BINARY["focal"](xp, input, target, alpha_focal, gamma_focal))
 
 
 dice_focal_loss = define_regions(

@@ -17,7 +17,8 @@
 // gradient. L^gamma has derivative 0 at L <= 0. A group of weight 0 counts for nothing. A bad label makes the values of
 // the groups of its sample NaN, and leaves their gradients.
 //
-// Traffic: the partial sums once, the rest in L1. Preconditions: one block of kSumThreads threads, all of which call it.
+// Traffic: the partial sums once, the rest in L1. Preconditions: one block of kSumThreads threads, all of which call
+// it.
 #pragma once
 #include "core/reduce.cuh"
 #include "regions/sums.cuh"
@@ -44,8 +45,8 @@ struct GroupNumbers {
 
 // A group as it is kept between the steps.
 struct GroupRecord {  // 6 doubles: engines/regions/layout.py
-  double value;    // its loss, weighted; 0 if it does not count
-  double divisor;  // its share of the divisor of a mean
+  double value;       // its loss, weighted; 0 if it does not count
+  double divisor;     // its share of the divisor of a mean
   double slope[3];
   double largest;  // weight of the classes that have no true voxel
 };

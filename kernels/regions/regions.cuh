@@ -53,15 +53,13 @@ __device__ __forceinline__ void voxel_gradient(const Program& program, const Cla
     for (int c = 0; c < program.classes(); ++c) {
       const Compute e = softmax.exponential(classes, c, i);
       const Probability<Compute> p = probability(program, classes, softmax, c, i);
-      const Compute g =
-          derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
+      const Compute g = derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
       at_largest = e == Compute(1) ? g : at_largest;
     }
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
       const Probability<Compute> p = probability(program, classes, softmax, c, i);
-      const Compute g =
-          derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
+      const Compute g = derivative_by_p<Program::kOverlap>(coeffs(c), p, target_of<Program>(classes, target, c, i));
       mean += p.p * (g - at_largest);
     }
   }

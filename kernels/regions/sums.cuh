@@ -1,12 +1,15 @@
 // Region losses, kernel 1: the sums of every sample and class.
 //
-//   partials[(n chunks + j) K + k]     K = 3 C + 3: I, FP, FN of each class, voxels with bad labels, loss of voxels, and
+//   partials[(n chunks + j) K + k]     K = 3 C + 3: I, FP, FN of each class, voxels with bad labels, loss of voxels,
+//   and
 //                                      its divisor; over the voxels of chunk j of sample n
 //
 // Few classes (sum_in_registers):
-// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers in registers: at
+// 1. A block takes chunks in turn; a thread takes vectors of the chunk in turn, and adds to 3 C numbers in registers:
+// at
 //    most 64 voxels in the arithmetic type.
-// 2. The 32 lanes of a warp add theirs by recursive halving: at each step a lane keeps one half of the numbers and sends
+// 2. The 32 lanes of a warp add theirs by recursive halving: at each step a lane keeps one half of the numbers and
+// sends
 //    the other, so that K numbers take K exchanges in place of 5 K. From the first step on they are doubles.
 // 3. Warps add up through shared memory, in order.
 //
@@ -23,7 +26,7 @@ constexpr int kSumThreads = 256;  // engines/regions/layout.py
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kTile = 512;
 
-constexpr int next_power_of_two(int n) {
+__device__ __forceinline__ constexpr int next_power_of_two(int n) {
   int power = 1;
   while (power < n) power *= 2;
   return power;

@@ -4,7 +4,8 @@
 //   p = softmax over c of x, sigmoid(x) or x       t = [y = c], or as given
 //   I = sum p t,  FP = sum p (1 - t),  FN = sum (1 - p) t                       for each sample n and class c
 //
-// 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 they are in
+// 1. VoxelSpace gives the offsets of a voxel in every stream; ClassesOf reads its classes. With kClasses > 0 they are
+// in
 //    registers, those of kVecSize neighbouring voxels at a time; otherwise every use reads memory, which is in L1 or L2
 //    by then.
 // 2. VoxelSoftmax finds maximum and sum of exponentials. 1 - p of one class, the label or else the largest one, is the
@@ -122,8 +123,7 @@ struct ClassesOf {
   Pack<typename Program::Target, kVecSize> t[Program::kDense ? Program::kClasses : 1];
 
   template <bool kLast>
-  __device__ __forceinline__ void load(const Program& program,
-                                       const VectorOffsets<kVecSize, Program::kWide>& offset) {
+  __device__ __forceinline__ void load(const Program& program, const VectorOffsets<kVecSize, Program::kWide>& offset) {
 #pragma unroll
     for (int c = 0; c < Program::kClasses; ++c) {
       x[c] = load_voxels<kLast, Program>(program.input + c * program.space.class_stride[kInputs], offset, kInputs);
@@ -253,8 +253,9 @@ __device__ __forceinline__ Probability<Compute> sigmoid_of(Compute x) {
 }
 
 template <class Program, class Classes>
-__device__ __forceinline__ Probability<typename Program::Compute> probability(
-    const Program&, const Classes& classes, const VoxelSoftmax<Program>& softmax, int c, int i) {
+__device__ __forceinline__ Probability<typename Program::Compute> probability(const Program&, const Classes& classes,
+                                                                              const VoxelSoftmax<Program>& softmax,
+                                                                              int c, int i) {
   using Compute = typename Program::Compute;
   if constexpr (Program::kActivation == kSoftmax) {
     const Compute e = softmax.exponential(classes, c, i);
@@ -349,7 +350,11 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
   sums.weighted_gap = sums.weight_sum = Compute(0);
   Compute z = Compute(0);
 #pragma unroll(Program::kUnroll)
-  for (int c = 0; c < program.classes(); ++c) z = c == label ? classes.input(c, i) : z;
+  for (int c = 0; c < program.classes(); ++c) {
+    // Read in front of the comparison: behind it the index would be the label, and the array in local memory.
+    const Compute x = force_computed(classes.input(c, i));
+    z = c == label ? x : z;
+  }
   if constexpr (Program::kSmoothed) {
 #pragma unroll(Program::kUnroll)
     for (int c = 0; c < program.classes(); ++c) {
@@ -364,8 +369,8 @@ __device__ __forceinline__ RowResult<typename Program::Compute> voxel_row(const 
 // log p_c, given the softmax.
 template <class Program, class Classes>
 __device__ __forceinline__ typename Program::Compute log_probability(const Classes& classes,
-                                                                     const VoxelSoftmax<Program>& softmax, int c,
-                                                                     int i, typename Program::Compute log_sum) {
+                                                                     const VoxelSoftmax<Program>& softmax, int c, int i,
+                                                                     typename Program::Compute log_sum) {
   return (classes.input(c, i) - softmax.max_logit) - log_sum;
 }
 
@@ -393,8 +398,8 @@ __device__ __forceinline__ VoxelCost<typename Program::Compute> voxel_cost(const
     for (int c = 0; c < program.classes(); ++c) {
       const auto t = variable<0u, 1>(target_of<Program>(classes, target, c, i));
       const auto weight = variable<0u, 2>(program.weight(c));
-      const Compute first = Program::kVoxel == kTerm ? log_probability(classes, softmax, c, i, log_sum)
-                                                     : classes.input(c, i);
+      const Compute first =
+          Program::kVoxel == kTerm ? log_probability(classes, softmax, c, i, log_sum) : classes.input(c, i);
       total += program.loss(variable<0u, 0>(first), t, weight, variable<0u, 3>(Compute(program.space.classes))).value;
     }
     return {total, Program::kVoxel == kElement ? Compute(program.space.classes) : Compute(1)};

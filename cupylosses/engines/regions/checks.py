@@ -26,7 +26,7 @@ def settings(loss: RegionLoss, given: Mapping[str, Any]) -> dict[str, Any]:
         if spec.name == "pool" and isinstance(value, (tuple, list)) and tuple(value) in _POOLS:
             value = _POOLS[tuple(value)]
         if spec in loss.parameters:
-            found[spec.name] = checks.parameter(loss, spec, value)  # type: ignore[arg-type]
+            found[spec.name] = checks.parameter(loss, spec, value)
         else:
             choice: Any = spec
             found[spec.name] = choice.choices[checks.flag(loss, choice, value)]

@@ -205,7 +205,7 @@ def checked_settings(
     shares = [found[x] for x in loss.share] or [1.0, 0.0]
     empty = nan if found["empty"] is None else found["empty"]
     own = [found[x.name] for x in loss.of_voxels]
-    return static, (*(found[x] for x in PARAMETERS), empty, *shares, *own)
+    return static, (*[found[x] for x in PARAMETERS], empty, *shares, *own)
 
 
 REGIONS = RegionEngine()
