@@ -254,7 +254,7 @@ def plot(runs: dict[str, Run], volumes: Volumes, path: Path) -> None:
     middle = len(volumes.labels[-1]) // 2
     labels = volumes.labels[-1, middle].cpu()
     highest = int(volumes.labels.max())
-    axes["image"].imshow(volumes.images[-1, 0, middle].cpu(), cmap="gray")
+    axes["image"].imshow(volumes.images[-1, :, middle].mean(0).cpu(), cmap="gray")
     axes["labels"].imshow(labels, cmap="nipy_spectral", vmin=0, vmax=highest, interpolation="nearest")
     prediction = list(runs.values())[-1].prediction[middle]
     axes["prediction"].imshow(prediction, cmap="nipy_spectral", vmin=0, vmax=highest, interpolation="nearest")

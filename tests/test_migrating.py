@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import isnan, nan
 from typing import Any
 
 import pytest
@@ -60,6 +61,46 @@ def test_the_library_returns_the_same(section: Section, pair: Pair, operands: Ma
         for name, gradient in gradients.items():
             scale = gradient.abs().max().item()
             torch.testing.assert_close(ours_gradients[name], gradient, rtol=0, atol=TOLERANCE * scale, msg=name)
+
+
+#: Section, library's call, and ours, of labels of which some are ignored.
+IGNORING = [
+    (
+        "MONAI",
+        "DiceLoss(**o, ignore_index=255)(z, i[:, None])",
+        'F.dice_loss(z, i, preset="monai", ignore_index=255)',
+    ),
+    (
+        "segmentation_models_pytorch",
+        "DiceLoss(m, ignore_index=255)(z, i)",
+        'F.dice_loss(z, i, preset="smp", ignore_index=255)',
+    ),
+    (
+        "nnU-Net",
+        "DC_and_CE_loss(batch, {}, ignore_label=255, **efficient)(z, i[:, None])",
+        'F.dice_ce_loss(z, i, preset="nnunet", pool="batch", ignore_index=255)',
+    ),
+    (
+        "kornia",
+        "dice_loss(z, i, ignore_index=255)",
+        'F.dice_loss(z, i, preset="kornia_micro", ignore_index=255)',
+    ),
+]
+
+
+@pytest.mark.parametrize(("title", "there", "here"), IGNORING, ids=[x[0] for x in IGNORING])
+def test_nan_under_an_ignored_label_is_used_there_only(title: str, there: str, here: str) -> None:
+    names, spoilt = migrating.operands(), migrating.operands()
+    with torch.no_grad():
+        spoilt["z"][0, 0, 1, 1] = nan
+    (value, gradients), (clean, expected) = (migrating.evaluate(here, x) for x in (spoilt, names))
+    assert value == clean and torch.equal(gradients["z"], expected["z"])
+    try:
+        library = migrating.library(next(x for x in migrating.sections() if x.title == title))
+    except ImportError as error:
+        pytest.skip(str(error))
+    value, gradients = migrating.evaluate(there, {**spoilt, **library})
+    assert isnan(value) and gradients["z"].isnan().double().mean() >= 0.5
 
 
 def test_the_page_names_every_preset() -> None:
