@@ -238,8 +238,7 @@ def annotation(loss: Definition, name: str) -> str:
             return " | ".join([*kinds, *more, *(["tuple[str, ...]"] if name == "pool" else [])]) + chosen
     if isinstance(loss, RegionLoss):
         words = ", ".join([quoted(x) for x in loss.reductions])
-        own = {**OF_REGIONS, "preset": f"Literal[{', '.join(map(quoted, loss.presets))}] | None"}
-        return f"Literal[{words}]" if name == "reduction" else own.get(name, ANNOTATIONS.get(name, "Any"))
+        return f"Literal[{words}]" if name == "reduction" else OF_REGIONS.get(name, ANNOTATIONS.get(name, "Any"))
     if isinstance(loss, LinearSoftmaxLoss | LinearLogProbs) and name in OF_LAYERS:
         return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
     if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
@@ -302,6 +301,7 @@ OF_ROWS = {
 
 #: Types of the arguments that region losses take.
 OF_REGIONS = {
+    "preset": "str | None",
     "empty": "float | None",
     "class_weight": "_Exchangeable | None",
     "weight": "_Exchangeable | None",

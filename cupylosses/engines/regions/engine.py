@@ -163,8 +163,8 @@ def _changed(x: Any, change: str, dim: int) -> Any:
     """An array without its class dimension of size 1, or with one."""
     if not change:
         return x
-    at = (slice(None),) * dim
-    return x[(*at, 0)] if change == "drop" else x[(*at, None)]
+    at = (*[slice(None)] * dim, 0 if change == "drop" else None)
+    return x[at]
 
 
 def checked_settings(

@@ -34,7 +34,9 @@ class RegionSubject(Subject):
         return [x.to(self.device, getattr(torch, dtype))]
 
     def _call(self, x: Tensor, reduction: str = "mean") -> Tensor:
-        options: dict[str, Any] = {} if self.regions.has_voxels else {"reduction": reduction}
+        # A single row is one voxel, which has a loss for each class: compared is their mean.
+        one = self.regions.has_voxels or x.dim() < 2
+        options: dict[str, Any] = {} if one else {"reduction": reduction}
         return getattr(functional, self.regions.name)(*self._whole(x), class_dim=-1, **options)
 
     def truth(self, *operands: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ class _Mean:
     """The fields of a definition that transforms use."""
 
     warn_broadcast = True
-    mean_of_rows = False
+    mean_of_rows = True
 
     def __init__(self, loss: RegionLoss) -> None:
         self.operands, self.class_name, self.name = loss.operands[:1], loss.class_name, loss.name
