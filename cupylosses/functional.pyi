@@ -3158,7 +3158,7 @@ def dice_loss(
     offset: float | None = None,
     activation: Literal["softmax", "sigmoid", "none"] | None = None,
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] = "group",
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
@@ -3216,7 +3216,8 @@ def dice_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3304,13 +3305,13 @@ def jaccard_loss(
     offset: float = 1.0,
     activation: Literal["softmax", "sigmoid", "none"] = "softmax",
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] = "group",
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
     weight_in: Literal["loss", "score"] = "loss",
     weighting: Literal["uniform", "simple", "square"] = "uniform",
-    mean_of_weights: bool = False,
+    mean_of_weights: bool | None = None,
     average: Literal["groups", "samples"] = "groups",
     include_background: bool = True,
     empty: float | None = None,
@@ -3359,7 +3360,8 @@ def jaccard_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3372,7 +3374,7 @@ def jaccard_loss(
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3446,13 +3448,13 @@ def tversky_loss(
     offset: float = 1.0,
     activation: Literal["softmax", "sigmoid", "none"] | None = None,
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] | None = None,
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
     weight_in: Literal["loss", "score"] = "loss",
     weighting: Literal["uniform", "simple", "square"] = "uniform",
-    mean_of_weights: bool = False,
+    mean_of_weights: bool | None = None,
     average: Literal["groups", "samples"] | None = None,
     include_background: bool = True,
     empty: float | None = None,
@@ -3506,7 +3508,8 @@ def tversky_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3519,7 +3522,7 @@ def tversky_loss(
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3593,13 +3596,13 @@ def focal_tversky_loss(
     offset: float = 1.0,
     activation: Literal["softmax", "sigmoid", "none"] | None = None,
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] | None = None,
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
     weight_in: Literal["loss", "score"] = "loss",
     weighting: Literal["uniform", "simple", "square"] = "uniform",
-    mean_of_weights: bool = False,
+    mean_of_weights: bool | None = None,
     average: Literal["groups", "samples"] | None = None,
     include_background: bool = True,
     empty: float | None = None,
@@ -3652,7 +3655,8 @@ def focal_tversky_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3665,7 +3669,7 @@ def focal_tversky_loss(
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.

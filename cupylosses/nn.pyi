@@ -2692,7 +2692,8 @@ class DiceLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -2793,7 +2794,7 @@ class DiceLoss(torch.nn.Module):
         offset: float | None = None,
         activation: Literal["softmax", "sigmoid", "none"] | None = None,
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] = "group",
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
@@ -2861,7 +2862,8 @@ class JaccardLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -2874,7 +2876,7 @@ class JaccardLoss(torch.nn.Module):
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -2959,13 +2961,13 @@ class JaccardLoss(torch.nn.Module):
         offset: float = 1.0,
         activation: Literal["softmax", "sigmoid", "none"] = "softmax",
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] = "group",
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
         weight_in: Literal["loss", "score"] = "loss",
         weighting: Literal["uniform", "simple", "square"] = "uniform",
-        mean_of_weights: bool = False,
+        mean_of_weights: bool | None = None,
         average: Literal["groups", "samples"] = "groups",
         include_background: bool = True,
         reduction: Literal["none", "mean", "sum"] = "mean",
@@ -3032,7 +3034,8 @@ class TverskyLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3045,7 +3048,7 @@ class TverskyLoss(torch.nn.Module):
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3132,13 +3135,13 @@ class TverskyLoss(torch.nn.Module):
         offset: float = 1.0,
         activation: Literal["softmax", "sigmoid", "none"] | None = None,
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] | None = None,
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
         weight_in: Literal["loss", "score"] = "loss",
         weighting: Literal["uniform", "simple", "square"] = "uniform",
-        mean_of_weights: bool = False,
+        mean_of_weights: bool | None = None,
         average: Literal["groups", "samples"] | None = None,
         include_background: bool = True,
         reduction: Literal["none", "mean", "sum"] = "mean",
@@ -3204,7 +3207,8 @@ class FocalTverskyLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3217,7 +3221,7 @@ class FocalTverskyLoss(torch.nn.Module):
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3304,13 +3308,13 @@ class FocalTverskyLoss(torch.nn.Module):
         offset: float = 1.0,
         activation: Literal["softmax", "sigmoid", "none"] | None = None,
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] | None = None,
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
         weight_in: Literal["loss", "score"] = "loss",
         weighting: Literal["uniform", "simple", "square"] = "uniform",
-        mean_of_weights: bool = False,
+        mean_of_weights: bool | None = None,
         average: Literal["groups", "samples"] | None = None,
         include_background: bool = True,
         reduction: Literal["none", "mean", "sum"] = "mean",
