@@ -114,6 +114,7 @@ class Plan(ABC):
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
         residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
@@ -150,6 +151,7 @@ class Plan(ABC):
     slot: int
     auxiliary: tuple[TensorSpec | None, ...] = ()
     residual: TensorSpec | None = None
+    keeps_residual: bool = False
     recomputes: bool = False
     empty: bool = False
     takes_status: bool = False

@@ -77,6 +77,15 @@ LABELS = 5
 BOX_PAIRS = "boxes"
 BOXES: Sequence[tuple[int, str]] = ((1 << 22, "float32"), (1 << 25, "float32"), (1 << 22, "bfloat16"))
 
+#: Title of workloads of voxels, and their logits and labels: a batch of volumes, and one of street scenes.
+REGION_VOXELS = "voxels"
+REGIONS: Sequence[tuple[tuple[int, ...], str, str]] = tuple(
+    (shape, dtype, label)
+    for shape in ((2, 14, 96, 96, 96), (16, 19, 512, 512))
+    for dtype in ("float32", "bfloat16")
+    for label in ("int64", "uint8")
+)
+
 #: Columns that tell one throughput measurement from another.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 
