@@ -1,0 +1,94 @@
+"""Losses of sequences that are not aligned."""
+
+from cupylosses.definition.base import Operand
+from cupylosses.engines.sequence.definition import define_sequence
+
+TARGETS = Operand(
+    "targets",
+    "Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of shape "
+    "(sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than `blank`.",
+    integer=True,
+)
+INPUT_LENGTHS = Operand(
+    "input_lengths",
+    "Number of frames of each sample, at most T: integers in a tensor or an array on any device, of shape (N,) or "
+    "(N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where all are T.",
+    integer=True,
+)
+TARGET_LENGTHS = Operand(
+    "target_lengths",
+    "Number of labels of each sample, likewise, at most S. None where all are S.",
+    integer=True,
+)
+CONVENTION = (
+    "A class of log-probability -inf has gradient 0. A target that has no alignment, because it is too long or every "
+    "alignment has a log-probability of -inf, has loss inf, or 0 with `zero_infinity`, and a gradient of 0. Where the "
+    "loss of a sample is NaN, so is its gradient in all frames that count. Frames behind `input_lengths` have gradient "
+    "0. Log-probabilities beyond 2^26 in size count as infinite."
+)
+SOURCE = (
+    "A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented "
+    "sequence data with recurrent neural networks, ICML 2006"
+)
+
+ctc_loss = define_sequence(
+    name="ctc_loss",
+    module="CTC",
+    summary="CTC loss of sequences of labels that are not aligned to the frames of the input.",
+    formula="L_n = -log sum over alignments c of prod_t p(t, n, c_t)",
+    operands=(
+        Operand(
+            "log_probs",
+            "Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, "
+            "of any strides. They need not be normalised.",
+        ),
+        TARGETS,
+        INPUT_LENGTHS,
+        TARGET_LENGTHS,
+    ),
+    torch="ctc_loss",
+    positional="log_probs targets input_lengths target_lengths blank reduction zero_infinity",
+    convention="The gradient is that with respect to `log_probs`, minus the probability that the frame emits the class "
+    "given the target, where torch's is that of the logits of a log-softmax; behind ``log_softmax`` both lead to the "
+    f"same. {CONVENTION}",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()\n"
+        ">>> log_probs = log_probs[:, None].requires_grad_()\n"
+        ">>> loss = F.ctc_loss(log_probs, torch.tensor([[1, 2]]), (3,), (2,), reduction='sum')\n"
+        ">>> round(loss.item(), 4)\n"
+        "1.3257\n"
+        ">>> loss.backward()  # log_probs.grad holds the gradient"
+    ),
+    source=SOURCE,
+)
+
+ctc_loss_with_logits = define_sequence(
+    name="ctc_loss_with_logits",
+    module="CTCWithLogits",
+    logits=True,
+    summary="CTC loss of logits, with the log-softmax fused.",
+    formula="L_n = -log sum over alignments c of prod_t softmax(input)(t, n, c_t)",
+    operands=(
+        Operand(
+            "input",
+            "Logits of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, of any "
+            "strides.",
+        ),
+        TARGETS,
+        INPUT_LENGTHS,
+        TARGET_LENGTHS,
+    ),
+    positional="input targets input_lengths target_lengths blank reduction zero_infinity",
+    convention="The gradient is softmax(input) minus the probability that the frame emits the class given the target. "
+    f"{CONVENTION}",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> logits = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]], [[0.0, 0.5, -0.5]]], requires_grad=True)\n"
+        ">>> loss = F.ctc_loss_with_logits(logits, torch.tensor([[2, 1]]), (3,), (2,))\n"
+        ">>> loss.backward()  # logits.grad holds the gradient"
+    ),
+    source=SOURCE,
+)
