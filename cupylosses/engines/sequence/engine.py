@@ -40,7 +40,7 @@ class SequenceEngine(Engine):
         that nobody waits for.
         """
         first, targets, input_lengths, target_lengths, weight, mask, normalizer = arrays
-        base = _SETTINGS.find((loss,), settings, lambda: _checked_settings(loss, settings))
+        base = _SETTINGS.find((loss,), settings, lambda: self.checked(loss, settings))
         x = _array(loss, loss.operands[0].name, first)
         sequence_checks.rank(loss, x.shape, base.batch_first)
         batched = len(x.shape) == 3
@@ -84,6 +84,21 @@ class SequenceEngine(Engine):
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
         return loss, tuple([found[name] for name in names(loss, static)]), static, (), normalizer
+
+    def checked(self, loss: SequenceLoss, settings: tuple[Any, ...]) -> Static:
+        """The settings of a call; what depends on its arrays is filled in later."""
+        given = dict(zip(loss.setting_names, settings, strict=True))
+        out_dtype = given["out_dtype"]
+        return Static(
+            reduction=checks.reduction(loss, given["reduction"]),
+            out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
+            blank=sequence_checks.integer(loss, "blank", given["blank"]),
+            zero_infinity=sequence_checks.switch(loss, "zero_infinity", given["zero_infinity"]),
+            batch_first=sequence_checks.switch(loss, "batch_first", given["batch_first"]),
+            of_logits=sequence_checks.choice(loss, "gradient", given.get("gradient", "log_probs")) == "logits",
+            inplace=sequence_checks.switch(loss, "inplace_backward", given.get("inplace_backward", False)),
+            check=sequence_checks.choice(loss, "check_targets", given["check_targets"]),
+        )
 
     def names(self, call: Call) -> list[str]:
         return list(names(call.loss, call.static))
@@ -209,22 +224,6 @@ class SequenceEngine(Engine):
         if 0 in call.arrays[0].shape:
             return SHAPES
         return None
-
-
-def _checked_settings(loss: SequenceLoss, settings: tuple[Any, ...]) -> Static:
-    """The settings of a call; what depends on its arrays is filled in later."""
-    given = dict(zip(loss.setting_names, settings, strict=True))
-    out_dtype = given["out_dtype"]
-    return Static(
-        reduction=checks.reduction(loss, given["reduction"]),
-        out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
-        blank=sequence_checks.integer(loss, "blank", given["blank"]),
-        zero_infinity=sequence_checks.switch(loss, "zero_infinity", given["zero_infinity"]),
-        batch_first=sequence_checks.switch(loss, "batch_first", given["batch_first"]),
-        of_logits=sequence_checks.choice(loss, "gradient", given.get("gradient", "log_probs")) == "logits",
-        inplace=sequence_checks.switch(loss, "inplace_backward", given.get("inplace_backward", False)),
-        check=sequence_checks.choice(loss, "check_targets", given["check_targets"]),
-    )
 
 
 def _array(loss: SequenceLoss, name: str, x: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupylosses import interop
 from cupylosses.call import Call
@@ -52,14 +52,32 @@ def label_counts(xp: Any, call: Call) -> Any:
     return xp.where(lengths < 1, xp.ones_like(lengths), lengths)
 
 
-def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
-    """The loss of each sample in float64, weighted, in the shape of the values; and its number of labels, at least 1.
+class Samples(NamedTuple):
+    """The samples of a call as formulas read them.
 
-    Samples of which a label is no class, or a length is out of range, are NaN with a gradient of 0; with ``report``
-    they raise.
+    ``x`` is the first operand in float64, frames first, 0 in frames that are not read; ``inside`` tells which are.
+    ``labels`` has a row per sample, the blank behind its end; ``ends`` and ``lengths`` are the numbers of frames and of
+    labels, 0 for samples that are not read. ``used`` leaves out those without weight or behind the mask, ``bad`` are
+    those of which a label is no class or a length out of range, ``too_long`` those with more labels than frames.
+    ``factor`` is the weight or None, ``divides`` the number of labels that a mean divides by, at least 1.
     """
-    loss: Any = call.loss
-    static, found, given = call.static, sizes_of(call), arrays_by_name(call)
+
+    x: Any
+    inside: Any
+    labels: Any
+    ends: Any
+    lengths: Any
+    used: Any
+    bad: Any
+    too_long: Any
+    factor: Any
+    divides: Any
+
+
+def samples(xp: Any, call: Call, report: bool) -> Samples:
+    """The samples of a call; with ``report`` those with labels or lengths out of range raise."""
+    loss, static = call.loss, call.static
+    found, given = sizes_of(call), arrays_by_name(call)
     x = _frames_first(xp, static, found, given[loss.operands[0].name])
     frames, count, classes = x.shape
     kind = {"dtype": xp.int64, **_device(xp, x)}
@@ -99,14 +117,24 @@ def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
     inside = xp.arange(frames, **kind)[:, None] < ends[None, :]
     # Replaced before the formula reads them: later, their NaN would already be in the gradient.
     x = xp.where(inside[..., None], x, xp.zeros_like(x))
-    values = _losses(xp, loss.logits, static, x, labels, ends, lengths, inside, too_long)
-    values = xp.where(used & bad, xp.full_like(values, float("nan")), values)
-    if factor is not None:
-        values = xp.where(used, values, xp.zeros_like(values)) * xp.where(used, factor, xp.zeros_like(factor))
-    elif static.masked:
-        values = xp.where(used, values, xp.zeros_like(values))
     divides = xp.astype(xp.where(target_lengths < 1, xp.ones_like(zero), target_lengths), xp.float64)
-    return xp.reshape(values, found.samples), xp.reshape(divides, found.samples)
+    return Samples(x, inside, labels, ends, lengths, used, bad, too_long, factor, divides)
+
+
+def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
+    """The loss of each sample in float64, weighted, in the shape of the values; and its number of labels, at least 1.
+
+    Samples of which a label is no class, or a length is out of range, are NaN with a gradient of 0; with ``report``
+    they raise.
+    """
+    static, found, s = call.static, sizes_of(call), samples(xp, call, report)
+    values = _losses(xp, call.loss.logits, static, s.x, s.labels, s.ends, s.lengths, s.inside, s.too_long)
+    values = xp.where(s.used & s.bad, xp.full_like(values, float("nan")), values)
+    if s.factor is not None:
+        values = xp.where(s.used, values, xp.zeros_like(values)) * xp.where(s.used, s.factor, xp.zeros_like(s.factor))
+    elif static.masked:
+        values = xp.where(s.used, values, xp.zeros_like(values))
+    return xp.reshape(values, found.samples), xp.reshape(s.divides, found.samples)
 
 
 def _losses(
@@ -156,20 +184,15 @@ def _finite(xp: Any, x: Any) -> Any:
 
 def _log_alignments(xp: Any, x: Any, labels: Any, ends: Any, lengths: Any, inside: Any, blank: int) -> Any:
     """The logarithm of the sum over the alignments of each sample."""
-    frames, count, _ = x.shape
-    s = xp.arange(2 * labels.shape[1] + 1, **_like(xp, labels))[None, :]
-    last = 2 * lengths[:, None]
-    padded = xp.concat([labels, xp.full_like(last, blank)], axis=1)
-    found = xp.take_along_axis(padded, xp.broadcast_to(s // 2, (count, s.shape[1])), axis=1)
-    states = xp.where((s % 2 == 1) & (s < last), found, xp.full_like(found, blank))
-    skips = (s > 1) & (states != blank) & (states != xp.roll(states, 2, axis=1))
+    states, skips = states_of(xp, labels, lengths, blank)
+    s, last = xp.arange(states.shape[1], **_like(xp, labels))[None, :], 2 * lengths[:, None]
     nothing = xp.zeros(states.shape, dtype=x.dtype, **_device(xp, x)) - inf
 
     def before(alpha: Any, by: int) -> Any:
         return xp.where(s < by, nothing, xp.roll(alpha, by, axis=1))
 
     alpha = xp.where(s == 0, xp.zeros_like(nothing), nothing)
-    for t in range(frames):
+    for t in range(x.shape[0]):
         terms = [alpha, before(alpha, 1), xp.where(skips, before(alpha, 2), nothing)]
         reached = log_sum(xp, xp.stack(terms))
         emission = xp.take_along_axis(x[t, ...], states, axis=1)
@@ -178,6 +201,16 @@ def _log_alignments(xp: Any, x: Any, labels: Any, ends: Any, lengths: Any, insid
         alpha = xp.where(inside[t, ...][:, None], xp.where(ended, nothing, reached + emission), alpha)
     final = (s == last) | ((s == last - 1) & (last > 0))
     return log_sum(xp, xp.where(final, alpha, nothing).T)
+
+
+def states_of(xp: Any, labels: Any, lengths: Any, blank: int) -> tuple[Any, Any]:
+    """The class of each state of each sample, and True where a path may come from the label before the last blank."""
+    s = xp.arange(2 * labels.shape[1] + 1, **_like(xp, labels))[None, :]
+    last = 2 * lengths[:, None]
+    padded = xp.concat([labels, xp.full_like(last, blank)], axis=1)
+    found = xp.take_along_axis(padded, xp.broadcast_to(s // 2, (labels.shape[0], s.shape[1])), axis=1)
+    states = xp.where((s % 2 == 1) & (s < last), found, xp.full_like(found, blank))
+    return states, (s > 1) & (states != blank) & (states != xp.roll(states, 2, axis=1))
 
 
 def log_sum(xp: Any, terms: Any) -> Any:
