@@ -1,6 +1,7 @@
 """Losses of sequences that are not aligned."""
 
 from cupylosses.definition.base import Operand
+from cupylosses.engines.sequence.alignment import define_alignment
 from cupylosses.engines.sequence.definition import define_sequence
 
 TARGETS = Operand(
@@ -91,4 +92,22 @@ ctc_loss_with_logits = define_sequence(
         ">>> loss.backward()  # logits.grad holds the gradient"
     ),
     source=SOURCE,
+)
+
+ctc_forced_alignment = define_alignment(
+    name="ctc_forced_alignment",
+    summary="The most probable alignment of sequences of labels to the frames of the input.",
+    formula="score_n = max over alignments c of sum_t log_probs(t, n, c_t)",
+    operands=(ctc_loss.operands[0], TARGETS),
+    positional="log_probs targets input_lengths target_lengths blank",
+    example=(
+        ">>> import torch\n"
+        ">>> import cupylosses.functional as F\n"
+        ">>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()\n"
+        ">>> found = F.ctc_forced_alignment(log_probs, torch.tensor([1, 2]))\n"
+        ">>> found.labels.tolist(), found.positions.tolist(), round(found.score.exp().item(), 3)\n"
+        "([0, 1, 2], [-1, 0, 1], 0.125)"
+    ),
+    source="A. J. Viterbi, Error bounds for convolutional codes and an asymptotically optimum decoding algorithm, IEEE "
+    "Transactions on Information Theory 13, 1967; " + SOURCE,
 )

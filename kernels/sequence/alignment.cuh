@@ -34,9 +34,9 @@ constexpr int kLanes = 32;
 constexpr int kBallots = 3;
 
 // Where the arrays of a call lie, in elements. `labels` is the room for labels of a sample, or of all samples together
-// if `label_stride` is 0: then each sample's labels stand behind those of the one before.
+// if they are concatenated: then each sample's labels stand behind those of the one before.
 struct SequencePlace {
-  int64 frames, classes, labels;
+  int64 frames, classes, labels, concatenated;
   int64 frame_stride, sample_stride, class_stride;
   int64 target_stride, label_stride;
   int64 input_length_stride, target_length_stride;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void find_sample(const Program& program, int64 n, Sam
   sample.sound = sample.frames >= 0 && sample.frames <= at.frames && sample.length >= 0 && sample.length <= at.labels;
   sample.label_stride = at.label_stride;
   sample.labels = program.targets + n * at.target_stride;
-  if (at.target_stride == 0 && program.target_lengths != nullptr) {
+  if (at.concatenated) {
     // Concatenated: every lane adds its share of the lengths before, and of all. They must add up to the labels that
     // there are; one alone that is negative or too long spoils every sample.
     int64 before = 0, all = 0;
