@@ -180,7 +180,7 @@ def test_a_compiled_graph_and_vmap() -> None:
     given = [y.to(KERNELS) for y in drawn(20, 3, 6, 5)]
     right = F.ctc_forced_alignment(*given)
     compiled = torch.compile(F.ctc_forced_alignment, fullgraph=True, backend="aot_eager")
-    many = torch.func.vmap(F.ctc_forced_alignment, (1, 0, 0, 0), (1, 1, 1, 0))
+    many = torch.func.vmap(F.ctc_forced_alignment, (1, 0, 0, 0), (0, 1, 1, 1))
     for found in (compiled(*given), many(*given)):
         for a, b in zip(found, right, strict=True):
             assert torch.equal(a, b)

@@ -39,15 +39,15 @@ MAX_THREADS = 1024
 
 
 class CtcAlignment(NamedTuple):
-    """An alignment of each sample: class of each frame, position of its label in the target (-1 for the blank), its
-    log-probability, and the sum of these. Frames behind the end, and all of samples without an alignment, have -1, -1
-    and 0.
+    """An alignment of each sample: the sum of its log-probabilities; and of each frame the class, the position of its
+    label in the target (-1 for the blank), and the log-probability. Frames behind the end, and all of samples without
+    an alignment, have -1, -1 and 0.
     """
 
+    score: Any
     labels: Any
     positions: Any
     log_probs: Any
-    score: Any
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,10 +83,10 @@ class AlignmentFunction(SequenceLoss):
     @property
     def result_text(self) -> str:
         return (
-            "A named tuple (labels, positions, log_probs, score): for each frame the class, the position of its label "
-            "in the target, -1 for the blank, and the log-probability of that class, of shape (T, N), (N, T) with "
-            "`batch_first`, (T,) for one sample; for each sample the sum of these, of shape (N,) or (). Classes and "
-            "positions are int64, the others float32 (float64 for float64 input); sums are computed in float64. Of "
+            "A named tuple (score, labels, positions, log_probs): for each sample the sum along its alignment, of "
+            "shape (N,) or (); for each frame the class, the position of its label in the target, -1 for the blank, "
+            "and the log-probability of that class, of shape (T, N), (N, T) with `batch_first`, (T,) for one sample. "
+            "Classes and positions are int64, the others float32 (float64 for float64 input). Sums are float64. Of "
             "alignments with equal sums it is the one that, seen from the last frame, ends in the last label, stays "
             "longest in each label and blank, and goes through the blank between two labels. A target without "
             "alignment has score -inf, one for which NaN or +inf counts has score NaN; their frames, and those behind "
@@ -141,8 +141,7 @@ class AlignmentEngine(SequenceEngine):
         return list(stored)
 
     def result(self, call: Call, outputs: Sequence[Any]) -> Any:
-        score, labels, positions, log_probs = outputs
-        return CtcAlignment(labels, positions, log_probs, score)
+        return CtcAlignment(*outputs)
 
     # Formulas
 
@@ -160,7 +159,7 @@ class AlignmentEngine(SequenceEngine):
 
         score = xp.reshape(score, sizes_of(call).samples)
         return CtcAlignment(
-            of_frames(labels), of_frames(positions), xp.astype(of_frames(log_probs), kind), xp.astype(score, kind)
+            xp.astype(score, kind), of_frames(labels), of_frames(positions), xp.astype(of_frames(log_probs), kind)
         )
 
     def floating(self, call: Call) -> Wanted:
