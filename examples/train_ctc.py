@@ -235,7 +235,9 @@ def plot(runs: dict[str, Run], size: Size, device: torch.device, path: Path) -> 
     with torch.no_grad():
         log_probs = runs["cupylosses"].model(images).log_softmax(-1)
     found = F.ctc_forced_alignment(log_probs, labels, frames, lengths, BLANK)
-    figure, axes = pyplot.subplot_mosaic([["curve", "time"], ["strip", "strip"]], figsize=(11, 5.6), width_ratios=(4, 1))
+    figure, axes = pyplot.subplot_mosaic(
+        [["curve", "time"], ["strip", "strip"]], figsize=(11, 5.6), width_ratios=(4, 1)
+    )
     for (name, run), style in zip(runs.items(), ("-", "--"), strict=True):
         axes["curve"].plot(run.losses, style, label=name, linewidth=1.5)
     axes["curve"].set(xlabel="step", ylabel="loss", title="Loss, from one seed")

@@ -53,6 +53,7 @@ from cupylosses.checks import FLOATING
 from cupylosses.definition.registry import registry
 from cupylosses.engines import execute
 from cupylosses.engines.pointwise.definition import Loss
+from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit import compiler
 from cupylosses.testing.softmax.truth import NAMES, truth
@@ -540,9 +541,10 @@ def test_every_bar_asks_for_columns_and_values_that_its_section_writes() -> None
     for column in ("loss", "shape", "case"):
         known.setdefault(column, set()).update(x[column] for x in of_rows)
     known["elements"].add(softmax.SoftmaxWorkload.large(registry(SoftmaxLoss)["cross_entropy"]).elements)
-    known["loss"] |= {"linear_cross_entropy", "linear_token_log_probs", "token_log_probs"}
+    known["loss"] |= {"linear_cross_entropy", "linear_token_log_probs", "token_log_probs", *registry(SequenceLoss)}
     known["variant"] = {*linear.VARIANTS, *MODES}
     known["shape"] |= {figures.spell_shape(x) for x, _ in (*figures.LAYERS, figures.LOG_PROBS)}
+    known["shape"] |= set(map(figures.spell_shape, figures.SEQUENCES))
     # Each off-headline case has its own bar.
     assert {bar.section for bar in BARS} == set(report.TABLES) - {"cliffs"}
     for bar in BARS:

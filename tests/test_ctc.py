@@ -128,7 +128,9 @@ class Batch(NamedTuple):
     def expected(self, logits: bool = False, blank: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of each sample and gradient of their sum, by the float64 truth."""
         losses, slopes = [], torch.zeros(self.x.shape, dtype=f64)
-        for n, (frames, labels) in enumerate(zip(self.input_lengths.tolist(), self.target_lengths.tolist(), strict=True)):
+        for n, (frames, labels) in enumerate(
+            zip(self.input_lengths.tolist(), self.target_lengths.tolist(), strict=True)
+        ):
             rows = self.x[:frames, n].double()
             rows = rows.log_softmax(-1) if logits else rows
             loss, occ = truth.in_float64(rows.numpy(), self.targets[n, :labels].tolist(), blank)
@@ -328,7 +330,10 @@ def test_dtypes(device: str, dtype: torch.dtype) -> None:
     right = given.expected(True)
     assert slope.dtype == dtype and value.dtype == f64
     eps = torch.finfo(dtype).eps if dtype != f64 else 1e-13
-    close(value, right[0], 20) if dtype != f64 else torch.testing.assert_close(value.cpu(), right[0], rtol=1e-12, atol=0)
+    if dtype == f64:
+        torch.testing.assert_close(value.cpu(), right[0], rtol=1e-12, atol=0)
+    else:
+        close(value, right[0], 20)
     assert float((slope.cpu().double() - right[1]).abs().max()) <= max(eps, 1e-13)
     value, _ = given.run(device, dtype, logits=True)
     assert value.dtype == dtype
@@ -467,7 +472,11 @@ def test_lengths_out_of_range(device: str) -> None:
 
 def test_lengths_that_the_host_knows_are_checked_at_once() -> None:
     x = frames_of("cpu")[:, None]
-    for name, given in (("input_lengths", ((7,), None)), ("target_lengths", (None, [3])), ("input_lengths", (-1, None))):
+    for name, given in (
+        ("input_lengths", ((7,), None)),
+        ("target_lengths", (None, [3])),
+        ("input_lengths", (-1, None)),
+    ):
         with pytest.raises(ValueError, match=f"^ctc_loss: `{name}` must be within 0 to .* got"):
             F.ctc_loss(x, torch.tensor([[1, 2]]), *given, check_targets="off")
 
@@ -488,7 +497,9 @@ def test_bits_of_a_sample_are_its_own(device: str) -> None:
     again = reference_bits(given, device)
     assert torch.equal(value, again[0]) and torch.equal(slope, again[1])
     with torch.no_grad():
-        assert torch.equal(value, F.ctc_loss(given.x.to(device, f32), *(x.to(device) for x in given[1:]), reduction="none"))
+        assert torch.equal(
+            value, F.ctc_loss(given.x.to(device, f32), *(x.to(device) for x in given[1:]), reduction="none")
+        )
     x = given.x.to(device, f32)
     others = [t.to(device) for t in given[1:]]
     for n in range(4):
@@ -538,8 +549,8 @@ def test_occ_is_a_distribution(device: str) -> None:
     close(moved[1], slope.cpu().double(), 40)
     order = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(6)])
     back = order.argsort()
-    permuted = run(given.x[..., order].to(device, f32), back[given.targets].to(device), *(x.to(device) for x in given[2:]),
-                   reduction="none")  # fmt: skip
+    others = [x.to(device) for x in (back[given.targets], *given[2:])]
+    permuted = run(given.x[..., order].to(device, f32), *others, reduction="none")
     assert torch.equal(permuted[0], value) and torch.equal(permuted[1], slope[..., order.to(device)])
 
 

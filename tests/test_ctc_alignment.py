@@ -146,7 +146,9 @@ def test_edges(device: str) -> None:
         best = truth.best_path(x[:, n].tolist(), targets[n, : int(lengths[n])].tolist())
         assert found.labels[:, n].tolist() == best.labels
     for n in (1, 3, 4):
-        assert (found.labels[:, n] == -1).all() and (found.positions[:, n] == -1).all() and not found.log_probs[:, n].any()
+        assert (
+            (found.labels[:, n] == -1).all() and (found.positions[:, n] == -1).all() and not found.log_probs[:, n].any()
+        )
     plus = x.clone()
     plus[1, 0, 0] = inf
     found = F.ctc_forced_alignment(plus[:, 0].to(device), torch.tensor([1, 2, 1], device=device))

@@ -26,7 +26,6 @@ from cupylosses.engines.sequence.call import Static, sizes, sizes_of
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.sequence.engine import SequenceEngine
 from cupylosses.engines.softmax.engine import row_major
-from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.gpu import WARP
 from cupylosses.jit.kernel import Kernel
