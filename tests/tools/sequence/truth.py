@@ -4,6 +4,7 @@
 `in_digits`     the recursion forwards and backwards, on mpmath numbers of 50 digits
 `of_uniform`    closed form where all classes are as likely: exact, for any size
 `in_float64`    the recursion on logarithms, along arrays of states, with the conventions for -inf and NaN
+`by_matrices`   products of vectors and matrices of torch's, which autograd differentiates any number of times
 `best_path`     the most probable path, in float64, with ties broken as documented
 
 A row has the numbers of one frame, a number per class: factors y for the exact truths, their logarithms for those in
@@ -16,11 +17,14 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 from math import comb, inf, nan
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy
 from mpmath import mp, mpf
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Number = TypeVar("Number", Fraction, Any)
 Floats = NDArray[numpy.float64]
@@ -218,6 +222,21 @@ def _sums(emitted: Any, start: Any, skips: Any, backwards: bool) -> Any:
             state = numpy.logaddexp(numpy.logaddexp(whole, _shifted(whole, 1, backwards, -inf)), jump)
         state = found[t] = state + emitted[t]
     return found
+
+
+def by_matrices(log_probs: Tensor, target: Sequence[int], blank: int = 0) -> Tensor:
+    """The loss of one sample of a few frames, whose paths have probabilities that float64 can hold."""
+    import torch
+
+    states = states_of(target, blank)
+    moves = torch.zeros(len(states), len(states), dtype=log_probs.dtype, device=log_probs.device)
+    for s in range(len(states)):
+        moves[s, predecessors(states, s, blank)] = 1.0
+    factors = log_probs[:, states].exp()
+    alpha = factors[0] * (torch.arange(len(states), device=log_probs.device) < 2)
+    for row in factors[1:]:
+        alpha = (moves @ alpha) * row
+    return -alpha[-2:].sum().log()
 
 
 class Best(NamedTuple):
