@@ -1,6 +1,6 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
@@ -17,6 +17,7 @@ __all__: list[str]
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_SequenceReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
 def iou_loss(
@@ -4149,19 +4150,19 @@ def general_robust_loss(
 def ctc_loss(
     log_probs: _Array,
     targets: _Exchangeable,
-    input_lengths: _Exchangeable,
-    target_lengths: _Exchangeable,
-    blank: bool | None = 0,
-    reduction: _Reduction = "mean",
-    zero_infinity: bool | None = False,
+    input_lengths: _Exchangeable | Sequence[int] | int | None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None,
+    blank: int = 0,
+    reduction: _SequenceReduction = "mean",
+    zero_infinity: bool = False,
     *,
-    batch_first: bool | None = False,
+    batch_first: bool = False,
     weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
-    gradient: bool | None = "log_probs",
-    check_targets: bool | None = "lazy",
+    gradient: Literal["log_probs", "logits"] = "log_probs",
+    check_targets: _Check = "lazy",
 ) -> _Array:
     """CTC loss of sequences of labels that are not aligned to the frames of the input.
 
@@ -4246,19 +4247,19 @@ def ctc_loss(
 def ctc_loss_with_logits(
     input: _Array,
     targets: _Exchangeable,
-    input_lengths: _Exchangeable,
-    target_lengths: _Exchangeable,
-    blank: bool | None = 0,
-    reduction: _Reduction = "mean",
-    zero_infinity: bool | None = False,
+    input_lengths: _Exchangeable | Sequence[int] | int | None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None,
+    blank: int = 0,
+    reduction: _SequenceReduction = "mean",
+    zero_infinity: bool = False,
     *,
-    batch_first: bool | None = False,
+    batch_first: bool = False,
     weight: _Exchangeable | float | None = None,
     mask: _Exchangeable | None = None,
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
-    inplace_backward: bool | None = False,
-    check_targets: bool | None = "lazy",
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
 ) -> _Array:
     """CTC loss of logits, with the log-softmax fused.
 

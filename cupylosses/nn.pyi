@@ -1,6 +1,6 @@
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -9,6 +9,7 @@ from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_SequenceReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
 __all__: list[str]
@@ -3616,16 +3617,16 @@ class CTCLoss(torch.nn.CTCLoss):
         self,
         log_probs: torch.Tensor,
         targets: torch.Tensor,
-        input_lengths: torch.Tensor,
-        target_lengths: torch.Tensor,
+        input_lengths: torch.Tensor | Sequence[int] | int | None,
+        target_lengths: torch.Tensor | Sequence[int] | int | None,
         *,
         batch_first: bool | None = None,
         weight: torch.Tensor | float | None = None,
         mask: torch.Tensor | None = None,
         normalizer: torch.Tensor | float | None = None,
         out_dtype: Any = None,
-        gradient: bool | None = None,
-        check_targets: bool | None = None,
+        gradient: Literal["log_probs", "logits"] | None = None,
+        check_targets: _Check | None = None,
     ) -> torch.Tensor: ...
 
 class CTCWithLogitsLoss(torch.nn.Module):
@@ -3713,23 +3714,22 @@ class CTCWithLogitsLoss(torch.nn.Module):
 
     def __init__(
         self,
-        blank: bool | None = 0,
-        reduction: _Reduction = "mean",
-        zero_infinity: bool | None = False,
-        batch_first: bool | None = False,
-        *,
+        blank: int = 0,
+        reduction: _SequenceReduction = "mean",
+        zero_infinity: bool = False,
+        batch_first: bool = False,
     ) -> None: ...
     def forward(
         self,
         input: torch.Tensor,
         targets: torch.Tensor,
-        input_lengths: torch.Tensor,
-        target_lengths: torch.Tensor,
+        input_lengths: torch.Tensor | Sequence[int] | int | None,
+        target_lengths: torch.Tensor | Sequence[int] | int | None,
         *,
         weight: torch.Tensor | float | None = None,
         mask: torch.Tensor | None = None,
         normalizer: torch.Tensor | float | None = None,
         out_dtype: Any = None,
         inplace_backward: bool | None = None,
-        check_targets: bool | None = None,
+        check_targets: _Check | None = None,
     ) -> torch.Tensor: ...

@@ -35,6 +35,8 @@ from cupylosses.engines.log_probs.definition import LinearLogProbs, LogProbs
 from cupylosses.engines.pointwise.codegen import PointwiseKernel
 from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
+from cupylosses.engines.sequence import definition as sequence_definition
+from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.kernel import Kernel
@@ -65,7 +67,7 @@ def is_floating(x: Any) -> bool:
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
@@ -82,6 +84,7 @@ __all__: list[str]
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
+_SequenceReduction = Literal[SEQUENCES]
 _Check = Literal[CHECKS]
 
 '''
@@ -98,6 +101,7 @@ def with_literals(head: str) -> str:
     for name, words in {
         "REDUCTIONS": REDUCTIONS,
         "ROWS": softmax_definition.REDUCTIONS,
+        "SEQUENCES": sequence_definition.REDUCTIONS,
         "CHECKS": softmax_definition.CHECKS,
     }.items():
         head = head.replace(f"[{name}]", f"[{', '.join(map(quoted, words))}]")
@@ -112,7 +116,7 @@ def definitions() -> Iterator[Definition]:
 NN_HEAD = '''\
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -121,6 +125,7 @@ from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
+_SequenceReduction = Literal[SEQUENCES]
 _Check = Literal[CHECKS]
 
 __all__: list[str]
@@ -148,7 +153,8 @@ def stub_class(loss: Definition) -> str:
         )
         lines = [f"class {name}({base}):", text, ""]
         first = [x for x in given if (given[x] is ... if loss.layer else x not in loss.keywords)]
-        arguments = [*first, "*", *(x for x in given if x not in first)]
+        rest = [x for x in given if x not in first]
+        arguments = [*first, *["*"] * bool(rest), *rest]
         lines += ["    def __init__(", "        self,"]
         lines += [
             "        *," if x == "*" else f"        {x}: {of_torch(loss, x)}{default(given[x])}," for x in arguments
@@ -220,6 +226,8 @@ def annotation(loss: Definition, name: str) -> str:
     operands = {x.name: x for x in loss.operands}
     if name == loss.operands[0].name:
         return "_Array"
+    if isinstance(loss, SequenceLoss) and name in OF_SEQUENCES:
+        return OF_SEQUENCES[name]
     if name in operands:
         operand = operands[name]
         numbers = " | float" if operand.number else ""
@@ -285,6 +293,20 @@ OF_ROWS = {
     "return_lse": "bool",
     "return_accuracy": "bool",
     "return_entropy": "bool",
+    "inplace_backward": "bool",
+    "check_targets": "_Check",
+}
+
+
+#: Types of the arguments that losses of sequences take.
+OF_SEQUENCES = {
+    "input_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "target_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "blank": "int",
+    "reduction": "_SequenceReduction",
+    "zero_infinity": "bool",
+    "batch_first": "bool",
+    "gradient": 'Literal["log_probs", "logits"]',
     "inplace_backward": "bool",
     "check_targets": "_Check",
 }

@@ -18,6 +18,9 @@ from typing import Any, ClassVar
 from cupylosses.definition.base import COMMON_TEXTS, PER_CALL, Definition, Operand
 from cupylosses.definition.registry import define as enter
 
+#: Accepted values of ``reduction``.
+REDUCTIONS = ("none", "mean", "sum", "batchmean")
+
 #: When labels that are no class, and lengths out of range, raise.
 CHECKS = ("lazy", "sync", "off")
 
@@ -68,7 +71,7 @@ class SequenceLoss(Definition):
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        return ("none", "mean", "sum", "batchmean")
+        return REDUCTIONS
 
     # ------------------------------------------------------------------------------------------------------------------
     # Documentation

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cupylosses.engines.device import Device
@@ -25,12 +26,13 @@ class Status(ctypes.Structure):
     )
 
 
-#: The loss, the shape of all labels, and the number of the label that a plan begins with.
-Site = tuple[Any, tuple[int, ...], int]
+#: The loss, the shape of all labels, and the number of the label that a plan begins with; or the loss, a name, and what
+#: makes the error of place, value and limit.
+Site = tuple[Any, Any, Any]
 
 #: Places of a possible bad label, each once, and their numbers.
 sites: list[Site] = []
-_numbers: dict[Site, int] = {}
+_numbers: dict[Any, int] = {}
 _numbering = threading.Lock()
 
 
@@ -43,6 +45,15 @@ def site_of(loss: Any, shape: tuple[int, ...], first: int = 0) -> int:
         return number
 
 
+def sites_of(loss: Any, explanations: Sequence[tuple[Any, Callable[[int, int, int], Exception]]]) -> int:
+    """The number of the first of neighbouring sites, each with a hashable name and the error that it stands for."""
+    with _numbering:
+        first = _numbers.setdefault((loss, *[name for name, _ in explanations]), len(sites))
+        if first == len(sites):
+            sites.extend([(loss, name, explain) for name, explain in explanations])
+        return first
+
+
 def raise_reported(device: Device) -> None:
     """Raises for the bad label that a kernel has reported since the last time."""
     if not device.report.value:
@@ -53,6 +64,8 @@ def raise_reported(device: Device) -> None:
     site, row, label, classes = status.site, status.row, status.label, status.classes
     status.code = 0
     loss, shape, first = sites[site]
+    if callable(first):
+        raise first(row, label, classes)
     row += first
     position = []
     for n in reversed(shape):

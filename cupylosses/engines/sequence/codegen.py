@@ -1,0 +1,127 @@
+"""The kernels of sequence losses (``kernels/sequence/``): a translation unit each, with its entry point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupylosses.definition.base import Definition
+from cupylosses.jit.glue import STORAGE
+from cupylosses.jit.kernel import Kernel
+
+#: Threads of a block of the kernels whose blocks do not depend on the length of targets.
+THREADS = {"prepare": 256, "finish": 128, "gradient": 128}
+
+#: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
+PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
+
+
+@dataclass(frozen=True)
+class SequenceKernel(Kernel):
+    """A kernel of one ``kind``: "prepare", "first" and "second" half of the recursion, "finish" or "gradient".
+
+    ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
+    "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
+    products, and ``most`` the number of threads that a block of the recursion has at most.
+    """
+
+    loss: Definition
+    kind: str
+    dtype: str = "float32"
+    result: str = "float32"
+    added: str = PLAIN
+    stores: bool = False
+    most: int = 0
+
+    compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
+    storage = property(lambda self: (self.dtype,))
+    vec_size = 1
+    counted = False
+    narrow = False
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file that has the kernel's function."""
+        recursion = ("sequence/recursion.cuh",)
+        return {"prepare": ("sequence/sequences.cuh",), "second": recursion}.get(self.kind, ("sequence/frames.cuh",))
+
+    @property
+    def title(self) -> str:
+        """The kernel in words, for error messages and file names."""
+        parts = [self.loss.name, self.kind]
+        if self.kind != "prepare":
+            parts += [STORAGE[self.dtype][1], STORAGE[self.result][1]]
+        if self.kind not in ("prepare", "second"):
+            parts.append(self.added[1:].lower())
+        if self.kind == "first":
+            parts.append("stores" if self.stores else "value")
+        return "_".join([*parts, *[f"{self.most}-threads"] * (self.most > 0)])
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel."""
+        return self.title.replace("-", "_")
+
+    @property
+    def arguments(self) -> list[str]:
+        dtype, result, compute = STORAGE[self.dtype][0], STORAGE[self.result][0], STORAGE[self.compute][0]
+        memory, lattice = "char* memory", f"StoredNumber<{compute}>* lattice"
+        divisor = ["double multiple", "const double* count"]
+        x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
+        return {
+            "prepare": ["const void* targets", "const void* input_lengths", "const void* target_lengths",
+                        "const void* weights", "const bool* mask", "const double* expected", "SequenceStatus* status",
+                        memory],
+            "first": [x, memory, lattice, grad_output],
+            "second": [x, memory, lattice, grad_output],
+            "finish": [memory, f"{result}* values", f"{result}* value", *divisor],
+            "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",
+                         "double* expected", f"{result}* value", *divisor],
+        }[self.kind]  # fmt: skip
+
+    def glue(self) -> str:
+        fixed = ["const Sequences shape", *["int64 finishes", "int64 per_block"] * (self.kind == "gradient")]
+        signature = ", ".join([*self.arguments, *fixed])
+        bounds = self.most or THREADS[self.kind]
+        body = "\n".join(f"  {line}" for line in self._body())
+        return (
+            f"using Compute = {STORAGE[self.compute][0]};\n"
+            f'extern "C" __global__ void __launch_bounds__({bounds}) {self.entry}({signature}) {{\n'
+            f"  const Buffers<Compute> at(memory, shape);\n{body}\n}}\n"
+        )
+
+    def _body(self) -> list[str]:
+        logits = str(self.added == SOFTMAX).lower()
+        finish = (
+            f"finish_sample<{logits}, Compute, {STORAGE[self.result][0]}>(shape, blockIdx.x, at.samples, at.labels, "
+            "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
+        )
+        stores = str(self.stores).lower()
+        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting);"
+        if self.kind == "prepare":
+            return ["prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, at.used, "
+                    "at.samples, at.labels, at.links, at.broken, at.ticket, status);"]  # fmt: skip
+        fresh = "if (is_fresh(grad_output, at.used)) return;"
+        if self.kind == "second":
+            return [fresh, walk.format("2, true, Compute")]
+        if self.kind == "first":
+            own = walk.format(f"1, {stores}, Compute")
+            if self.added != SOFTMAX:
+                return [fresh, own]
+            return [
+                fresh,
+                "const int64 walks = 2 * shape.samples;",
+                f"if (blockIdx.x < walks) {own}",
+                "else read_frames(shape, x, at.samples, at.sums, at.broken, blockIdx.x - walks, gridDim.x - walks);",
+            ]
+        if self.kind == "finish":
+            return [finish.format(values="values")]
+        return [
+            f"using Result = {STORAGE[self.result][0]};",
+            "if (expected != nullptr) {",
+            "  if (is_fresh(grad_output, at.used)) return;",
+            "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
+            "}",
+            f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
+            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.meeting, "
+            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes, per_block);",
+        ]
