@@ -22,10 +22,12 @@
 // if the last blank is no better. Where a path is NaN, or there is none, no frame has a class.
 //
 // Traffic: T (S + 1) elements read, in sectors of 32 bytes each; T (S + 1) 3 / 8 bytes of ballots written, of which the
-// way back reads 24 bytes per frame. Preconditions: blockDim.x is a multiple of 32, at most 1024; a block per sample.
+// way back reads 24 bytes per frame. Preconditions: blockDim.x is a multiple of 32, at most 512; a block per
+// sample, which sequences.cuh has prepared.
 #pragma once
 #include "core/scalars.cuh"
 #include "core/types.cuh"
+#include "sequence/sequences.cuh"
 
 constexpr int kChunk = 8;
 constexpr int kLanes = 32;
@@ -33,48 +35,32 @@ constexpr int kLanes = 32;
 // before.
 constexpr int kBallots = 3;
 
-// Where the arrays of a call lie, in elements. `labels` is the room for labels of a sample, or of all samples together
-// if they are concatenated: then each sample's labels stand behind those of the one before.
-struct SequencePlace {
-  int64 frames, classes, labels, concatenated;
-  int64 frame_stride, sample_stride, class_stride;
-  int64 target_stride, label_stride;
-  int64 input_length_stride, target_length_stride;
-  int64 out_frame_stride, out_sample_stride;
-};
-
-template <class Input_, class Label_, class InputLength, class TargetLength, class Compute_>
+// Results of frames lie as `Sequences` says of a gradient.
+template <class Input_, class Compute_>
 struct AlignmentProgram {
   using Input = Input_;
-  using Label = Label_;
   using Compute = Compute_;
   const Input* input;
-  const Label* targets;
-  const InputLength* input_lengths;    // nullptr if all are full
-  const TargetLength* target_lengths;  // nullptr if all are full
+  const Sample* samples;
+  const int* targets;  // labels by position
   int64* labels;
   int64* positions;
   Compute* log_probs;
   Compute* scores;
   unsigned* came_from;  // per sample, group of 32 positions and frame: the ballots
   double* columns;      // per sample two of one double per frame: the last label of a sweep, before the frame
-  int64 blank;
-  SequencePlace place;
+  Sequences shape;
 };
 
-// A sample: its lengths, and where its labels are. `sound` is false if a length or a label is out of range.
-template <class Input, class Label>
+// The arrays of one sample.
+template <class Input>
 struct AlignedSample {
   const Input* input;
-  int64 frames, length, label_stride;
-  const Label* labels;
+  const int* labels;
+  int64 frames, length;
   unsigned* came_from;
   double* columns;
-  bool sound;
 
-  __device__ __forceinline__ int64 label(int64 j) const {
-    return static_cast<int64>(labels[j * label_stride]);
-  }
   // Ballots of a group of 32 positions.
   __device__ __forceinline__ int64 words() const {
     return (frames + kChunk - 1) / kChunk * (kChunk * kBallots);
@@ -86,55 +72,11 @@ __device__ __forceinline__ bool is_better(double x, double best) {
   return x > best || x != x;
 }
 
-// A sum with the emission of the frame. No path leads through -inf, not even by way of NaN; +inf is NaN, as in the
-// loss.
+// A sum with the emission of the frame. No path leads through -inf, one of NaN neither; +inf is NaN, as in the loss.
 __device__ __forceinline__ double extended(double sum, double y) {
-  y = y > scalar_max(double()) ? scalar_nan(double()) : y;
-  return sum < -scalar_max(double()) ? sum : sum + y;
-}
-
-// Finds the lengths of sample n, and checks them and its labels. Preconditions: the whole block calls it; ends in a
-// barrier.
-template <class Program, class Sample>
-__device__ __forceinline__ void find_sample(const Program& program, int64 n, Sample& sample) {
-  const SequencePlace& at = program.place;
-  sample.frames = at.frames;
-  sample.length = at.labels;
-  if (program.input_lengths != nullptr) {
-    sample.frames = static_cast<int64>(program.input_lengths[n * at.input_length_stride]);
-  }
-  if (program.target_lengths != nullptr) {
-    sample.length = static_cast<int64>(program.target_lengths[n * at.target_length_stride]);
-  }
-  sample.sound = sample.frames >= 0 && sample.frames <= at.frames && sample.length >= 0 && sample.length <= at.labels;
-  sample.label_stride = at.label_stride;
-  sample.labels = program.targets + n * at.target_stride;
-  if (at.concatenated) {
-    // Concatenated: every lane adds its share of the lengths before, and of all. They must add up to the labels that
-    // there are; one alone that is negative or too long spoils every sample.
-    int64 before = 0, all = 0;
-    bool sound = true;
-    for (int64 i = threadIdx.x % kLanes; i < gridDim.x; i += kLanes) {
-      const int64 length = static_cast<int64>(program.target_lengths[i * at.target_length_stride]);
-      sound = sound && length >= 0 && length <= at.labels;
-      before += sound && i < n ? length : 0;
-      all += sound ? length : 0;
-    }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      before += __shfl_xor_sync(0xffffffffu, before, offset);
-      all += __shfl_xor_sync(0xffffffffu, all, offset);
-    }
-    sound = __all_sync(0xffffffffu, sound) && all == at.labels;
-    sample.sound = sample.sound && sound;
-    sample.labels = program.targets + before * at.label_stride;
-  }
-  bool wrong = false;
-  for (int64 j = threadIdx.x; sample.sound && j < sample.length; j += blockDim.x) {
-    const int64 label = sample.label(j);
-    wrong = wrong || label < 0 || label >= at.classes || label == program.blank;
-  }
-  sample.sound = !__syncthreads_or(wrong) && sample.sound;
+  const double largest = scalar_max(double());
+  const double total = sum + (y > largest ? scalar_nan(double()) : y);
+  return sum < -largest || y < -largest ? -scalar_infinity(double()) : total;
 }
 
 // The emissions of a chunk: of the lane's own label as they lie in memory, and in lane f of the blank of frame f.
@@ -148,10 +90,11 @@ struct ChunkEmissions {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
-      if (labelled && first + f < frames) label[f] = __ldg(input + (first + f) * stride + own);
+      if (labelled && first + f < frames) label[f] = load_reused<1>(input + (first + f) * stride + own).element[0];
     }
-    if (lane < kChunk && first + lane < frames)
-      blank = widen<Compute>(__ldg(input + (first + lane) * stride + of_blank));
+    if (lane < kChunk && first + lane < frames) {
+      blank = widen<Compute>(load_reused<1>(input + (first + lane) * stride + of_blank).element[0]);
+    }
   }
 };
 
@@ -163,29 +106,29 @@ __device__ __forceinline__ void align_positions(const Program& program, const Sa
   using Input = typename Program::Input;
   using Compute = typename Program::Compute;
   __shared__ double passed[2][kLanes][kChunk];  // the last label of a warp before each frame, by parity of rounds
-  const SequencePlace& at = program.place;
+  const Sequences& shape = program.shape;
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   const int64 j = base + threadIdx.x, frames = sample.frames, chunks = (frames + kChunk - 1) / kChunk;
   const bool labelled = j < sample.length;
-  const int64 label = labelled ? sample.label(j) : program.blank;
-  const bool skips = labelled && j > 0 && label != sample.label(j - 1);
-  const int64 own = label * at.class_stride, of_blank = program.blank * at.class_stride;
+  const int64 label = labelled ? sample.labels[j] : shape.blank;
+  const bool skips = labelled && j > 0 && label != sample.labels[j - 1];
+  const int64 own = label * shape.x_class, of_blank = shape.blank * shape.x_class;
   const int64 behind = sample.length + 1 - base, most = blockDim.x;
   const int64 warps = ((behind < most ? behind : most) + kLanes - 1) / kLanes;
   // Columns alternate from sweep to sweep: one is read while the other is written.
   const int64 sweep = base / most;
-  const double* read = sample.columns + (sweep + 1) % 2 * at.frames;
-  double* written = sample.columns + sweep % 2 * at.frames;
+  const double* read = sample.columns + (sweep + 1) % 2 * shape.frames;
+  double* written = sample.columns + sweep % 2 * shape.frames;
   unsigned* words = sample.came_from + (base / kLanes + warp) * sample.words() + lane;
   double b = j == 0 ? 0.0 : -scalar_infinity(double()), l = -scalar_infinity(double());
   ChunkEmissions<Input, Compute> next;
-  if (warp < warps) next.load(sample.input, at.frame_stride, 0, frames, own, of_blank, labelled);
+  if (warp < warps) next.load(sample.input, shape.x_frame, 0, frames, own, of_blank, labelled);
 #pragma unroll 1
   for (int64 round = 0; round < chunks + warps - 1; ++round) {
     const int64 chunk = round - warp, first = chunk * kChunk;
     if (warp < warps && chunk >= 0 && chunk < chunks) {
       const ChunkEmissions<Input, Compute> now = next;
-      next.load(sample.input, at.frame_stride, first + kChunk, frames, own, of_blank, labelled);
+      next.load(sample.input, shape.x_frame, first + kChunk, frames, own, of_blank, labelled);
       const double* arriving = warp > 0 ? passed[(round + 1) % 2][warp - 1] : read + first;
       unsigned kept = 0;
 #pragma unroll
@@ -232,7 +175,7 @@ __device__ __forceinline__ int steps_back(unsigned entered, unsigned from_blank,
 template <class Program, class Sample>
 __device__ __forceinline__ void walk_back(const Program& program, const Sample& sample, int64 n, int64 s) {
   using Compute = typename Program::Compute;
-  const SequencePlace& at = program.place;
+  const Sequences& shape = program.shape;
   const int lane = threadIdx.x % kLanes;
 #pragma unroll 1
   for (int64 last = sample.frames - 1; last >= 0; last -= kLanes) {
@@ -256,41 +199,46 @@ __device__ __forceinline__ void walk_back(const Program& program, const Sample& 
       s -= __shfl_sync(0xffffffffu, steps, i);
     }
     if (t >= 0) {
-      const int64 label = own % 2 != 0 ? sample.label(own / 2) : program.blank;
-      const int64 out = n * at.out_sample_stride + t * at.out_frame_stride;
+      const int64 label = own % 2 != 0 ? sample.labels[own / 2] : shape.blank;
+      const int64 out = shape.g_offset(n) + t * shape.g_frame;
       program.labels[out] = label;
       program.positions[out] = own % 2 != 0 ? own / 2 : -1;
-      program.log_probs[out] = widen<Compute>(sample.input[t * at.frame_stride + label * at.class_stride]);
+      program.log_probs[out] = widen<Compute>(sample.input[t * shape.x_frame + label * shape.x_class]);
     }
   }
 }
 
+// Aligns sample blockIdx.x. Precondition: its samples and labels are prepared.
 template <class Program>
 __device__ __forceinline__ void align(const Program& program) {
   __shared__ double ends[2];
-  const SequencePlace& at = program.place;
+  const Sequences& shape = program.shape;
   const int64 n = blockIdx.x;
-  AlignedSample<typename Program::Input, typename Program::Label> sample;
-  sample.input = program.input + n * at.sample_stride;
-  find_sample(program, n, sample);
-  const int64 positions = 1 + (at.labels < at.frames ? at.labels : at.frames),
-              padded = (at.frames + kChunk - 1) / kChunk * kChunk;
-  sample.came_from = program.came_from + n * ((positions + kLanes - 1) / kLanes) * padded * kBallots;
-  sample.columns = program.columns + n * 2 * at.frames;
-  if (threadIdx.x == 0) ends[0] = ends[1] = -scalar_infinity(double());
-  if (threadIdx.x == 0 && sample.frames == 0 && sample.length == 0) ends[0] = 0.0;
+  const Sample& given = program.samples[n];
+  const int64 most = 1 + (shape.room < shape.frames ? shape.room : shape.frames), groups = (most + kLanes - 1) / kLanes;
+  AlignedSample<typename Program::Input> sample;
+  sample.input = program.input + shape.x_offset(n);
+  sample.labels = program.targets + given.first;
+  sample.frames = given.frames;
+  sample.length = given.labels;
+  sample.came_from = program.came_from + n * groups * ((shape.frames + kChunk - 1) / kChunk * (kChunk * kBallots));
+  sample.columns = program.columns + n * 2 * shape.frames;
+  // Of no frames the empty target is the only alignment.
+  if (threadIdx.x == 0) {
+    ends[0] = given.outcome == kTrivial && sample.length == 0 ? 0.0 : -scalar_infinity(double());
+    ends[1] = -scalar_infinity(double());
+  }
   __syncthreads();
-  // A target of more labels than frames has no alignment.
-  if (sample.sound && sample.frames > 0 && sample.length <= sample.frames) {
+  if (given.outcome == kRuns) {
     for (int64 base = 0; base <= sample.length; base += blockDim.x) align_positions(program, sample, base, ends);
   }
   const bool in_label = sample.length > 0 && !is_better(ends[0], ends[1]);
-  const double score = sample.sound ? ends[in_label] : scalar_nan(double());
+  const double score = given.outcome == kBad ? scalar_nan(double()) : ends[in_label];
   const bool found = score >= -scalar_max(double());
   if (threadIdx.x == 0) program.scores[n] = Narrow<typename Program::Compute>::from(score);
   if (found && threadIdx.x < kLanes) walk_back(program, sample, n, 2 * sample.length - in_label);
-  for (int64 t = (found ? sample.frames : 0) + threadIdx.x; t < at.frames; t += blockDim.x) {
-    const int64 out = n * at.out_sample_stride + t * at.out_frame_stride;
+  for (int64 t = (found ? sample.frames : 0) + threadIdx.x; t < shape.frames; t += blockDim.x) {
+    const int64 out = shape.g_offset(n) + t * shape.g_frame;
     program.labels[out] = program.positions[out] = -1;
     program.log_probs[out] = typename Program::Compute(0);
   }

@@ -18,13 +18,13 @@ from cupylosses.call import Call, Parts
 from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import define_function
 from cupylosses.engines.base import Apart, Engine, Machine, Plan, TensorSpec, Wanted, contiguous
-from cupylosses.engines.composite import CompositePlan
 from cupylosses.engines.device import Device, Divisor
 from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence import reference as sequence_reference
-from cupylosses.engines.sequence.call import Static, sizes, sizes_of
+from cupylosses.engines.sequence.call import Static, sizes_of
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.sequence.engine import SequenceEngine
+from cupylosses.engines.sequence.plan import SequencePlan
 from cupylosses.engines.softmax.engine import row_major
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.gpu import WARP
@@ -34,7 +34,7 @@ from cupylosses.jit.kernel import Kernel
 CHUNK = 8
 BALLOTS = 3
 #: Positions that a block takes at once. More are taken in sweeps.
-MAX_THREADS = 1024
+MAX_THREADS = 512
 
 
 class CtcAlignment(NamedTuple):
@@ -129,7 +129,7 @@ class AlignmentEngine(SequenceEngine):
         )
 
     def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
-        return _compute(super().promoted(call))
+        return compute_dtype(super().promoted(call))
 
     # Plans
 
@@ -148,7 +148,7 @@ class AlignmentEngine(SequenceEngine):
         xp = interop.namespace(call.arrays[0])
         samples = sequence_reference.samples(xp, call, readable and call.static.check != "off")
         labels, positions, log_probs, score = _best_paths(xp, samples, call.static.blank)
-        shape, static, kind = _frame_shape(call.static, call.arrays[0].shape), call.static, getattr(xp, promoted)
+        shape, static, kind = tuple(call.arrays[0].shape[:-1]), call.static, getattr(xp, promoted)
 
         def of_frames(x: Any) -> Any:
             first = static.batches + int(static.batched and static.batch_first)
@@ -167,7 +167,7 @@ class AlignmentEngine(SequenceEngine):
     # Transforms
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
-        dtype, of_frames = self.promoted(call), _frame_shape(call.static, call.arrays[0].shape)
+        dtype, of_frames = self.promoted(call), tuple(call.arrays[0].shape[:-1])
         found = [row_major(dtype, sizes_of(call).samples)]
         return found + [row_major(x, of_frames) for x in ("int64", "int64", dtype)]
 
@@ -175,13 +175,9 @@ class AlignmentEngine(SequenceEngine):
         return None
 
 
-def _compute(dtype: str) -> str:
+def compute_dtype(dtype: str) -> str:
+    """The dtype of floating results."""
     return "float64" if dtype == "float64" else "float32"
-
-
-def _frame_shape(static: Static, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """The shape of results with a number per frame."""
-    return tuple(shape[:-1])
 
 
 def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tuple[Any, Any, Any, Any]:
@@ -239,108 +235,77 @@ def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tup
 
 @dataclass(frozen=True)
 class AlignmentKernel(Kernel):
-    """A compiled module of this function. Lengths have a dtype, or "" if all are full."""
+    """A compiled module of this function, for samples that the kernel "prepare" of losses has prepared."""
 
     loss: Definition
-    input: str
-    labels: str
-    input_lengths: str
-    target_lengths: str
-    bounds: int
+    dtype: str
 
+    kind = "align"
     narrow = False
     files = ("sequence/alignment.cuh",)
     vec_size = 1
-    storage = property(lambda self: (self.input, self.labels))
-    compute = property(lambda self: _compute(self.input))
+    storage = property(lambda self: (self.dtype,))
+    compute = property(lambda self: compute_dtype(self.dtype))
 
     @property
     def title(self) -> str:
         """The kernel in words, for error messages and file names."""
-        names = (self.input, self.labels, self.input_lengths, self.target_lengths)
-        return "_".join([self.loss.name, "-".join([STORAGE[x][1] if x else "full" for x in names])])
+        return f"{self.loss.name}_{STORAGE[self.dtype][1]}"
 
     @property
     def entry(self) -> str:
         """The name of the kernel."""
-        return f"{self.loss.name}_{STORAGE[self.input][1]}"
+        return self.title
 
     @property
     def arguments(self) -> list[str]:
-        input, labels, frames, lengths, compute = self._types
-        read = [f"const {input}* input", f"const {labels}* targets"]
-        read += [f"const {frames}* input_lengths", f"const {lengths}* target_lengths"]
+        compute = STORAGE[self.compute][0]
         written = ["int64* labels", "int64* positions", f"{compute}* log_probs", f"{compute}* scores"]
-        return [*read, *written, "unsigned* came_from", "double* columns"]
-
-    @property
-    def _types(self) -> tuple[str, ...]:
-        names = (self.input, self.labels, self.input_lengths, self.target_lengths, self.compute)
-        return tuple([STORAGE[x or "int64"][0] for x in names])
+        return [
+            f"const {STORAGE[self.dtype][0]}* x",
+            "char* memory",
+            *written,
+            "unsigned* came_from",
+            "double* columns",
+        ]
 
     def glue(self) -> str:
-        names = [x.rpartition(" ")[2] for x in self.arguments]
+        names = ["labels", "positions", "log_probs", "scores", "came_from", "columns"]
+        compute = STORAGE[self.compute][0]
+        program = f"AlignmentProgram<{STORAGE[self.dtype][0]}, {compute}>"
         return (
-            f'extern "C" __global__ void __launch_bounds__({self.bounds})\n'
-            f"{self.entry}({', '.join(self.arguments)}, int64 blank, const __grid_constant__ SequencePlace place) {{\n"
-            f"  align(AlignmentProgram<{', '.join(self._types)}>{{{', '.join(names)}, blank, place}});\n"
+            f'extern "C" __global__ void __launch_bounds__({MAX_THREADS})\n'
+            f"{self.entry}({', '.join(self.arguments)}, const __grid_constant__ Sequences shape) {{\n"
+            f"  const Buffers<{compute}> at(memory, shape);\n"
+            f"  align({program}{{x, at.samples, at.labels, {', '.join(names)}, shape}});\n"
             "}\n"
         )
 
 
-class AlignmentPlan(CompositePlan):
-    """One launch, a block per sample, whose workspace says where each state came from."""
-
-    static: Static
+class AlignmentPlan(SequencePlan):
+    """Two launches, a block per sample each: what prepares the samples of a loss, and the alignment, whose workspace
+    says where each state came from.
+    """
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
     ) -> None:
-        static: Static = call.static
-        of_frames = _frame_shape(static, tensors[0].shape)
-        self.result = _compute(promoted)
-        self.auxiliary = tuple([contiguous(x, of_frames) for x in ("int64", "int64", self.result)])
+        frames, dtype = tuple(tensors[0].shape[:-1]), compute_dtype(promoted)
+        self.auxiliary = tuple([contiguous(x, frames) for x in ("int64", "int64", dtype)])
         super().__init__(engine, call, tensors, promoted, machine)
-        self.sizes = sizes(static, tensors[0].shape, tensors[1].shape)
-        spec = contiguous(self.result, self.sizes.samples)
-        self.shape, self.strides, self.scalar = spec.shape, spec.strides, False
+        self.result = dtype
         self.differentiable = self.speculative = self.nothing
-        self.partials = self.records = 0
-        # Batches of vmap are the formula's, and what has no frames.
-        self.empty = static.batches > 0 or 0 in of_frames
-        #: Positions of a target that has an alignment.
-        self.positions = 1 + min(self.sizes.labels, self.sizes.frames)
-        self._launcher: Any = None
+        # The results of frames lie as a gradient without classes.
+        of_frames = contiguous(dtype, frames)
+        self.written = TensorSpec(dtype, (*frames, 1), (*of_frames.strides, 0))
+        fits = max(self.sizes.classes, self.sizes.frames, self.sizes.labels) < 2**31
+        self.empty = not (self.sizes.every and self.sizes.frames and fits)
+        self._align: Any = None
 
     def _load(self) -> Any:
-        static, dtypes = self.static, [x.dtype for x in self.tensors]
-        rest = iter(range(2, len(dtypes)))
-        lengths = [next(rest) if has else None for has in (static.input_lengths, static.target_lengths)]
-        named = ["" if i is None else dtypes[i] for i in lengths]
-        bounds = MAX_THREADS // (2 if self.compute == "float64" else 1)
-        kernel = AlignmentKernel(self.loss, dtypes[0], dtypes[1], *named, bounds)
-        threads = min(bounds, -(-self.positions // WARP) * WARP)
-        words = [static.blank, self._place([self.tensors[i].strides if i is not None else () for i in lengths])]
-        self.sweeps = self.positions > threads
-        return self.machine.launcher(kernel, self.sizes.every, threads, tuple(words), 0)
-
-    def _place(self, lengths: Sequence[tuple[int, ...]]) -> list[int]:
-        """``SequencePlace`` of the kernel."""
-        static, found = self.static, self.sizes
-        *outer, of_class = self.tensors[0].strides
-        out = list(self.auxiliary[0].strides) if self.auxiliary[0] else []
-        frame = 1 if static.batched and static.batch_first else 0
-        sample = 1 - frame
-        of_samples = [x[sample] if static.batched else 0 for x in (outer, out)]
-        *targets, of_label = self.tensors[1].strides
-        padded = static.batched and not static.concatenated
-        strides = [x[0] if x else 0 for x in lengths]
-        return [
-            found.frames, found.classes, found.labels, int(static.concatenated),
-            outer[frame], of_samples[0], of_class,
-            targets[0] if padded else 0, of_label, *strides,
-            out[frame], of_samples[1],
-        ]  # fmt: skip
+        kernel = AlignmentKernel(self.loss, self.input.dtype)
+        threads = min(MAX_THREADS, -(-self.most // WARP) * WARP)
+        return self.machine.launcher(kernel, self.sizes.every, threads, (self.shape_words,)), self.most > threads
 
     def run_value(
         self,
@@ -351,19 +316,17 @@ class AlignmentPlan(CompositePlan):
         auxiliary: Sequence[int],
     ) -> Any:
         """The scores; the other results are written to the addresses in ``auxiliary``."""
-        if self._launcher is None:
-            self._launcher = self._load()
-        static, found = self.static, self.sizes
-        addresses = iter([device.address(x) for x in arrays])
-        read = [next(addresses), next(addresses)]
-        read += [next(addresses) if has else 0 for has in (static.input_lengths, static.target_lengths)]
+        if self._align is None:
+            self._align = self._load()
+        launch, sweeps = self._align
         score = device.empty(self.shape, self.strides, self.result)
-        chunks = -(-found.frames // CHUNK)
-        words = found.every * -(-self.positions // WARP) * chunks * CHUNK * BALLOTS
-        came_from = device.empty((words,), (1,), "int32")
-        columns = device.empty((2 * found.every * found.frames,), (1,), "float64") if self.sweeps else None
+        memory = self.prepared(device, arrays, 0, int(scalars[-1]))
+        chunks, groups, every = -(-self.sizes.frames // CHUNK), -(-self.most // WARP), self.sizes.every
+        came_from = device.empty((every * groups * chunks * CHUNK * BALLOTS,), (1,), "int32")
+        columns = device.empty((2 * every * self.sizes.frames,), (1,), "float64") if sweeps else None
         workspace = device.address(came_from), 0 if columns is None else device.address(columns)
-        self._launcher(device.stream(), *read, *auxiliary, device.address(score), *workspace)
+        read = device.address(arrays[0]), device.address(memory)
+        launch(device.stream(), *read, *auxiliary, device.address(score), *workspace)
         return score
 
     def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:

@@ -89,6 +89,8 @@ class SequencePlan(CompositePlan):
         loss: Any = call.loss
         self.at = {name: i for i, name in enumerate(names(loss, static))}
         self.input = tensors[0]
+        #: What lies as the words of ``Sequences`` say of a gradient.
+        self.written = self.input.gradient
         self.sizes = sizes(static, tensors[0].shape, tensors[1].shape)
         self.scalar = static.reduction != "none"
         self.result = static.out_dtype or promoted
@@ -134,10 +136,10 @@ class SequencePlan(CompositePlan):
     # Launches
 
     @cached_property
-    def _shape(self) -> list[int]:
+    def shape_words(self) -> list[int]:
         """The words of ``Sequences``."""
         static, found, loss = self.static, self.sizes, self.loss
-        first, *others = [self._strides(x.strides) for x in (self.input, self.input.gradient)]
+        first, *others = [self.strides_of(x.strides) for x in (self.input, self.written)]
         kinds = [_INTEGERS[self.tensors[1].dtype]]
         kinds += [
             _INTEGERS[self.tensors[self.at[x]].dtype] if x in self.at else 0
@@ -164,7 +166,7 @@ class SequencePlan(CompositePlan):
         kinds = ("input_lengths", "target_lengths", "sum")
         return sites_of(loss, [((key, "label"), label), *[((key, x), length(x)) for x in kinds]])
 
-    def _strides(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
+    def strides_of(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
         """Strides of an array like the first operand: from a batch, a sample, a frame, a class to the next."""
         static, batches = self.static, self.static.batches
         own = strides[batches:]
@@ -183,7 +185,7 @@ class SequencePlan(CompositePlan):
 
     def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
         sized = self.sizes
-        fixed: list[Any] = [self._shape]
+        fixed: list[Any] = [self.shape_words]
         blocks, threads, most = sized.every, THREADS.get(kind, 0), 0
         if not threads:
             most = next(x for x in BLOCKS if x >= self.most)
@@ -202,7 +204,7 @@ class SequencePlan(CompositePlan):
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, most)
         return self.machine.launcher(kernel, blocks, threads, fixed)
 
-    def _prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
+    def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """The memory of a call, with its samples prepared."""
         memory = device.empty((self._layout[1] // 8,), (1,), "float64")
         given = [device.address(arrays[self.at[x]]) if x in self.at else 0
@@ -247,7 +249,7 @@ class SequencePlan(CompositePlan):
         auxiliary: Sequence[int],
     ) -> Any:
         value = device.empty(self.shape, self.strides, self.result)
-        memory = self._prepared(device, arrays, 0, int(scalars[-1]))
+        memory = self.prepared(device, arrays, 0, int(scalars[-1]))
         self._walk(device, device.address(arrays[0]), device.address(memory), False)
         to = (0, device.address(value)) if self.scalar else (device.address(value), 0)
         self._launch("finish")(device.stream(), device.address(memory), *to, *_arguments(divisor))
@@ -265,7 +267,7 @@ class SequencePlan(CompositePlan):
         if not wanted[0]:
             return self.run_value(device, arrays, scalars, divisor, auxiliary), None
         value = device.empty(self.shape, self.strides, self.result)
-        memory = self._prepared(device, arrays, device.expectation(self.slot), int(scalars[-1]))
+        memory = self.prepared(device, arrays, device.expectation(self.slot), int(scalars[-1]))
         check = Speculation(self, device, arrays, memory, divisor)
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
         check.gradient = gradients[0]
@@ -314,7 +316,7 @@ class SequencePlan(CompositePlan):
         if speculation is not None and speculation[0].run(grad_output, pointers):
             return speculation[1]
         gradients = [device.empty(*self.allocation(0)), *[None] * (len(wanted) - 1)]
-        memory = self._prepared(device, arrays, 0, 0)
+        memory = self.prepared(device, arrays, 0, 0)
         self.write_again(device, pointers[0], memory, divisor, grad_output, gradients[0], int(per_row))
         return gradients
 
