@@ -11,11 +11,13 @@ from cupylosses.adoption import adopted
 from cupylosses.call import Call, Parts
 from cupylosses.engines.base import ARGUMENTS, SHAPES, Apart, Engine, Machine, Plan, Question, TensorSpec, Wanted
 from cupylosses.engines.cache import SettingsCache
+from cupylosses.engines.device import Device
 from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence import reference as sequence_reference
 from cupylosses.engines.sequence.call import Static, names, sizes_of
 from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.sequence.plan import SequencePlan
+from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 
 #: Settings that were checked before.
@@ -47,18 +49,18 @@ class SequenceEngine(Engine):
         samples = tuple(x.shape[:1] if base.batch_first else x.shape[1:2]) if batched else ()
         frames, count = int(x.shape[1 if batched and base.batch_first else 0]), int(samples[0]) if samples else 1
         sequence_checks.blank(loss, base.blank, int(x.shape[-1]))
-        labels = _array(loss, "targets", targets)
-        sequence_checks.counts(loss, "targets", labels)
-        sequence_checks.targets(loss, labels.shape, count, batched)
-        if not batched and len(labels.shape) == 2:
-            labels = labels[0]
-        concatenated = batched and len(labels.shape) == 1
+        given_labels = _array(loss, "targets", targets)
+        sequence_checks.counts(loss, "targets", given_labels)
+        sequence_checks.targets(loss, given_labels.shape, count, batched)
+        if not batched and len(given_labels.shape) == 2:
+            given_labels = given_labels[0]
+        concatenated = batched and len(given_labels.shape) == 1
         if concatenated and target_lengths is None:
             if count != 1:
                 raise sequence_checks.needs_lengths(loss)
-            labels, concatenated = labels[None], False
-        room = int(labels.shape[-1])
-        found = {loss.operands[0].name: x, "targets": labels}
+            given_labels, concatenated = given_labels[None], False
+        room = int(given_labels.shape[-1])
+        found = {loss.operands[0].name: x, "targets": given_labels}
         for name, given, most in (("input_lengths", input_lengths, frames), ("target_lengths", target_lengths, room)):
             if given is not None:
                 total = room if concatenated and name == "target_lengths" else None
@@ -99,6 +101,9 @@ class SequenceEngine(Engine):
 
     def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
         return SequencePlan(self, call, tensors, promoted, machine)
+
+    def raise_reported(self, device: Device) -> None:
+        labels.raise_reported(device)
 
     def waits(self, call: Call) -> bool:
         return bool(call.static.check == "sync")
