@@ -16,7 +16,8 @@
 // 3. Second half: alpha goes on over M .. T - 1 against beta's products, beta over M - 1 .. 0 against alpha's.
 //    Posteriors, up to a factor of the frame, replace the mantissas.
 //
-// A block takes one direction of one sample, a thread one position; a shuffle brings l_(j-1) from the lane before. The
+// A block takes one direction of one sample, a thread one position; longer targets take several blocks, one for each
+// band of 128 positions, and pass label products through memory. A shuffle brings l_(j-1) from the lane before. The
 // dependence runs one way, so warps are skewed: in round r warp w takes chunk r - w of 8 frames, and reads the 8 states
 // that warp w - 1 has left in shared memory. One barrier serves 8 frames. Emissions are computed a chunk ahead, from
 // elements that were loaded another chunk ahead.
@@ -25,9 +26,12 @@
 // elements of x, each in a sector of its own, in both halves.
 #pragma once
 #include "sequence/sequences.cuh"
+#include "softmax/row_ptx.cuh"
 
 constexpr int kChunk = 8;
-constexpr int kMaxWarps = 32;
+// Warps of a block of the recursion, and positions, of which a sample may need several blocks.
+constexpr int kMaxWarps = 4;
+constexpr int kBand = 32 * kMaxWarps;
 
 // One of the two planes of a row of states: that of labels follows that of blanks.
 template <class Mantissa>
@@ -98,7 +102,7 @@ __device__ __forceinline__ double power_of_two(int64 by, double) {
 template <class Mantissa>
 __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* alpha,
                                                   const StoredNumber<Mantissa>* beta, const int* labels, int size) {
-  __shared__ int64 largest[kMaxWarps];
+  __shared__ int64 largest[32];
   int64 mine = kNoExponent;
   for (int j = threadIdx.x; j < size; j += blockDim.x) {
     const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels, size, j);
@@ -117,6 +121,55 @@ __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* 
 template <class Mantissa>
 __device__ __forceinline__ Extended<Mantissa> shuffled_up(const Extended<Mantissa>& a) {
   return {__shfl_up_sync(0xffffffffu, a.m, 1), __shfl_up_sync(0xffffffffu, a.e, 1)};
+}
+
+// A label product on its way to the next band, as it lies in a column (sequences.cuh).
+template <class Mantissa>
+struct Words;
+template <>
+struct Words<float> {
+  unsigned long long both;
+};
+template <>
+struct Words<double> {
+  unsigned long long m, e;
+};
+
+__device__ __forceinline__ void send(StoredNumber<float>* to, const Extended<float>& a) {
+  const unsigned long long m = __float_as_uint(a.m), e = static_cast<unsigned>(a.e);
+  store_relaxed(reinterpret_cast<unsigned long long*>(to), m << 32 | e);
+}
+__device__ __forceinline__ void send(StoredNumber<double>* to, const Extended<double>& a) {
+  unsigned long long* const words = reinterpret_cast<unsigned long long*>(to);
+  store_relaxed(words, static_cast<unsigned long long>(__double_as_longlong(a.m)));
+  store_relaxed(words + 1, static_cast<unsigned>(a.e));
+}
+__device__ __forceinline__ Words<float> look(const StoredNumber<float>* at) {
+  return {load_relaxed(reinterpret_cast<const unsigned long long*>(at))};
+}
+__device__ __forceinline__ Words<double> look(const StoredNumber<double>* at) {
+  const unsigned long long* const words = reinterpret_cast<const unsigned long long*>(at);
+  return {load_relaxed(words), load_relaxed(words + 1)};
+}
+__device__ __forceinline__ bool arrived(const Words<float>& words) {
+  return words.both != kAbsent;
+}
+__device__ __forceinline__ bool arrived(const Words<double>& words) {
+  return words.m != kAbsent && words.e != kAbsent;
+}
+__device__ __forceinline__ Extended<float> number_of(const Words<float>& words) {
+  return {__uint_as_float(static_cast<unsigned>(words.both >> 32)),
+          static_cast<int>(static_cast<unsigned>(words.both))};
+}
+__device__ __forceinline__ Extended<double> number_of(const Words<double>& words) {
+  return {__longlong_as_double(static_cast<int64>(words.m)), static_cast<int>(static_cast<unsigned>(words.e))};
+}
+__device__ __forceinline__ void set_absent(StoredNumber<float>* at) {
+  store_relaxed(reinterpret_cast<unsigned long long*>(at), kAbsent);
+}
+__device__ __forceinline__ void set_absent(StoredNumber<double>* at) {
+  store_relaxed(reinterpret_cast<unsigned long long*>(at), kAbsent);
+  store_relaxed(reinterpret_cast<unsigned long long*>(at) + 1, kAbsent);
 }
 
 // One thread's position of one direction: addresses, and what it carries from frame to frame.
@@ -209,21 +262,33 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, int64 
   }
 }
 
-// One half of one direction of sample blockIdx.x / 2. Preconditions: blockDim.x is a multiple of 32, and no less than
-// the number of positions of any sample that is possible; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read
-// and written unless kPhase is 1 and kStores false.
+// One half of one direction of a sample, over one band of positions. Blocks are numbered as they start, so that a block
+// only ever waits for one that runs or has run.
+//
+// Preconditions: blockDim.x is kBand, or a multiple of 32 and no less than the number of positions of any sample that
+// is possible; blockIdx.x below 2 * samples * bands; kPhase 2 runs after all blocks of kPhase 1. `lattice` is read and
+// written unless kPhase is 1 and kStores false.
 template <int kPhase, bool kStores, class Mantissa, class Storage>
 __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage* x, const Sample* samples,
                                           const int* labels, StoredNumber<Mantissa>* lattice,
-                                          StoredNumber<Mantissa>* meeting) {
+                                          StoredNumber<Mantissa>* meeting, StoredNumber<Mantissa>* columns,
+                                          unsigned* started) {
   using Number = Extended<Mantissa>;
   // Label products at the last position of each warp, by warp + 1 and parity of the chunk; zeros in front of the first.
   __shared__ Number passed[kMaxWarps + 1][2][kChunk];
-  const int64 n = blockIdx.x / 2;
-  const bool backward = blockIdx.x % 2 != 0;
+  __shared__ unsigned place;
+  if (shape.bands > 1) {
+    if (threadIdx.x == 0) place = atomicInc(started, static_cast<unsigned>(2 * shape.samples * shape.bands) - 1);
+    __syncthreads();
+  }
+  const int64 order = shape.bands > 1 ? place : blockIdx.x, walks = 2 * shape.samples;
+  const int64 which = order % walks, band = order / walks, n = which / 2;
+  const bool backward = which % 2 != 0;
   const Sample sample = samples[n];
   if (sample.outcome != kRuns) return;
-  const int size = sample.labels + 1, j = threadIdx.x, warp = j / 32, lane = j % 32;
+  const int size = sample.labels + 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first = static_cast<int>(band) * kBand, j = first + static_cast<int>(threadIdx.x);
+  if (first >= size) return;
   const int* const own = labels + sample.first;
   const int half = sample.frames / 2;
   const int steps_before = kPhase == 1 ? 0 : backward ? sample.frames - half : half;
@@ -272,7 +337,14 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x)
     passed[0][i / kChunk][i % kChunk] = zero_number<Mantissa>();
   __syncthreads();
-  const int warps = (size + 31) / 32;
+  // Label products come from the band before, and go to the next one, if there are any.
+  StoredNumber<Mantissa>* const to = columns + (which * (shape.bands - 1) + band) * shape.column;
+  StoredNumber<Mantissa>* const from = to - shape.column;
+  const bool receives = band > 0 && warp == 0;
+  const bool sends = size - first > kBand && warp == kMaxWarps - 1;
+  Words<Mantissa> ahead = {};
+  if (receives && lane < kChunk) ahead = look(from + lane);
+  const int warps = min((size - first + 31) / 32, kMaxWarps);
   const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + warps - 1;
   Storage raw[kChunk], raw_blank = Storage();
 #pragma unroll
@@ -286,13 +358,35 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (warp < warps && chunk >= 0 && chunk < chunks) {
       const Number* const incoming = passed[warp][chunk & 1];
       Number* const outgoing = passed[warp + 1][chunk & 1];
-      const int count = steps - chunk * kChunk;
+      const int count = steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
+      if (receives) {
+        StoredNumber<Mantissa>* const at = from + chunk * kChunk + lane;
+        bool here = lane >= passes || arrived(ahead);
+        while (!__all_sync(0xffffffffu, here)) {
+          if (!here) {
+            let_others_run();
+            ahead = look(at);
+            here = arrived(ahead);
+          }
+        }
+        if (lane < passes) {
+          passed[0][chunk & 1][lane] = number_of(ahead);
+          set_absent(at);
+        }
+        // In flight while this chunk is computed.
+        if (lane < kChunk) ahead = look(at + kChunk);
+        __syncwarp();
+      }
       if (count >= kChunk) {
         walk_chunk<kPhase, kStores, true>(walk, chunk, kChunk, steps, raw, raw_blank, carried, incoming, outgoing,
                                           exponent);
       } else {
         walk_chunk<kPhase, kStores, false>(walk, chunk, count, steps, raw, raw_blank, carried, incoming, outgoing,
                                            exponent);
+      }
+      if (sends) {
+        __syncwarp();
+        if (lane < passes) send(to + chunk * kChunk + lane, outgoing[lane]);
       }
     }
     __syncthreads();

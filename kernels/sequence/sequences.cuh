@@ -29,7 +29,8 @@ struct Sequences {
   int64 of_targets, of_input_lengths, of_target_lengths, of_weight;  // dtypes of arrays, see load_integer, load_weight
   int64 averages, zero_infinity;  // whether the loss of a sample is divided by its labels; 0 for inf
   int64 site;                     // number of the first of four reports, in the order of Report
-  int64 buffer[7];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
+  int64 bands, column;            // blocks that share a direction of a sample; numbers that one passes to the next
+  int64 buffer[8];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
 
   __device__ __forceinline__ int64 x_offset(int64 sample) const {
     return sample / inner * x_outer + sample % inner * x_inner;
@@ -69,6 +70,8 @@ struct Buffers {
   StoredNumber<Compute>* meeting;  // rows of alpha's products, then beta's: blanks and labels of all positions
   FrameSum<Compute>* sums;         // by sample and frame
   double* losses;
+  StoredNumber<Compute>* columns;  // by direction, band and frame
+  unsigned* started;               // blocks of each half
 
   __device__ __forceinline__ Buffers(char* memory, const Sequences& shape)
       : used(reinterpret_cast<double*>(memory)),
@@ -79,7 +82,9 @@ struct Buffers {
         broken(reinterpret_cast<unsigned*>(memory + shape.buffer[3])),
         meeting(reinterpret_cast<StoredNumber<Compute>*>(memory + shape.buffer[4])),
         sums(reinterpret_cast<FrameSum<Compute>*>(memory + shape.buffer[5])),
-        losses(reinterpret_cast<double*>(memory + shape.buffer[6])) {
+        losses(reinterpret_cast<double*>(memory + shape.buffer[6])),
+        columns(reinterpret_cast<StoredNumber<Compute>*>(memory + shape.buffer[7])),
+        started(reinterpret_cast<unsigned*>(memory + 16)) {
   }
 };
 
@@ -125,12 +130,22 @@ __device__ __forceinline__ bool is_fresh(const Result* grad_output, const double
   return __double_as_longlong(widen<double>(*grad_output)) == __double_as_longlong(*used);
 }
 
-// Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used`, if
-// it is not null, gets the grad_output that gradients are written for.
+// Label products on their way from the block of one band of positions to that of the next. Each word says itself that
+// it has arrived: before, it is kAbsent, which no number is, and the reader leaves it so for the next launch.
+constexpr unsigned long long kAbsent = 0xfff80000dead0000ull;
+
+// Empties the columns, of so many words. Preconditions: blocks behind those of the samples.
+__device__ __forceinline__ void empty_columns(const Sequences& shape, unsigned long long* words, int64 count) {
+  const int64 step = (gridDim.x - shape.samples) * blockDim.x;
+  for (int64 i = (blockIdx.x - shape.samples) * blockDim.x + threadIdx.x; i < count; i += step) words[i] = kAbsent;
+}
+
+// Prepares sample blockIdx.x. Preconditions: blocks of 256 threads, one per sample. `expected` may be null; `used` gets
+// the grad_output that gradients are written for.
 __device__ __forceinline__ void prepare_sample(const Sequences& shape, const void* targets, const void* input_lengths,
                                                const void* target_lengths, const void* weights, const bool* mask,
                                                const double* expected, double* used, Sample* samples, int* labels,
-                                               unsigned* links, unsigned* broken, unsigned* ticket,
+                                               unsigned* links, unsigned* broken, unsigned* ticket, unsigned* started,
                                                SequenceStatus* status) {
   const int64 n = blockIdx.x, batch = n / shape.inner * shape.inner;
   __shared__ int64 totals[2];
@@ -140,8 +155,8 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
     out_of_range = 0;
     broken[n] = 0;
     if (n == 0) {
-      *ticket = 0;
-      if (used != nullptr) *used = expected == nullptr ? 1.0 : __ldcg(expected);
+      *ticket = started[0] = started[1] = 0;
+      *used = expected == nullptr ? 1.0 : __ldcg(expected);
     }
   }
   __syncthreads();

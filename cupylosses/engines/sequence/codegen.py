@@ -8,8 +8,9 @@ from cupylosses.definition.base import Definition
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 
-#: Threads of a block of the kernels whose blocks do not depend on the length of targets.
-THREADS = {"prepare": 256, "finish": 128, "gradient": 128}
+#: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
+BAND = 128
+THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -21,7 +22,7 @@ class SequenceKernel(Kernel):
 
     ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
     "first" and "finish" it says whether frames have a log-sum-exp. ``stores`` is True if the first half stores its
-    products, and ``most`` the number of threads that a block of the recursion has at most.
+    products.
     """
 
     loss: Definition
@@ -30,7 +31,6 @@ class SequenceKernel(Kernel):
     result: str = "float32"
     added: str = PLAIN
     stores: bool = False
-    most: int = 0
 
     compute = property(lambda self: "float64" if self.dtype == "float64" else "float32")
     storage = property(lambda self: (self.dtype,))
@@ -47,19 +47,19 @@ class SequenceKernel(Kernel):
     @property
     def title(self) -> str:
         """The kernel in words, for error messages and file names."""
-        parts = [self.loss.name, self.kind]
+        parts = [self.loss.name, self.kind, *[STORAGE[self.compute][1]] * (self.kind == "prepare")]
         if self.kind != "prepare":
             parts += [STORAGE[self.dtype][1], STORAGE[self.result][1]]
         if self.kind not in ("prepare", "second"):
             parts.append(self.added[1:].lower())
         if self.kind == "first":
             parts.append("stores" if self.stores else "value")
-        return "_".join([*parts, *[f"{self.most}-threads"] * (self.most > 0)])
+        return "_".join(parts)
 
     @property
     def entry(self) -> str:
         """The name of the kernel."""
-        return self.title.replace("-", "_")
+        return self.title
 
     @property
     def arguments(self) -> list[str]:
@@ -79,9 +79,10 @@ class SequenceKernel(Kernel):
         }[self.kind]  # fmt: skip
 
     def glue(self) -> str:
-        fixed = ["const Sequences shape", *["int64 finishes", "int64 per_block"] * (self.kind == "gradient")]
+        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes", "int64 per_block"]}
+        fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
-        bounds = self.most or THREADS[self.kind]
+        bounds = THREADS[self.kind]
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -96,20 +97,22 @@ class SequenceKernel(Kernel):
             "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
-        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting);"
+        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {});"
         if self.kind == "prepare":
-            return ["prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, at.used, "
-                    "at.samples, at.labels, at.links, at.broken, at.ticket, status);"]  # fmt: skip
+            return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
+                    "reinterpret_cast<unsigned long long*>(at.columns), words);",
+                    "else prepare_sample(shape, targets, input_lengths, target_lengths, weights, mask, expected, "
+                    "at.used, at.samples, at.labels, at.links, at.broken, at.ticket, at.started, status);"]  # fmt: skip
         fresh = "if (is_fresh(grad_output, at.used)) return;"
         if self.kind == "second":
-            return [fresh, walk.format("2, true, Compute")]
+            return [fresh, walk.format("2, true, Compute", 1)]
         if self.kind == "first":
-            own = walk.format(f"1, {stores}, Compute")
+            own = walk.format(f"1, {stores}, Compute", 0)
             if self.added != SOFTMAX:
                 return [fresh, own]
             return [
                 fresh,
-                "const int64 walks = 2 * shape.samples;",
+                "const int64 walks = 2 * shape.samples * shape.bands;",
                 f"if (blockIdx.x < walks) {own}",
                 "else read_frames(shape, x, at.samples, at.sums, at.broken, blockIdx.x - walks, gridDim.x - walks);",
             ]

@@ -28,14 +28,12 @@ from cupylosses.engines.pointwise.plan import PointwisePlan
 from cupylosses.engines.pointwise.reduction import Static as PointwiseStatic
 from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence.call import Static, constant_divisor, names, sizes
-from cupylosses.engines.sequence.codegen import OF_LOGITS, PLAIN, SOFTMAX, THREADS, SequenceKernel
+from cupylosses.engines.sequence.codegen import BAND, OF_LOGITS, PLAIN, SOFTMAX, THREADS, SequenceKernel
 from cupylosses.engines.softmax.labels import sites_of
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Threads that a block of the recursion has at most, one for each position, by the kernels that there are.
-BLOCKS = (128, 512)
 #: Frames of a block that writes gradients.
 FRAMES = 16
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
@@ -110,7 +108,9 @@ class SequencePlan(CompositePlan):
         if static.concatenated:
             self.positions = found.every // found.inner * (found.labels + found.inner) if found.inner else 0
         self.most = min(found.labels, found.frames) + 1
-        fits = self.most <= BLOCKS[-1] and max(found.classes, found.frames, found.labels) < 2**31
+        #: Blocks that share a direction of a sample, and numbers that one passes to the next.
+        self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32
+        fits = max(found.classes, found.frames, found.labels, 2 * found.every * self.bands) < 2**31
         self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
         self._launchers: dict[Any, compiler.Launcher] = {}
 
@@ -122,8 +122,18 @@ class SequencePlan(CompositePlan):
         wide = ITEMSIZE[self.compute]
         found, count = self.sizes, self.positions
         sums = found.every * found.frames * (2 * wide + 8) if self.added == SOFTMAX else 0
-        sized = [32 * found.every, 4 * count, 4 * count, 4 * found.every, 8 * wide * count, sums, 8 * found.every]
-        starts, end = [], 16
+        columns = 2 * found.every * (self.bands - 1) * self.column * 2 * wide
+        sized = [
+            32 * found.every,
+            4 * count,
+            4 * count,
+            4 * found.every,
+            8 * wide * count,
+            sums,
+            8 * found.every,
+            columns,
+        ]
+        starts, end = [], 32
         for size in sized:
             starts.append(end)
             end += -(-size // 16) * 16
@@ -149,7 +159,8 @@ class SequencePlan(CompositePlan):
         return [
             found.every, max(found.inner, 1), found.frames, found.classes, found.labels,
             static.blank, int(static.concatenated), self.positions, *first, *others[0], *kinds,
-            int(static.averages_labels), int(static.zero_infinity), self._site(loss), *self._layout[0],
+            int(static.averages_labels), int(static.zero_infinity), self._site(loss), self.bands, self.column,
+            *self._layout[0],
         ]  # fmt: skip
 
     def _site(self, loss: Any) -> int:
@@ -186,11 +197,14 @@ class SequencePlan(CompositePlan):
     def _make(self, kind: str, stores: bool, finishes: bool) -> compiler.Launcher:
         sized = self.sizes
         fixed: list[Any] = [self.shape_words]
-        blocks, threads, most = sized.every, THREADS.get(kind, 0), 0
-        if not threads:
-            most = next(x for x in BLOCKS if x >= self.most)
-            threads = -(-self.most // WARP) * WARP
-            blocks = 2 * sized.every
+        blocks, threads = sized.every, THREADS[kind]
+        if kind == "prepare":
+            words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
+            blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
+            fixed += [words]
+        if kind in ("first", "second"):
+            threads = min(-(-self.most // WARP) * WARP, BAND)
+            blocks = 2 * sized.every * self.bands
         added = PLAIN if kind in ("prepare", "second") else self.added
         if kind in ("first", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
@@ -199,9 +213,9 @@ class SequencePlan(CompositePlan):
         if kind == "gradient":
             blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
             fixed += [sized.every * finishes, FRAMES]
-        dtype = "float32" if kind == "prepare" else self.input.dtype
+        dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if kind in ("finish", "gradient") else "float32"
-        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores, most)
+        kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
         return self.machine.launcher(kernel, blocks, threads, fixed)
 
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
