@@ -281,7 +281,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (threadIdx.x == 0) place = atomicInc(started, static_cast<unsigned>(2 * shape.samples * shape.bands) - 1);
     __syncthreads();
   }
-  const int64 order = shape.bands > 1 ? place : blockIdx.x, walks = 2 * shape.samples;
+  const unsigned order = shape.bands > 1 ? place : blockIdx.x, walks = static_cast<unsigned>(2 * shape.samples);
   const int64 which = order % walks, band = order / walks, n = which / 2;
   const bool backward = which % 2 != 0;
   const Sample sample = samples[n];
