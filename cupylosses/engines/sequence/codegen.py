@@ -11,7 +11,7 @@ from cupylosses.jit.kernel import Kernel
 #: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
 BAND = 128
 THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
-#: Blocks that a multiprocessor is to hold: the recursion is a chain of latencies, and gets all registers that it can use.
+#: Blocks that a multiprocessor is to hold: the recursion is a chain of latencies, and gets all registers it can use.
 BLOCKS = {"first": 1, "second": 1, "gradient": 4}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
