@@ -70,22 +70,48 @@ __device__ __forceinline__ FrameSum<Compute> joined(const FrameSum<Compute>& a, 
   return all;
 }
 
-// Finds the sums of frames, a warp for each. Preconditions: all lanes of the warp.
+// True if a row can be read and written by vectors of 16 bytes.
+template <class Storage>
+__device__ __forceinline__ bool is_vector(const Storage* row, int64 step) {
+  return step == 1 && reinterpret_cast<unsigned long long>(row) % 16 == 0;
+}
+// The logits are read again by the gradient pass: without a hint.
+template <int kVec, class Storage>
+__device__ __forceinline__ Pack<Storage, kVec> load_vector(const Storage* from) {
+  Pack<Storage, kVec> pack;
+  *reinterpret_cast<uint4*>(&pack) = *reinterpret_cast<const uint4*>(from);
+  return pack;
+}
+
+// Finds the sums of a frame, by a warp. Preconditions: all lanes of the warp.
 template <class Compute, class Storage>
 __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage* x, const Sample& sample, int64 n,
                                            int64 t, FrameSum<Compute>* sums, unsigned* broken) {
-  constexpr int kAhead = 8;
+  constexpr int kVec = 16 / sizeof(Storage), kAhead = 4;
   const int lane = threadIdx.x % 32;
   const Storage* const row = x + shape.x_offset(n) + t * shape.x_frame;
   // Finite, so that no difference of two of them is NaN.
   FrameSum<Compute> sum = {static_cast<Compute>(-3e38f), Compute(0), 0};
   int64 c = lane;
-  for (; c + 32 * (kAhead - 1) < shape.classes; c += 32 * kAhead) {
-    Storage raw[kAhead];
+  if (is_vector(row, shape.x_class)) {
+    const int64 vectors = shape.classes / kVec;
+    int64 v = lane;
+    for (; v + 32 * (kAhead - 1) < vectors; v += 32 * kAhead) {
+      Pack<Storage, kVec> raw[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) raw[i] = row[(c + 32 * i) * shape.x_class];
+      for (int i = 0; i < kAhead; ++i) raw[i] = load_vector<kVec>(row + (v + 32 * i) * kVec);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) add_logit(sum, logit<Compute>(raw[i]), c + 32 * i);
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) add_logit(sum, logit<Compute>(raw[i].element[k]), (v + 32 * i) * kVec + k);
+      }
+    }
+    for (; v < vectors; v += 32) {
+      const Pack<Storage, kVec> raw = load_vector<kVec>(row + v * kVec);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) add_logit(sum, logit<Compute>(raw.element[k]), v * kVec + k);
+    }
+    c = vectors * kVec + lane;
   }
   for (; c < shape.classes; c += 32) add_logit(sum, logit<Compute>(row[c * shape.x_class]), c);
 #pragma unroll
@@ -101,15 +127,27 @@ __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage
   }
 }
 
-// The frames that the warps of block `block` of `blocks` take, of all samples one after another.
+// Frames of a sample that a block takes together.
+constexpr int kFrames = 16;
+
+// Runs of kFrames frames of a sample.
+__device__ __forceinline__ unsigned runs_of(const Sequences& shape) {
+  return (static_cast<unsigned>(shape.frames) + kFrames - 1) / kFrames;
+}
+
+// The frames of runs `block`, `block` + `blocks`, ... of all samples, a warp to a frame.
 template <class Compute, class Storage>
 __device__ __forceinline__ void read_frames(const Sequences& shape, const Storage* x, const Sample* samples,
-                                            FrameSum<Compute>* sums, unsigned* broken, int64 block, int64 blocks) {
-  const int64 warps = blockDim.x / 32, step = blocks * warps, count = shape.samples * shape.frames;
-  for (int64 i = block * warps + threadIdx.x / 32; i < count; i += step) {
-    const int64 n = i / shape.frames, t = i % shape.frames;
+                                            FrameSum<Compute>* sums, unsigned* broken, unsigned block,
+                                            unsigned blocks) {
+  const unsigned runs = runs_of(shape), all = runs * static_cast<unsigned>(shape.samples);
+  for (unsigned i = block; i < all; i += blocks) {
+    const int64 n = i / runs, first = static_cast<int64>(i % runs) * kFrames;
     const Sample sample = samples[n];
-    if (t < sample.frames) read_frame(shape, x, sample, n, t, sums, broken);
+    const int64 end = min(first + kFrames, static_cast<int64>(sample.frames));
+    for (int64 t = first + threadIdx.x / 32; t < end; t += blockDim.x / 32) {
+      read_frame(shape, x, sample, n, t, sums, broken);
+    }
   }
 }
 
@@ -225,7 +263,25 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   of_blank = warp_sum(of_blank);
   const double total = of_blank + warp_sum(of_labels);
   if (likely >= 0) of_others = warp_sum(of_others);
-  for (int64 c = lane; c < shape.classes; c += 32) {
+  constexpr int kVec = 16 / sizeof(Storage);
+  int64 done = 0;
+  if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
+    const int64 vectors = shape.classes / kVec;
+#pragma unroll 2
+    for (int64 v = lane; v < vectors; v += 32) {
+      Mantissa found[kVec];
+      Pack<Storage, kVec> raw;
+      if constexpr (kKind != kPlain) raw = load_vector<kVec>(x + v * kVec);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        found[k] = Mantissa(0);
+        if constexpr (kKind != kPlain) found[k] = probability(raw.element[k]) * scale;
+      }
+      store_pack(g + v * kVec, NarrowPack<Storage, kVec>::from(found));
+    }
+    done = vectors * kVec;
+  }
+  for (int64 c = done + lane; c < shape.classes; c += 32) {
     g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
   }
   // The rest of softmax, and of occ, for the class that has most of both.
@@ -252,20 +308,19 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (lane == 0) write(shape.blank, of_blank);
 }
 
-// The gradient of `per_block` frames of a sample. `upstream` is grad_output of a sample over the divisor, as a double.
+// The gradient of run `block` of frames, for grad_output of the sample over the divisor.
 //
-// Preconditions: blocks of 128 threads; `block` counts these runs of frames over all samples.
+// Preconditions: blocks of 128 threads.
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
                                                const StoredNumber<Mantissa>* lattice,
                                                const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
-                                               int64 per_sample, double multiple, const double* count, int64 block,
-                                               int64 per_block) {
-  const int64 runs = (shape.frames + per_block - 1) / per_block;
-  const int64 n = block / runs, first = block % runs * per_block;
-  const int64 end = min(first + per_block, shape.frames);
+                                               int64 per_sample, double multiple, const double* count, unsigned block) {
+  const unsigned runs = runs_of(shape);
+  const int64 n = block / runs, first = static_cast<int64>(block % runs) * kFrames;
+  const int64 end = min(first + kFrames, shape.frames);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const Sample sample = samples[n];
   const double divisor = count == nullptr ? multiple : multiple * __ldcg(count);

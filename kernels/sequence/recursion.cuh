@@ -186,46 +186,65 @@ struct Walk {
   int64 row_step;  // numbers from a row to the next one of this direction
 };
 
-// Frames `chunk` * kChunk on, up to kChunk of them, of one direction. kFull: all of them.
+// What a thread has loaded and computed ahead of the recursion: emissions of this chunk, elements of the next one, and
+// what the other direction has stored for this one. Each is replaced when it has been used, so that loads are a chunk
+// ahead and exponentials beside the recursion's chain. Those of the blank are of frame lane % kChunk.
+template <int kPhase, class Mantissa, class Storage>
+struct Ahead {
+  Extended<Mantissa> y[kChunk], y_blank;
+  Storage raw[kChunk], raw_blank;
+  Extended<Mantissa> others[kPhase == 2 ? kChunk : 1][2];
+
+  __device__ __forceinline__ void load(const Walk<Mantissa, Storage>& walk, int64 frame, int64 steps, int f) {
+    if (frame < steps && walk.has_label) raw[f] = walk.x[frame * walk.step];
+  }
+  __device__ __forceinline__ void load_blank(const Walk<Mantissa, Storage>& walk, int64 frame, int64 steps) {
+    if (frame < steps) raw_blank = walk.blank[frame * walk.step];
+  }
+  __device__ __forceinline__ void load_others(const Walk<Mantissa, Storage>& walk, int64 frame, int64 steps, int f) {
+    if (frame < steps && walk.has_blank) others[f][0] = load_number(walk.at_blank + frame * walk.row_step);
+    if (frame < steps && walk.has_label) others[f][1] = load_number(walk.at_label + frame * walk.row_step);
+  }
+  __device__ __forceinline__ void emit(const Walk<Mantissa, Storage>& walk, int f) {
+    y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[f])) : zero_number<Mantissa>();
+  }
+
+  // Before the first chunk.
+  __device__ __forceinline__ void begin(const Walk<Mantissa, Storage>& walk, int64 steps) {
+    const int lane = threadIdx.x % 32;
+    raw_blank = Storage();
+    load_blank(walk, lane % kChunk, steps);
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      raw[f] = Storage();
+      load(walk, f, steps, f);
+      if constexpr (kPhase == 2) {
+        others[f][0] = others[f][1] = zero_number<Mantissa>();
+        load_others(walk, f, steps, f);
+      }
+    }
+    y_blank = exponential(widen<Mantissa>(raw_blank));
+    load_blank(walk, kChunk + lane % kChunk, steps);
+#pragma unroll
+    for (int f = 0; f < kChunk; ++f) {
+      emit(walk, f);
+      load(walk, kChunk + f, steps, f);
+    }
+  }
+};
+
+// Frames `chunk` * kChunk on, `count` of them if that is less than kChunk, of one direction. kFull: all of them.
 //
-// `raw` holds the label's elements of this chunk, and `raw_blank` the blank's of frame lane % kChunk; both get those of
-// the next chunk. `incoming` are the label products of the position before the warp's first, in the frames of this
-// chunk, and `carried` the one of the frame before; `outgoing` takes those of the warp's last position.
+// `incoming` are the label products of the position before the warp's first, in the frames of this chunk, and `carried`
+// the one of the frame before; `outgoing` takes those of the warp's last position.
 template <int kPhase, bool kStores, bool kFull, class Mantissa, class Storage>
-__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, int64 chunk, int count, int64 ahead,
-                                           Storage (&raw)[kChunk], Storage& raw_blank, Extended<Mantissa>& carried,
+__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Ahead<kPhase, Mantissa, Storage>& ahead,
+                                           int64 chunk, int count, int64 steps, Extended<Mantissa>& carried,
                                            const Extended<Mantissa>* incoming, Extended<Mantissa>* outgoing,
                                            int64 exponent) {
   using Number = Extended<Mantissa>;
   const int lane = threadIdx.x % 32;
-  Number y[kChunk];
-#pragma unroll
-  for (int f = 0; f < kChunk; ++f) {
-    if (kFull || f < count) {
-      y[f] = walk.has_label ? exponential(widen<Mantissa>(raw[f])) : zero_number<Mantissa>();
-    }
-  }
-  const Number y_blank = exponential(widen<Mantissa>(raw_blank));
-  // The second half reads what the other direction has stored, the whole chunk at once.
-  Number others[kPhase == 2 ? kChunk : 1][2];
-  if constexpr (kPhase == 2) {
-#pragma unroll
-    for (int f = 0; f < kChunk; ++f) {
-      const int64 row = (chunk * kChunk + f) * walk.row_step;
-      others[f][0] = others[f][1] = zero_number<Mantissa>();
-      if ((kFull || f < count) && walk.has_blank) others[f][0] = load_number(walk.at_blank + row);
-      if ((kFull || f < count) && walk.has_label) others[f][1] = load_number(walk.at_label + row);
-    }
-  }
-#pragma unroll
-  for (int f = 0; f < kChunk; ++f) {
-    const int64 frame = (chunk + 1) * kChunk + f;
-    if (frame < ahead && walk.has_label) raw[f] = walk.x[frame * walk.step];
-  }
-  {
-    const int64 frame = (chunk + 1) * kChunk + lane % kChunk;
-    if (frame < ahead) raw_blank = walk.blank[frame * walk.step];
-  }
+  const int64 first = chunk * kChunk;
 #pragma unroll
   for (int f = 0; f < kChunk; ++f) {
     if (kFull || f < count) {
@@ -233,28 +252,36 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, int64 
       const Number outside = f == 0 ? carried : incoming[f - 1];
       if (lane == 0) before = outside;
       const Number skipped = {walk.skips ? before.m : Mantissa(0), walk.skips ? before.e : kZero};
-      const Number of_blank = {__shfl_sync(0xffffffffu, y_blank.m, f), __shfl_sync(0xffffffffu, y_blank.e, f)};
+      const Number of_blank = {__shfl_sync(0xffffffffu, ahead.y_blank.m, f),
+                               __shfl_sync(0xffffffffu, ahead.y_blank.e, f)};
       const Number bracket_b = sum(walk.b, before), bracket_l = sum(walk.l, walk.b, skipped);
       walk.b = product(bracket_b, of_blank);
-      walk.l = product(bracket_l, y[f]);
-      const int64 row = (chunk * kChunk + f) * walk.row_step;
+      walk.l = product(bracket_l, ahead.y[f]);
+      const int64 row = (first + f) * walk.row_step;
       if constexpr (kPhase == 1 && kStores) {
         if (walk.has_blank) store_number(walk.at_blank + row, walk.b.m, walk.b.e);
         if (walk.has_label) store_number(walk.at_label + row, walk.l.m, walk.l.e);
       }
       if constexpr (kPhase == 2) {
-        const Number other_b = others[f][0], other_l = others[f][1];
+        const Number other_b = ahead.others[f][0], other_l = ahead.others[f][1];
         const Mantissa to_b = power_of_two(joint_exponent(bracket_b, other_b) - exponent, Mantissa(0));
         const Mantissa to_l = power_of_two(joint_exponent(bracket_l, other_l) - exponent, Mantissa(0));
         const bool zero_b = bracket_b.m == Mantissa(0) || other_b.m == Mantissa(0);
         const bool zero_l = bracket_l.m == Mantissa(0) || other_l.m == Mantissa(0);
         if (walk.has_blank) walk.at_blank[row].m = zero_b ? Mantissa(0) : bracket_b.m * other_b.m * to_b;
         if (walk.has_label) walk.at_label[row].m = zero_l ? Mantissa(0) : bracket_l.m * other_l.m * to_l;
+        if constexpr (kFull) ahead.load_others(walk, first + kChunk + f, steps, f);
+      }
+      if constexpr (kFull) {
+        ahead.emit(walk, f);
+        ahead.load(walk, first + 2 * kChunk + f, steps, f);
       }
       if (f < kChunk - 1 && lane == 31) outgoing[f] = walk.l;
     }
   }
   if constexpr (kFull) {
+    ahead.y_blank = exponential(widen<Mantissa>(ahead.raw_blank));
+    ahead.load_blank(walk, first + 2 * kChunk + lane % kChunk, steps);
     walk.b = renormalised(walk.b);
     walk.l = renormalised(walk.l);
     if (lane == 31) outgoing[kChunk - 1] = walk.l;
@@ -281,7 +308,7 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
     if (threadIdx.x == 0) place = atomicInc(started, static_cast<unsigned>(2 * shape.samples * shape.bands) - 1);
     __syncthreads();
   }
-  const int64 order = shape.bands > 1 ? place : blockIdx.x, walks = 2 * shape.samples;
+  const unsigned order = shape.bands > 1 ? place : blockIdx.x, walks = static_cast<unsigned>(2 * shape.samples);
   const int64 which = order % walks, band = order / walks, n = which / 2;
   const bool backward = which % 2 != 0;
   const Sample sample = samples[n];
@@ -342,17 +369,12 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   StoredNumber<Mantissa>* const from = to - shape.column;
   const bool receives = band > 0 && warp == 0;
   const bool sends = size - first > kBand && warp == kMaxWarps - 1;
-  Words<Mantissa> ahead = {};
-  if (receives && lane < kChunk) ahead = look(from + lane);
+  Words<Mantissa> words = {};
+  if (receives && lane < kChunk) words = look(from + lane);
   const int warps = min((size - first + 31) / 32, kMaxWarps);
   const int chunks = (steps + kChunk - 1) / kChunk, rounds = chunks + warps - 1;
-  Storage raw[kChunk], raw_blank = Storage();
-#pragma unroll
-  for (int f = 0; f < kChunk; ++f) {
-    raw[f] = Storage();
-    if (f < steps && walk.has_label) raw[f] = walk.x[f * walk.step];
-  }
-  if (lane % kChunk < steps) raw_blank = walk.blank[lane % kChunk * walk.step];
+  Ahead<kPhase, Mantissa, Storage> ahead;
+  ahead.begin(walk, steps);
   for (int r = 0; r < rounds; ++r) {
     const int chunk = r - warp;
     if (warp < warps && chunk >= 0 && chunk < chunks) {
@@ -361,28 +383,26 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
       const int count = steps - chunk * kChunk, passes = count < kChunk ? count - 1 : kChunk;
       if (receives) {
         StoredNumber<Mantissa>* const at = from + chunk * kChunk + lane;
-        bool here = lane >= passes || arrived(ahead);
+        bool here = lane >= passes || arrived(words);
         while (!__all_sync(0xffffffffu, here)) {
           if (!here) {
             let_others_run();
-            ahead = look(at);
-            here = arrived(ahead);
+            words = look(at);
+            here = arrived(words);
           }
         }
         if (lane < passes) {
-          passed[0][chunk & 1][lane] = number_of(ahead);
+          passed[0][chunk & 1][lane] = number_of(words);
           set_absent(at);
         }
         // In flight while this chunk is computed.
-        if (lane < kChunk) ahead = look(at + kChunk);
+        if (lane < kChunk) words = look(at + kChunk);
         __syncwarp();
       }
       if (count >= kChunk) {
-        walk_chunk<kPhase, kStores, true>(walk, chunk, kChunk, steps, raw, raw_blank, carried, incoming, outgoing,
-                                          exponent);
+        walk_chunk<kPhase, kStores, true>(walk, ahead, chunk, kChunk, steps, carried, incoming, outgoing, exponent);
       } else {
-        walk_chunk<kPhase, kStores, false>(walk, chunk, count, steps, raw, raw_blank, carried, incoming, outgoing,
-                                           exponent);
+        walk_chunk<kPhase, kStores, false>(walk, ahead, chunk, count, steps, carried, incoming, outgoing, exponent);
       }
       if (sends) {
         __syncwarp();

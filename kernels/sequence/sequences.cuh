@@ -32,11 +32,17 @@ struct Sequences {
   int64 bands, column;            // blocks that share a direction of a sample; numbers that one passes to the next
   int64 buffer[8];                // where the buffers of a call begin in its memory, in bytes, in the order of Buffers
 
+  // Divisions of 32 bits: those of 64 are calls, around which registers are spilled.
+  __device__ __forceinline__ unsigned batch_of(int64 sample) const {
+    return static_cast<unsigned>(sample) / static_cast<unsigned>(inner);
+  }
   __device__ __forceinline__ int64 x_offset(int64 sample) const {
-    return sample / inner * x_outer + sample % inner * x_inner;
+    const int64 batch = batch_of(sample);
+    return batch * x_outer + (sample - batch * inner) * x_inner;
   }
   __device__ __forceinline__ int64 g_offset(int64 sample) const {
-    return sample / inner * g_outer + sample % inner * g_inner;
+    const int64 batch = batch_of(sample);
+    return batch * g_outer + (sample - batch * inner) * g_inner;
   }
 };
 
@@ -147,7 +153,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
                                                const double* expected, double* used, Sample* samples, int* labels,
                                                unsigned* links, unsigned* broken, unsigned* ticket, unsigned* started,
                                                SequenceStatus* status) {
-  const int64 n = blockIdx.x, batch = n / shape.inner * shape.inner;
+  const int64 n = blockIdx.x, group = shape.batch_of(n), batch = group * shape.inner;
   __shared__ int64 totals[2];
   __shared__ int out_of_range;
   if (threadIdx.x == 0) {
@@ -203,7 +209,6 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
   sample.first = n * (shape.room + 1);
   int64 from = n * shape.room;
   if (shape.concatenated != 0) {
-    const int64 group = n / shape.inner;
     sample.first = usable ? group * (shape.room + shape.inner) + before + (n - batch) : 0;
     from = usable ? group * shape.room + before : 0;
   }

@@ -11,6 +11,8 @@ from cupylosses.jit.kernel import Kernel
 #: Threads of a block, at most. Those of the recursion have one for each position; longer targets take several blocks.
 BAND = 128
 THREADS = {"prepare": 256, "first": BAND, "second": BAND, "finish": 128, "gradient": 128}
+#: Blocks that a multiprocessor is to hold: the recursion is a chain of latencies, and gets all registers it can use.
+BLOCKS = {"first": 1, "second": 1, "gradient": 4}
 
 #: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
@@ -79,10 +81,10 @@ class SequenceKernel(Kernel):
         }[self.kind]  # fmt: skip
 
     def glue(self) -> str:
-        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes", "int64 per_block"]}
+        more = {"prepare": ["int64 words"], "gradient": ["int64 finishes"]}
         fixed = ["const Sequences shape", *more.get(self.kind, [])]
         signature = ", ".join([*self.arguments, *fixed])
-        bounds = THREADS[self.kind]
+        bounds = ", ".join([str(x[self.kind]) for x in (THREADS, BLOCKS) if self.kind in x])
         body = "\n".join(f"  {line}" for line in self._body())
         return (
             f"using Compute = {STORAGE[self.compute][0]};\n"
@@ -112,7 +114,7 @@ class SequenceKernel(Kernel):
                 return [fresh, own]
             return [
                 fresh,
-                "const int64 walks = 2 * shape.samples * shape.bands;",
+                "const unsigned walks = static_cast<unsigned>(2 * shape.samples * shape.bands);",
                 f"if (blockIdx.x < walks) {own}",
                 "else read_frames(shape, x, at.samples, at.sums, at.broken, blockIdx.x - walks, gridDim.x - walks);",
             ]
@@ -126,5 +128,5 @@ class SequenceKernel(Kernel):
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
             f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.meeting, "
-            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes, per_block);",
+            "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
         ]

@@ -34,7 +34,7 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Frames of a block that writes gradients.
+#: Frames of a block that reads logits or writes gradients (``kFrames``).
 FRAMES = 16
 #: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
@@ -110,7 +110,8 @@ class SequencePlan(CompositePlan):
         self.most = min(found.labels, found.frames) + 1
         #: Blocks that share a direction of a sample, and numbers that one passes to the next.
         self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32
-        fits = max(found.classes, found.frames, found.labels, 2 * found.every * self.bands) < 2**31
+        blocks = found.every * (2 * self.bands + -(-found.frames // FRAMES) + 1)
+        fits = max(found.classes, found.frames, found.labels, blocks) < 2**31
         self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
         self._launchers: dict[Any, compiler.Launcher] = {}
 
@@ -209,10 +210,10 @@ class SequencePlan(CompositePlan):
         if kind in ("first", "finish"):
             added = SOFTMAX if self.added == SOFTMAX else PLAIN
         if kind == "first" and added == SOFTMAX:
-            blocks += min(-(-sized.every * sized.frames // (threads // WARP)), 16 * self.machine.processors)
+            blocks += sized.every * -(-sized.frames // FRAMES)
         if kind == "gradient":
             blocks = sized.every * (-(-sized.frames // FRAMES) + finishes)
-            fixed += [sized.every * finishes, FRAMES]
+            fixed += [sized.every * finishes]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
         result = self.result if kind in ("finish", "gradient") else "float32"
         kernel = SequenceKernel(self.loss, kind, dtype, result, added, stores)
