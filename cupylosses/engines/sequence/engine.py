@@ -9,7 +9,18 @@ from typing import Any, ClassVar
 from cupylosses import checks, interop
 from cupylosses.adoption import adopted
 from cupylosses.call import Call, Parts
-from cupylosses.engines.base import ARGUMENTS, SHAPES, Apart, Engine, Machine, Plan, Question, TensorSpec, Wanted
+from cupylosses.engines.base import (
+    ARGUMENTS,
+    SHAPES,
+    Apart,
+    Engine,
+    Machine,
+    Plan,
+    Question,
+    TensorSpec,
+    Wanted,
+    contiguous,
+)
 from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.sequence import checks as sequence_checks
@@ -19,7 +30,6 @@ from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.sequence.plan import SequencePlan
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
-from cupylosses.engines.strides import dense_strides
 
 #: Settings that were checked before.
 _SETTINGS = SettingsCache()
@@ -121,10 +131,18 @@ class SequenceEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: bool
     ) -> Mapping[int, tuple[int, ...]]:
-        """Targets, lengths, weights and masks with gaps are read from copies; the first operand where it lies."""
-        dense = [dense_strides(x.shape, (0,) * len(x.shape)) for x in tensors]
-        given = range(1, len(names(call.loss, call.static)))
-        return {i: dense[i] for i in given if tensors[i].strides != dense[i] and 0 not in tensors[i].shape}
+        """Labels, lengths, weights and masks are contiguous. The first operand has any strides, but batches of batches
+        lie one after another, in it and in its gradient.
+        """
+        found = {}
+        x, batches, tangent = tensors[0], call.static.batches, len(names(call.loss, call.static))
+        for i, y in enumerate(tensors[1:tangent], 1):
+            whole = contiguous(y.dtype, y.shape).strides
+            if y.strides != whole and 0 not in y.shape:
+                found[i] = whole
+        if 0 not in x.shape and not all([_is_even(x.shape, s, batches) for s in (x.strides, x.gradient.strides)]):
+            found[0] = contiguous(x.dtype, x.shape).strides
+        return found
 
     def raise_reported(self, device: Device) -> None:
         labels.raise_reported(device)
@@ -238,6 +256,11 @@ class SequenceEngine(Engine):
         if 0 in call.arrays[0].shape:
             return SHAPES
         return None
+
+
+def _is_even(shape: Sequence[int], strides: Sequence[int], batches: int) -> bool:
+    """True if batches of batches are one dimension."""
+    return all([strides[d] == shape[d + 1] * strides[d + 1] for d in range(batches - 1)])
 
 
 def _array(loss: SequenceLoss, name: str, x: Any) -> Any:
