@@ -308,6 +308,32 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
   if (lane == 0) write(shape.blank, of_blank);
 }
 
+// True if a sample has alignments; `is_nan` if one of them is NaN, which is in Z. Preconditions: the whole block calls
+// it; it ends in a barrier.
+template <class Mantissa>
+__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const int* labels,
+                                               const StoredNumber<Mantissa>* meeting, bool& is_nan) {
+  is_nan = false;
+  if (sample.outcome != kRuns) return false;
+  const int size = sample.labels + 1;
+  const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
+  const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
+  bool some = false, spoilt = false;
+  for (int j = threadIdx.x; j < size; j += blockDim.x) {
+    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels + sample.first, size, j);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const Mantissa product = terms.of[i].m * terms.of[i + 1].m;
+      const bool counts = joint_exponent(terms.of[i], terms.of[i + 1]) != kNoExponent;
+      some = some || counts;
+      spoilt = spoilt || (counts && product != product);
+    }
+  }
+  some = __syncthreads_or(some) != 0;
+  is_nan = __syncthreads_or(spoilt) != 0;
+  return some;
+}
+
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
 //
 // Preconditions: blocks of 128 threads.
@@ -328,26 +354,9 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   // A mean of nothing has no gradient.
   scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
   if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
-  bool exists = sample.outcome == kRuns, is_nan = false;
   const int size = sample.labels + 1;
-  if (exists) {
-    const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
-    const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
-    // NaN on a path that counts is in Z.
-    bool some = false;
-    for (int j = threadIdx.x; j < size; j += blockDim.x) {
-      const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels + sample.first, size, j);
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const Mantissa product = terms.of[i].m * terms.of[i + 1].m;
-        const bool counts = joint_exponent(terms.of[i], terms.of[i + 1]) != kNoExponent;
-        some = some || counts;
-        is_nan = is_nan || (counts && product != product);
-      }
-    }
-    exists = __syncthreads_or(some) != 0;
-    is_nan = __syncthreads_or(is_nan) != 0;
-  }
+  bool is_nan;
+  const bool exists = has_alignments(shape, sample, labels, meeting, is_nan);
   if (kKind == kSoftmax && sample.outcome != kBad && sample.outcome != kSkipped) is_nan = is_nan || broken[n] != 0u;
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
   for (int64 t = first + warp; t < end; t += warps) {
