@@ -59,8 +59,9 @@ class AlignmentFunction(SequenceFunction):
             "Classes and positions are int64, the others float32 (float64 for float64 input). Sums are float64. Of "
             "alignments with equal sums it is the one that, seen from the last frame, ends in the last label, stays "
             "longest in each label and blank, and goes through the blank between two labels. A target without "
-            "alignment has score -inf, one for which NaN or +inf counts has score NaN; their frames, and those behind "
-            "`input_lengths`, have class -1, position -1 and log-probability 0."
+            "alignment has score -inf; one for which NaN or +inf counts, or of which a label or a length is out of "
+            "range, has score NaN. Their frames, and those behind `input_lengths`, have class -1, position -1 and "
+            "log-probability 0."
         )
 
     @property

@@ -45,7 +45,17 @@ class SequenceFunction(SequenceLoss):
             "device, of shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. "
             "Default None, all T.",
             "target_lengths": "Number of labels of each sample, likewise, at most S. Default None, all S.",
+            "check_targets": "When labels that are no class, and lengths out of range, raise: 'sync' at once, which "
+            "waits for the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows "
+            "is checked at once.",
         }
+
+    @property
+    def symbols(self) -> str:
+        return (
+            "with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and "
+            "then blanks dropped."
+        )
 
 
 class SequenceFunctionEngine(SequenceEngine):
