@@ -4233,11 +4233,13 @@ def ctc_loss(
     Example:
         >>> import torch
         >>> import cupylosses.functional as F
-        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
-        >>> log_probs = log_probs[:, None].requires_grad_()
-        >>> loss = F.ctc_loss(log_probs, torch.tensor([[1, 2]]), (3,), (2,), reduction='sum')
-        >>> round(loss.item(), 4)
-        1.3257
+        >>> log_probs = torch.tensor([[[-0.7, -1.4, -1.4]], [[-1.4, -0.7, -1.4]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        0.844
         >>> loss.backward()  # log_probs.grad holds the gradient
 
     References:
@@ -4325,9 +4327,14 @@ def ctc_loss_with_logits(
     Example:
         >>> import torch
         >>> import cupylosses.functional as F
-        >>> logits = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]], [[0.0, 0.5, -0.5]]], requires_grad=True)
-        >>> loss = F.ctc_loss_with_logits(logits, torch.tensor([[2, 1]]), (3,), (2,))
-        >>> loss.backward()  # logits.grad holds the gradient
+        >>> input = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss_with_logits(input, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        1.513
+        >>> loss.backward()  # input.grad holds the gradient
 
     References:
         A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented

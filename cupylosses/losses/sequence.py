@@ -53,16 +53,6 @@ ctc_loss = define_sequence(
     convention="The gradient is that with respect to `log_probs`, minus the probability that the frame emits the class "
     "given the target, where torch's is that of the logits of a log-softmax; behind ``log_softmax`` both lead to the "
     f"same. {CONVENTION}",
-    example=(
-        ">>> import torch\n"
-        ">>> import cupylosses.functional as F\n"
-        ">>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()\n"
-        ">>> log_probs = log_probs[:, None].requires_grad_()\n"
-        ">>> loss = F.ctc_loss(log_probs, torch.tensor([[1, 2]]), (3,), (2,), reduction='sum')\n"
-        ">>> round(loss.item(), 4)\n"
-        "1.3257\n"
-        ">>> loss.backward()  # log_probs.grad holds the gradient"
-    ),
     source=SOURCE,
 )
 
@@ -85,13 +75,6 @@ ctc_loss_with_logits = define_sequence(
     positional="input targets input_lengths target_lengths blank reduction zero_infinity",
     convention="The gradient is softmax(input) minus the probability that the frame emits the class given the target. "
     f"{CONVENTION}",
-    example=(
-        ">>> import torch\n"
-        ">>> import cupylosses.functional as F\n"
-        ">>> logits = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]], [[0.0, 0.5, -0.5]]], requires_grad=True)\n"
-        ">>> loss = F.ctc_loss_with_logits(logits, torch.tensor([[2, 1]]), (3,), (2,))\n"
-        ">>> loss.backward()  # logits.grad holds the gradient"
-    ),
     source=SOURCE,
 )
 
