@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from fractions import Fraction
 from itertools import product
 from math import inf, log, nan, prod
@@ -12,10 +13,13 @@ import pytest
 import torch
 from devices import HOST, KERNELS
 from tools import cupy_stand_in as stand_in
+from tools.gate_subsets import fast_compilers
 from tools.sequence import truth
 
 from cupylosses import functional as F
 from cupylosses.engines.sequence import alignment
+from cupylosses.engines.sequence.alignment import AlignmentKernel
+from cupylosses.engines.sequence.posteriors import PosteriorKernel
 
 kernels = pytest.mark.kernels
 paths = pytest.mark.parametrize(
@@ -201,6 +205,22 @@ def test_cupy_arrays() -> None:
     with stand_in.cupy() as cupy:
         found = F.ctc_forced_alignment(*(cupy.asarray(y.numpy()) for y in given))
         check(type(found)(*(torch.from_numpy(numpy.asarray(y)) for y in found)), *given)
+
+
+@pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
+def test_kernels_compile() -> None:
+    """For the oldest and newest GPUs and compilers, without spills."""
+    compilers = {x.version[0]: x for x in fast_compilers()}
+    align, occ = F.ctc_forced_alignment.loss, F.ctc_posteriors.loss
+    for version, architecture, kernel in (
+        (13, "sm_90", AlignmentKernel(align, "float32")),
+        (11, "sm_70", AlignmentKernel(align, "float64")),
+        (13, "sm_75", AlignmentKernel(align, "bfloat16")),
+        (11, "sm_90", PosteriorKernel(occ, "float32", True)),
+        (13, "sm_90", PosteriorKernel(occ, "float64", False)),
+    ):
+        found = compilers[version].compile(kernel.source(), architecture).resources
+        assert found.entries == (kernel.entry,) and not found.warnings and not found.spills
 
 
 # ----------------------------------------------------------------------------------------------------------------------
