@@ -37,6 +37,8 @@ from cupylosses.engines.pointwise.definition import Loss
 from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
+from cupylosses.engines.sequence import definition as sequence_definition
+from cupylosses.engines.sequence.definition import SequenceLoss
 from cupylosses.engines.softmax import definition as softmax_definition
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.jit.kernel import Kernel
@@ -67,10 +69,11 @@ def is_floating(x: Any) -> bool:
 STUB_HEAD = '''\
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
+from cupylosses.engines.sequence.alignment import CtcAlignment
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -84,6 +87,7 @@ __all__: list[str]
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
+_SequenceReduction = Literal[SEQUENCES]
 _Check = Literal[CHECKS]
 
 '''
@@ -100,6 +104,7 @@ def with_literals(head: str) -> str:
     for name, words in {
         "REDUCTIONS": REDUCTIONS,
         "ROWS": softmax_definition.REDUCTIONS,
+        "SEQUENCES": sequence_definition.REDUCTIONS,
         "CHECKS": softmax_definition.CHECKS,
     }.items():
         head = head.replace(f"[{name}]", f"[{', '.join(map(quoted, words))}]")
@@ -114,7 +119,7 @@ def definitions() -> Iterator[Definition]:
 NN_HEAD = '''\
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -123,6 +128,7 @@ from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal[REDUCTIONS]
 _RowReduction = Literal[ROWS]
+_SequenceReduction = Literal[SEQUENCES]
 _Check = Literal[CHECKS]
 
 __all__: list[str]
@@ -150,7 +156,8 @@ def stub_class(loss: Definition) -> str:
         )
         lines = [f"class {name}({base}):", text, ""]
         first = [x for x in given if (given[x] is ... if loss.layer else x not in loss.keywords)]
-        arguments = [*first, "*", *(x for x in given if x not in first)]
+        rest = [x for x in given if x not in first]
+        arguments = [*first, *["*"] * bool(rest), *rest]
         lines += ["    def __init__(", "        self,"]
         lines += [
             "        *," if x == "*" else f"        {x}: {of_torch(loss, x)}{default(given[x])}," for x in arguments
@@ -201,7 +208,7 @@ def stub_function(loss: Definition) -> str:
     text = indent(f'"""{docstring(loss)}"""', "    ") + "\n"
     asked = [x for x in ASKED if x in loss.common]
     if not asked:
-        return f"{stub_signature(loss, '_Array', {})}:\n{text}\n"
+        return f"{stub_signature(loss, loss.result_type, {})}:\n{text}\n"
     plain = stub_signature(loss, "_Array", dict.fromkeys(asked, "Literal[False] = False"))
     others = [stub_signature(loss, ASKED[x], {x: "Literal[True]"}) for x in asked]
     others.append(stub_signature(loss, f"_Array | {ASKED[asked[0]]}", {}))
@@ -222,6 +229,8 @@ def annotation(loss: Definition, name: str) -> str:
     operands = {x.name: x for x in loss.operands}
     if name == loss.operands[0].name:
         return "_Array"
+    if isinstance(loss, SequenceLoss) and name in OF_SEQUENCES:
+        return OF_SEQUENCES[name]
     if name in operands:
         operand = operands[name]
         numbers = " | float" if operand.number else ""
@@ -309,6 +318,21 @@ OF_REGIONS = {
     "weight": "_Exchangeable | None",
     "ignore_index": "int",
     "class_dim": "int",
+    "check_targets": "_Check",
+}
+
+
+#: Types of the arguments that losses of sequences take.
+OF_SEQUENCES = {
+    "input_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "target_lengths": "_Exchangeable | Sequence[int] | int | None",
+    "blank": "int",
+    "reduction": "_SequenceReduction",
+    "zero_infinity": "bool",
+    "batch_first": "bool",
+    "gradient": 'Literal["log_probs", "logits"]',
+    "of": 'Literal["classes", "positions"]',
+    "inplace_backward": "bool",
     "check_targets": "_Check",
 }
 
@@ -433,6 +457,7 @@ KINDS: Mapping[str, type[Definition]] = {
     "Losses of vectors": StatisticsLoss,
     "Losses of boxes": BoxLoss,
     "Losses of regions": RegionLoss,
+    "Losses of sequences": SequenceLoss,
     "Losses of a linear layer": LinearSoftmaxLoss,
 }
 

@@ -61,4 +61,6 @@ RESULTS: dict[str, float] = {
     "general_robust_loss": 0.388,
     "multi_margin_loss": 0.444,
     "multilabel_margin_loss": 0.488,
+    "ctc_loss": 0.844,
+    "ctc_loss_with_logits": 1.513,
 }

@@ -156,4 +156,18 @@ __device__ __forceinline__ void store_dsmem(unsigned* slot, unsigned rank, unsig
 #endif
 }
 
+// Memory that blocks of one launch write and read at the same time: whole words of 64 bits, in no order with others.
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* from) {
+  unsigned long long x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_relaxed(unsigned long long* to, unsigned long long x) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
+// Called by a loop that waits for another block, which a GPU runs meanwhile, and the host by turns.
+__device__ __forceinline__ void let_others_run() {
+}
+
 #endif

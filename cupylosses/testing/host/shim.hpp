@@ -480,6 +480,16 @@ inline void store_dsmem(unsigned* place, unsigned rank, unsigned x) {
   host_store_dsmem(place, rank, x);
 }
 
+HOST_ACCESS unsigned long long load_relaxed(const unsigned long long* from) {
+  return host_update(const_cast<unsigned long long*>(from), kHostRelaxed, [](unsigned long long old) { return old; });
+}
+HOST_ACCESS void store_relaxed(unsigned long long* to, unsigned long long x) {
+  host_update(to, kHostRelaxed, [=](unsigned long long) { return x; });
+}
+inline void let_others_run() {
+  host_pause();
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Calls a kernel with arguments behind a table of pointers, as the driver of a GPU does.
 
