@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.engines.row_margin.layout import LIST_RESIDENT_THREADS, RESIDENT_THREADS
-from cupylosses.engines.softmax.codegen import SELF_COUNTED
+from cupylosses.engines.softmax.codegen import SELF_COUNTED, space_rank_name
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR
@@ -61,7 +61,7 @@ class MarginKernel(Kernel):
     weight: str
     mask: bool
     result: str
-    many: bool = False
+    rank: int = 1
     counted: bool = False
     self_counting: bool = False
     compute: str = "float64"
@@ -82,7 +82,8 @@ class MarginKernel(Kernel):
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
         parts += [f"{self.ahead}-ahead", f"{self.threads}-threads"]
-        parts += [x.replace("_", "-") for x in ("many", "counted", "self_counting") if getattr(self, x)]
+        parts += [x.replace("_", "-") for x in ("counted", "self_counting") if getattr(self, x)]
+        parts += [f"rank{self.rank}"] if self.rank > 1 else []
         return "_".join([*parts, *([f"flags{''.join(map(str, self.flags))}"] if self.flags else [])])
 
     @property
@@ -163,7 +164,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
     return [
         f"using Result = {STORAGE[kernel.result][0]};",
-        f"using Space = RowSpace<{'kMaxRank' if kernel.many else '1'}>;",
+        f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
         f"using Program = MarginProgram<RowProgram<Hinge, Space, {', '.join(types)}>>;",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",

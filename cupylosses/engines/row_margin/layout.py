@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cupylosses.engines.softmax.layout import MAX_CHUNKS, RowStrides, power_of_two, space_words, vector_size
+from cupylosses.engines.softmax.layout import MAX_CHUNKS, RowStrides, power_of_two, space_rank, space_words, vector_size
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
@@ -42,7 +42,7 @@ MAX_SORTED = 4096
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``many`` if rows have several dimensions.
+    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions that it has room for.
     ``together`` are the vectors that a thread reads at once. ``capacity`` are the labels that shared memory holds of a
     row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block.
     """
@@ -52,7 +52,7 @@ class Layout:
     width: int
     threads: int
     chunks: int
-    many: bool
+    rank: int
     words: list[int]
     together: int
     resident: int
@@ -118,7 +118,18 @@ def layout(
     chunks = max(1, min(-(-rows // (1 if kind == "block" else WARP // width)), MAX_CHUNKS))
     words = space_words(rows, classes, (1, 1, label_stride, 0, 0, 0), sizes, strides)
     return Layout(
-        kind, vec_size, width, threads, chunks, len(sizes) > 1, words, together, resident, capacity, mask_words, shared
+        kind,
+        vec_size,
+        width,
+        threads,
+        chunks,
+        space_rank(rows, sizes),
+        words,
+        together,
+        resident,
+        capacity,
+        mask_words,
+        shared,
     )
 
 

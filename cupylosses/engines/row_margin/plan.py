@@ -129,7 +129,7 @@ class MarginPlan(Plan):
         weight = self.tensors[2].dtype if static.weighted and stage != "denominator" else ""
         kernel = MarginKernel(
             loss, stage, static.flags, kind, threads, x.vec_size, x.together, self.input.dtype, self.target.dtype,
-            weight, static.masked, self.result, x.many, counted,
+            weight, static.masked, self.result, x.rank, counted,
             self.self_counting and not counted and stage in SELF_COUNTING_STAGES,
         )  # fmt: skip
         inner = prod(self.rows_shape[static.class_dim :])

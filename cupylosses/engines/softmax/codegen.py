@@ -301,7 +301,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
     cluster = f" CLUSTER_DIMS({kernel.cluster})" if kernel.cluster > 1 else ""
     lines = [
         f"using Result = {STORAGE[kernel.result][0]};",
-        f"using Space = RowSpace<{'kMaxRank' if kernel.rank == MAX_RANK else kernel.rank}>;",
+        f"using Space = RowSpace<{space_rank_name(kernel.rank)}>;",
         f"using Program = {program};",
         "using Compute = Program::Compute;",
         *([f"using Reader = {reader};"] if "Reader" in call else []),
@@ -317,6 +317,11 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def space_rank_name(rank: int) -> str:
+    """The parameter of ``RowSpace`` for so many dimensions."""
+    return "kMaxRank" if rank == MAX_RANK else str(rank)
 
 
 def _dtype(name: str) -> str:

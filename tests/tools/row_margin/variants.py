@@ -92,7 +92,8 @@ class MarginVariants(Variants):
 
     @staticmethod
     def described(variant: MarginKernel) -> Mapping[str, str]:
-        words = [x for x in ("many", "counted", "self_counting") if getattr(variant, x)]
+        words = [x for x in ("counted", "self_counting") if getattr(variant, x)]
+        words += [f"rank{variant.rank}"] if variant.rank > 1 else []
         return {
             "dtypes": " ".join(variant.storage),
             "layout": " ".join([variant.layout, *words]),
