@@ -1,9 +1,10 @@
 """The functions as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from cupylosses.engines.log_probs.call import TokenLogProbs
+from cupylosses.engines.sequence.alignment import CtcAlignment
 from cupylosses.engines.softmax.call import RowResult
 
 class _Exchangeable(Protocol):
@@ -17,6 +18,7 @@ __all__: list[str]
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_SequenceReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
 def iou_loss(
@@ -3158,7 +3160,7 @@ def dice_loss(
     offset: float | None = None,
     activation: Literal["softmax", "sigmoid", "none"] | None = None,
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] = "group",
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
@@ -3216,7 +3218,8 @@ def dice_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3304,13 +3307,13 @@ def jaccard_loss(
     offset: float = 1.0,
     activation: Literal["softmax", "sigmoid", "none"] = "softmax",
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] = "group",
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
     weight_in: Literal["loss", "score"] = "loss",
     weighting: Literal["uniform", "simple", "square"] = "uniform",
-    mean_of_weights: bool = False,
+    mean_of_weights: bool | None = None,
     average: Literal["groups", "samples"] = "groups",
     include_background: bool = True,
     empty: float | None = None,
@@ -3359,7 +3362,8 @@ def jaccard_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3372,7 +3376,7 @@ def jaccard_loss(
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3446,13 +3450,13 @@ def tversky_loss(
     offset: float = 1.0,
     activation: Literal["softmax", "sigmoid", "none"] | None = None,
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] | None = None,
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
     weight_in: Literal["loss", "score"] = "loss",
     weighting: Literal["uniform", "simple", "square"] = "uniform",
-    mean_of_weights: bool = False,
+    mean_of_weights: bool | None = None,
     average: Literal["groups", "samples"] | None = None,
     include_background: bool = True,
     empty: float | None = None,
@@ -3506,7 +3510,8 @@ def tversky_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3519,7 +3524,7 @@ def tversky_loss(
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3593,13 +3598,13 @@ def focal_tversky_loss(
     offset: float = 1.0,
     activation: Literal["softmax", "sigmoid", "none"] | None = None,
     pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-    overlap: Literal["product", "min", "squared"] = "product",
+    overlap: Literal["product", "min", "squared"] | None = None,
     gamma_over: Literal["group", "mean"] | None = None,
     log_loss: bool = False,
     absent: Literal["skip", "zero", "keep"] | None = None,
     weight_in: Literal["loss", "score"] = "loss",
     weighting: Literal["uniform", "simple", "square"] = "uniform",
-    mean_of_weights: bool = False,
+    mean_of_weights: bool | None = None,
     average: Literal["groups", "samples"] | None = None,
     include_background: bool = True,
     empty: float | None = None,
@@ -3652,7 +3657,8 @@ def focal_tversky_loss(
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3665,7 +3671,7 @@ def focal_tversky_loss(
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -5175,6 +5181,367 @@ def general_robust_loss(
         J. T. Barron, A general and adaptive robust loss function, CVPR 2019.
     """
 
+def multi_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: _Exchangeable | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    *,
+    ignore_index: int = -100,
+    class_dim: int | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin.
+
+        (w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p
+
+    with y the label, w_c the class weights, 1 by default, and C the number of classes.
+
+    The margin is added to the difference of two scores, so that large scores do not swallow it, as they do in torch.
+
+    Drop-in replacement for ``torch.nn.functional.multi_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
+        p: Power of each hinge. One of 1, 2. Default 1.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        weight: Weight w_c of each class, floating, of shape (C,), without a gradient. It multiplies the loss of the
+            row, which with a weight of 0 is 0 whatever the row holds. Default None, no weights.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        ignore_index: Label of rows that do not count. Their scores are not read, and their gradients are 0. Default
+            -100.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is neither a class nor `ignore_index` raises: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and
+            the gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, whatever their class weights, 'batchmean' by the size of the
+        first dimension of the rows. A mean of nothing is NaN, with gradients of 0. Differences and sums are computed in
+        float64. The result belongs to the library and the device of the first operand, and has its dtype (float32 under
+        autocast) unless `out_dtype` is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row of one class has no pairs,
+        and costs nothing. Where the loss of a row is NaN, so is the gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is neither a class nor `ignore_index`; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([3, 0])
+        >>> loss = F.multi_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.444
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        K. Crammer, Y. Singer, On the algorithmic implementation of multiclass kernel-based vector machines, JMLR 2,
+            2001.
+    """
+
+def multilabel_margin_loss(
+    input: _Array,
+    target: _Exchangeable,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: _RowReduction = "mean",
+    *,
+    margin: float = 1.0,
+    class_dim: int | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin.
+
+        (1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)
+
+    with T the labels of the row, and C the number of classes.
+
+    Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to C log
+    |T|.
+
+    Drop-in replacement for ``torch.nn.functional.multilabel_margin_loss``.
+
+    Args:
+        input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
+            floating. Domain: any number.
+        target: Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of
+            labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is looked
+            at. A label that is listed twice counts twice.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
+        mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
+            not read, their gradients are 0, and a mean does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
+            number of tokens of all accumulated batches. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        check_targets: When a label that is not a class, before the first -1 raises: 'sync' at once, which waits for the
+            GPU; 'lazy' at the next call after a kernel has found it; 'off' never. The loss is NaN meanwhile, and the
+            gradient of the row 0. On CPU arrays 'lazy' is 'sync'. Default 'lazy'.
+        size_average, reduce: torch's deprecated arguments; they warn and decide the reduction.
+
+    Returns:
+        With reduction 'none' one value per row, in the shape of the rows; otherwise an array without dimensions. 'mean'
+        divides the sum by the number of rows that count, 'batchmean' by the size of the first dimension of the rows. A
+        mean of nothing is NaN, with gradients of 0. Differences and sums are computed in float64. The result belongs to
+        the library and the device of the first operand, and has its dtype (float32 under autocast) unless `out_dtype`
+        is given.
+
+    Gradient:
+        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
+        torch. A row of scores that are infinite alike is NaN, as their difference is. A row without labels, and one in
+        which every class is a label, has no pairs, and costs nothing. Where the loss of a row is NaN, so is the
+        gradient of the whole row.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, operands are on different devices, or an option is out of range.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is not a class; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8], [0.5, -0.25, 1.0, 0.0]], requires_grad=True)
+        >>> target = torch.tensor([[3, 0, -1, -1], [2, -1, -1, -1]])
+        >>> loss = F.multilabel_margin_loss(input, target)
+        >>> round(loss.item(), 3)
+        0.488
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        J. Weston, C. Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999, for several
+            labels.
+    """
+
+def ctc_loss(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None,
+    blank: int = 0,
+    reduction: _SequenceReduction = "mean",
+    zero_infinity: bool = False,
+    *,
+    batch_first: bool = False,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    gradient: Literal["log_probs", "logits"] = "log_probs",
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """CTC loss of sequences of labels that are not aligned to the frames of the input.
+
+        L_n = -log sum over alignments c of prod_t p(t, n, c_t)
+
+    with p the exponential of `log_probs`; the sum is over all sequences c_1 ... c_T of classes that give the target
+    when repeats are collapsed and then blanks dropped.
+
+    Drop-in replacement for ``torch.nn.functional.ctc_loss``.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
+            all are T.
+        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+            either way. Default False.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
+            its loss and gradient are 0. Default None, no weights.
+        mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
+            gradients are 0, and 'mean' does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, in the place of whatever a mean divides by,
+            numbers of labels included: the result is the sum of the losses over `normalizer`. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        gradient: 'log_probs' for the gradient with respect to `log_probs`; 'logits' for the one that
+            ``torch.nn.functional.ctc_loss`` returns, that with respect to the logits of a log-softmax: exp(log_probs)
+            is added in frames that count. The latter has no second derivatives, forward mode or vmap. Default
+            'log_probs'.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. The loss of the sample is NaN
+            meanwhile, with a gradient of 0. What the host knows is checked at once. Default 'lazy'.
+
+    Returns:
+        With 'none' one value per sample, of shape (N,), or () for one sample without that dimension; otherwise an array
+        without dimensions. 'mean' divides the loss of each sample by its number of labels, at least 1, and the sum by
+        the number of samples that the mask keeps; 'batchmean' divides the sum by N; no mean divides by weights. A mean
+        of nothing is NaN, with gradients of 0. Sums over frames and samples are computed in float64. The result belongs
+        to the library and the device of the first operand, and has its dtype unless `out_dtype` is given.
+
+    Gradient:
+        The first operand is differentiable. The gradient is that with respect to `log_probs`, minus the probability
+        that the frame emits the class given the target, where torch's is that of the logits of a log-softmax; behind
+        ``log_softmax`` both lead to the same. A class of log-probability -inf has gradient 0. A target that has no
+        alignment, because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
+        `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[[-0.7, -1.4, -1.4]], [[-1.4, -0.7, -1.4]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        0.844
+        >>> loss.backward()  # log_probs.grad holds the gradient
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+def ctc_loss_with_logits(
+    input: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None,
+    blank: int = 0,
+    reduction: _SequenceReduction = "mean",
+    zero_infinity: bool = False,
+    *,
+    batch_first: bool = False,
+    weight: _Exchangeable | float | None = None,
+    mask: _Exchangeable | None = None,
+    normalizer: _Exchangeable | float | None = None,
+    out_dtype: Any = None,
+    inplace_backward: bool = False,
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """CTC loss of logits, with the log-softmax fused.
+
+        L_n = -log sum over alignments c of prod_t softmax(input)(t, n, c_t)
+
+    with p the softmax of `input`; the sum is over all sequences c_1 ... c_T of classes that give the target when
+    repeats are collapsed and then blanks dropped.
+
+    Args:
+        input: Logits of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, of any
+            strides.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
+            all are T.
+        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+            either way. Default False.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
+            its loss and gradient are 0. Default None, no weights.
+        mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
+            gradients are 0, and 'mean' does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, in the place of whatever a mean divides by,
+            numbers of labels included: the result is the sum of the losses over `normalizer`. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may write the gradient over `input`, for which a second backward raises.
+            Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. The loss of the sample is NaN
+            meanwhile, with a gradient of 0. What the host knows is checked at once. Default 'lazy'.
+
+    Returns:
+        With 'none' one value per sample, of shape (N,), or () for one sample without that dimension; otherwise an array
+        without dimensions. 'mean' divides the loss of each sample by its number of labels, at least 1, and the sum by
+        the number of samples that the mask keeps; 'batchmean' divides the sum by N; no mean divides by weights. A mean
+        of nothing is NaN, with gradients of 0. Sums over frames and samples are computed in float64. The result belongs
+        to the library and the device of the first operand, and has its dtype unless `out_dtype` is given.
+
+    Gradient:
+        The first operand is differentiable. The gradient is softmax(input) minus the probability that the frame emits
+        the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
+        because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
+        `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> input = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = F.ctc_loss_with_logits(input, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        1.513
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
 def cosine_similarity(
     x1: _Array,
     x2: _Exchangeable,
@@ -5571,3 +5938,146 @@ def linear_token_log_probs(
     max_memory: int | None = None,
     main_grad: _Exchangeable | None = None,
 ) -> _Array | TokenLogProbs: ...
+def ctc_forced_alignment(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    blank: int = 0,
+    *,
+    batch_first: bool = False,
+    check_targets: _Check = "lazy",
+) -> CtcAlignment:
+    """The most probable alignment of sequences of labels to the frames of the input.
+
+        score_n = max over alignments c of sum_t log_probs(t, n, c_t)
+
+    with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and then blanks
+    dropped.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
+            all T.
+        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
+            at once. Default 'lazy'.
+
+    Returns:
+        A named tuple (score, labels, positions, log_probs): for each sample the sum along its alignment, of shape (N,)
+        or (); for each frame the class, the position of its label in the target, -1 for the blank, and the
+        log-probability of that class, of shape (T, N), (N, T) with `batch_first`, (T,) for one sample. Classes and
+        positions are int64, the others float32 (float64 for float64 input). Sums are float64. Of alignments with equal
+        sums it is the one that, seen from the last frame, ends in the last label, stays longest in each label and
+        blank, and goes through the blank between two labels. A target without alignment has score -inf; one for which
+        NaN or +inf counts, or of which a label or a length is out of range, has score NaN. Their frames, and those
+        behind `input_lengths`, have class -1, position -1 and log-probability 0.
+
+    Gradient:
+        None of the results is differentiable. For a loss of the best path gather `log_probs` by the labels:
+        ``log_probs.gather(-1, labels.clamp(min=0)[..., None])``.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
+        >>> found = F.ctc_forced_alignment(log_probs, torch.tensor([1, 2]))
+        >>> found.labels.tolist(), found.positions.tolist(), round(found.score.exp().item(), 3)
+        ([0, 1, 2], [-1, 0, 1], 0.125)
+
+    References:
+        A. J. Viterbi, Error bounds for convolutional codes and an asymptotically optimum decoding algorithm, IEEE
+            Transactions on Information Theory 13, 1967.
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+def ctc_posteriors(
+    log_probs: _Array,
+    targets: _Exchangeable,
+    input_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    target_lengths: _Exchangeable | Sequence[int] | int | None = None,
+    blank: int = 0,
+    *,
+    batch_first: bool = False,
+    of: Literal["classes", "positions"] = "classes",
+    check_targets: _Check = "lazy",
+) -> _Array:
+    """Probabilities that a frame belongs to each class, or to each label of its target, given the target.
+
+        occ(t, n, c) = P(c_t = c | target of n)
+
+    with alignments c_1 ... c_T, sequences of classes that give the target when repeats are collapsed and then blanks
+    dropped.
+
+    Posteriors of classes are the gradient of `ctc_loss` with the other sign.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
+            floating, of any strides. They need not be normalised.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
+            all T.
+        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+        of: 'classes', or 'positions' for a posterior of each label of the target, which tells repeated labels apart,
+            and of the blank behind them. Default 'classes'.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
+            at once. Default 'lazy'.
+
+    Returns:
+        The posteriors, in the shape of `log_probs` for classes; for positions with S + 1 in the place of C, of which
+        the last is the blank, and those behind `target_lengths` are 0. Float32 (float64 for float64 input), on the
+        device and of the library of `log_probs`. Those of a frame add up to 1. Frames behind `input_lengths`, and all
+        frames of a target without alignment, or with a label or a length out of range, have 0; those of a target for
+        which NaN or +inf counts, NaN.
+
+    Gradient:
+        `log_probs` is differentiable. A class of log-probability -inf has gradient 0. Derivatives are the formula's,
+        which takes a step per frame.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> import cupylosses.functional as F
+        >>> log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
+        >>> occ = F.ctc_posteriors(log_probs, torch.tensor([1, 2]))
+        >>> (17 * occ).round().int().tolist()
+        [[8, 9, 0], [2, 12, 3], [1, 0, 16]]
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """

@@ -1,6 +1,6 @@
 """The modules as editors and type checkers see them. Written by scripts/generate.py; do not edit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -9,6 +9,7 @@ from cupylosses.engines.softmax.call import RowResult
 
 _Reduction = Literal["none", "mean", "sum", "batchmean", "weighted_mean"]
 _RowReduction = Literal["none", "mean", "sum", "batchmean"]
+_SequenceReduction = Literal["none", "mean", "sum", "batchmean"]
 _Check = Literal["lazy", "sync", "off"]
 
 __all__: list[str]
@@ -2692,7 +2693,8 @@ class DiceLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -2793,7 +2795,7 @@ class DiceLoss(torch.nn.Module):
         offset: float | None = None,
         activation: Literal["softmax", "sigmoid", "none"] | None = None,
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] = "group",
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
@@ -2861,7 +2863,8 @@ class JaccardLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -2874,7 +2877,7 @@ class JaccardLoss(torch.nn.Module):
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -2959,13 +2962,13 @@ class JaccardLoss(torch.nn.Module):
         offset: float = 1.0,
         activation: Literal["softmax", "sigmoid", "none"] = "softmax",
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] = "group",
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
         weight_in: Literal["loss", "score"] = "loss",
         weighting: Literal["uniform", "simple", "square"] = "uniform",
-        mean_of_weights: bool = False,
+        mean_of_weights: bool | None = None,
         average: Literal["groups", "samples"] = "groups",
         include_background: bool = True,
         reduction: Literal["none", "mean", "sum"] = "mean",
@@ -3032,7 +3035,8 @@ class TverskyLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3045,7 +3049,7 @@ class TverskyLoss(torch.nn.Module):
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3132,13 +3136,13 @@ class TverskyLoss(torch.nn.Module):
         offset: float = 1.0,
         activation: Literal["softmax", "sigmoid", "none"] | None = None,
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] | None = None,
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
         weight_in: Literal["loss", "score"] = "loss",
         weighting: Literal["uniform", "simple", "square"] = "uniform",
-        mean_of_weights: bool = False,
+        mean_of_weights: bool | None = None,
         average: Literal["groups", "samples"] | None = None,
         include_background: bool = True,
         reduction: Literal["none", "mean", "sum"] = "mean",
@@ -3204,7 +3208,8 @@ class FocalTverskyLoss(torch.nn.Module):
         overlap: Overlap of p and t. 'product': I = sum p t, FP = sum p (1 - t), FN = sum (1 - p) t. 'min': I = sum
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
-            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
+            p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
+            'product'.
         gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
         log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
@@ -3217,7 +3222,7 @@ class FocalTverskyLoss(torch.nn.Module):
             'uniform' none. A class with T = 0 has the largest weight among the others of its group. Weights have no
             gradient. One of 'uniform', 'simple', 'square'. Default 'uniform'.
         mean_of_weights: If True, a mean divides by the sum of the class weights of the groups in it, not by their
-            number. Default False.
+            number. Default None: what `preset` sets, or False.
         average: Order of a mean: over all 'groups' at once; or over those of each sample, then over the 'samples' that
             have a group. One of 'groups', 'samples'. Default None: what `preset` sets, or 'groups'.
         include_background: If False, class 0 has no region; it stays in the softmax. Default True.
@@ -3304,13 +3309,13 @@ class FocalTverskyLoss(torch.nn.Module):
         offset: float = 1.0,
         activation: Literal["softmax", "sigmoid", "none"] | None = None,
         pool: Literal["none", "batch", "class", "both"] | tuple[str, ...] | None = None,
-        overlap: Literal["product", "min", "squared"] = "product",
+        overlap: Literal["product", "min", "squared"] | None = None,
         gamma_over: Literal["group", "mean"] | None = None,
         log_loss: bool = False,
         absent: Literal["skip", "zero", "keep"] | None = None,
         weight_in: Literal["loss", "score"] = "loss",
         weighting: Literal["uniform", "simple", "square"] = "uniform",
-        mean_of_weights: bool = False,
+        mean_of_weights: bool | None = None,
         average: Literal["groups", "samples"] | None = None,
         include_background: bool = True,
         reduction: Literal["none", "mean", "sum"] = "mean",
@@ -4822,4 +4827,160 @@ class GeneralRobustLoss(torch.nn.Module):
         normalizer: torch.Tensor | float | None = None,
         dim: int | tuple[int, ...] | None = None,
         out_dtype: Any = None,
+    ) -> torch.Tensor: ...
+
+class MultiMarginLoss(torch.nn.MultiMarginLoss):
+    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class MultiLabelMarginLoss(torch.nn.MultiLabelMarginLoss):
+    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        margin: float | None = None,
+        class_dim: int | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class CTCLoss(torch.nn.CTCLoss):
+    """CTC loss of sequences of labels that are not aligned to the frames of the input."""
+
+    def forward(
+        self,
+        log_probs: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: torch.Tensor | Sequence[int] | int | None,
+        target_lengths: torch.Tensor | Sequence[int] | int | None,
+        *,
+        batch_first: bool | None = None,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        gradient: Literal["log_probs", "logits"] | None = None,
+        check_targets: _Check | None = None,
+    ) -> torch.Tensor: ...
+
+class CTCWithLogitsLoss(torch.nn.Module):
+    """CTC loss of logits, with the log-softmax fused.
+
+        L_n = -log sum over alignments c of prod_t softmax(input)(t, n, c_t)
+
+    with p the softmax of `input`; the sum is over all sequences c_1 ... c_T of classes that give the target when
+    repeats are collapsed and then blanks dropped.
+
+    Module of ``cupylosses.functional.ctc_loss_with_logits``.
+
+    Args:
+        blank: Class of the blank, 0 to C - 1. Default 0.
+        reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
+        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+            either way. Default False.
+        batch_first: If True, the first operand has shape (N, T, C). Default False.
+
+    Call:
+        input: Logits of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, of any
+            strides.
+        targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
+            shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
+            `blank`.
+        input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
+            all are T.
+        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+        weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
+            its loss and gradient are 0. Default None, no weights.
+        mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
+            gradients are 0, and 'mean' does not count them. Default None, no mask.
+        normalizer: Number, or array of one number without a gradient, in the place of whatever a mean divides by,
+            numbers of labels included: the result is the sum of the losses over `normalizer`. Default None.
+        out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
+            operands.
+        inplace_backward: If True, backward may write the gradient over `input`, for which a second backward raises.
+            Default False.
+        check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
+            the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. The loss of the sample is NaN
+            meanwhile, with a gradient of 0. What the host knows is checked at once. Default 'lazy'.
+
+    Returns:
+        With 'none' one value per sample, of shape (N,), or () for one sample without that dimension; otherwise an array
+        without dimensions. 'mean' divides the loss of each sample by its number of labels, at least 1, and the sum by
+        the number of samples that the mask keeps; 'batchmean' divides the sum by N; no mean divides by weights. A mean
+        of nothing is NaN, with gradients of 0. Sums over frames and samples are computed in float64. The result belongs
+        to the library and the device of the first operand, and has its dtype unless `out_dtype` is given.
+
+    Gradient:
+        The first operand is differentiable. The gradient is softmax(input) minus the probability that the frame emits
+        the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
+        because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
+        `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
+        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite.
+
+    Raises:
+        TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
+            bfloat16, float32 and float64); operands come from several libraries, other than torch and CuPy on a GPU; an
+            option has the wrong type.
+        ValueError: Shapes do not fit, arrays are on different devices, an option is out of range, or a length is; see
+            `check_targets` for lengths on a GPU.
+        ImportError: The operands are on a GPU, and CuPy is not installed.
+        cupylosses.KernelError: A kernel cannot be compiled or loaded.
+        IndexError: A label is no class, or is the blank; see `check_targets`.
+
+    Example:
+        >>> import torch
+        >>> from cupylosses import nn
+        >>> criterion = nn.CTCWithLogitsLoss()
+        >>> input = torch.tensor([[[0.5, -1.0, 1.5]], [[1.0, 2.0, 0.0]]], requires_grad=True)
+        >>> targets = torch.tensor([[1]])
+        >>> input_lengths = torch.tensor([2])
+        >>> target_lengths = torch.tensor([1])
+        >>> loss = criterion(input, targets, input_lengths, target_lengths)
+        >>> round(loss.item(), 3)
+        1.513
+        >>> loss.backward()  # input.grad holds the gradient
+
+    References:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, Connectionist temporal classification: labelling unsegmented
+            sequence data with recurrent neural networks, ICML 2006.
+    """
+
+    def __init__(
+        self,
+        blank: int = 0,
+        reduction: _SequenceReduction = "mean",
+        zero_infinity: bool = False,
+        batch_first: bool = False,
+    ) -> None: ...
+    def forward(
+        self,
+        input: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: torch.Tensor | Sequence[int] | int | None,
+        target_lengths: torch.Tensor | Sequence[int] | int | None,
+        *,
+        weight: torch.Tensor | float | None = None,
+        mask: torch.Tensor | None = None,
+        normalizer: torch.Tensor | float | None = None,
+        out_dtype: Any = None,
+        inplace_backward: bool | None = None,
+        check_targets: _Check | None = None,
     ) -> torch.Tensor: ...

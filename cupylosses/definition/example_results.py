@@ -59,4 +59,8 @@ RESULTS: dict[str, float] = {
     "wing_loss": 4.338,
     "quantile_loss": 0.417,
     "general_robust_loss": 0.388,
+    "multi_margin_loss": 0.444,
+    "multilabel_margin_loss": 0.488,
+    "ctc_loss": 0.844,
+    "ctc_loss_with_logits": 1.513,
 }

@@ -107,6 +107,8 @@ class Plan(ABC):
         divisor: The constant part of the divisor of a sum; times the last scalar if ``weighted``; times a sum that a
             launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
             take no divisor.
+        tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
+            speculative gradients, which then assume that everything counts.
         partials: Doubles of workspace that the reduction of the value takes.
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
@@ -143,6 +145,7 @@ class Plan(ABC):
     weighted: bool = False
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     partials: int
     records: int
     slot: int
@@ -185,6 +188,7 @@ class Plan(ABC):
         #: The launches that write gradients speculatively, by what is wanted and whether the divisor is on the device.
         self.one_pass: dict[tuple[Wanted, bool], Any] = {}
         self._writable: dict[Wanted, Wanted] = {}
+        self._ahead: dict[Wanted, Wanted] = {}
         self._buffers: dict[Wanted, list[tuple[int, tuple[Any, ...]]]] = {}
 
     # What an engine supplies
@@ -228,6 +232,24 @@ class Plan(ABC):
         if found is None:
             found = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
         return found
+
+    def summed(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients that are sums of what the value's kernel has at hand: it leaves partial sums, which
+        `verify_gradient` combines.
+        """
+        return self.nothing
+
+    def ahead(self, wanted: Wanted) -> Wanted:
+        """The wanted gradients for which the value's kernel does all that takes a pass over the arrays."""
+        found = self._ahead.get(wanted)
+        if found is None:
+            pairs = zip(self.writable(wanted), self.summed(wanted), strict=True)
+            found = self._ahead[wanted] = tuple([w or s for w, s in pairs])
+        return found
+
+    def recorded(self, wanted: Wanted) -> int:
+        """The doubles that the value's kernel leaves for `verify_gradient`: `records`, and partial sums."""
+        return self.records
 
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """The arguments of `Device.empty` for the gradient of an array."""

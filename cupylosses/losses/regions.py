@@ -23,7 +23,7 @@ _CONVENTION = (
 
 #: Settings by library, in this formula's normalisation; constants that they write beside 2 I are halved.
 _MONAI = {"absent": "keep", "smooth_nr": 5e-6, "smooth_dr": 5e-6}
-_SMP = {"absent": "zero", "pool": "batch", "floor": 1e-7}
+_SMP = {"absent": "zero", "pool": "batch", "overlap": "min", "floor": 1e-7, "mean_of_weights": True}
 _NNUNET = {
     "absent": "keep",
     "smooth_nr": 5e-6,

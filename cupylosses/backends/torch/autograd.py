@@ -109,7 +109,7 @@ def _computed(
             return _computed(ctx, arrays, grad_output, speculation)
     if torch.is_grad_enabled():  # create_graph=True
         call = call._replace(static=plan.static._replace(out_dtype=plan.result))
-        if not divisor.arguments:  # kernels find it, formulas do not
+        if not divisor.known:  # kernels find it, formulas do not
             located, now, _ = _located(plan, call, arrays, pointers)
             divisor = execute.denominator(located, device, now, of_call, found=True)
         return transforms.gradients(call, divisor.value, grad_output, wanted)
