@@ -19,8 +19,11 @@
 #pragma once
 #include "regions/groups.cuh"
 
-// The gradient of a voxel with kLabelApart. With h_c = g_c - g_y and the sum of e_c h_c over the other classes,
-//   d/dx_c = e_c ((h_c - sum / S) / S + k A)      d/dx_y = -p_y sum / S + k B      A, B of the loss of the voxel
+// The gradient of a voxel with kLabelApart. With g_y of the label and g_c of other classes, S the sum of exponentials,
+// and A, B, k of the loss of the voxel,
+//   mean = sum over the others of p_c (g_c - g_y)
+//   d/dx_c = e_c (g_c / S - (g_y + mean) / S + k A)      d/dx_y = -p_y mean + k B
+// in which what is the same for all classes is found once.
 template <class Program, class Classes, class Coeffs, class Store>
 __device__ __forceinline__ void label_gradient(const Program& program, const Classes& classes,
                                                const VectorOffsets<Program::kVecSize, Program::kWide>& offset,
@@ -32,20 +35,19 @@ __device__ __forceinline__ void label_gradient(const Program& program, const Cla
   const Compute at_label = coeffs.of_label(target.label);
   Compute sum = Compute(0);
 #pragma unroll
-  for (int c = 0; c < Program::kClasses; ++c) sum = scalar_fma(softmax.e[c], coeffs.of_other(c) - at_label, sum);
-  const Compute mean = sum * softmax.inv_sum;
+  for (int c = 0; c < Program::kClasses; ++c) sum = scalar_fma(softmax.e[c], coeffs.of_other(c), sum);
+  const Compute mean = (sum - at_label * softmax.others) * softmax.inv_sum;
+  Compute common = -(at_label + mean) * softmax.inv_sum;
   Compute by_label = -mean * (softmax.label_e * softmax.inv_sum);
   GradCoeffs<Compute> row{Compute(0), Compute(0), Compute(0), Compute(0)};
   if constexpr (Program::kVoxel == kRow) {
     row = voxel_row(program, classes, softmax, target.label, i).grad_coeffs;
-    by_label += voxel_scale * row.target;
+    by_label = scalar_fma(voxel_scale, row.target, by_label);
+    common = scalar_fma(voxel_scale, row.exp_coeff, common);
   }
 #pragma unroll
   for (int c = 0; c < Program::kClasses; ++c) {
-    // h_c - mean before it is divided: rounded beside h_c, not beside g_c.
-    Compute y = ((coeffs.of_other(c) - at_label) - mean) * softmax.inv_sum;
-    if constexpr (Program::kVoxel == kRow) y = scalar_fma(voxel_scale, row.exp_coeff, y);
-    y *= softmax.e[c];
+    Compute y = softmax.e[c] * scalar_fma(coeffs.of_other(c), softmax.inv_sum, common);
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
       y -= voxel_scale * (row.weight_coeff * program.weight(c));
     }

@@ -474,8 +474,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "softmax without its mean",
         REGIONS,
         "label_gradient",
-        r"\(\(coeffs\.of_other\(c\) - at_label\) - mean\)",
-        "(coeffs.of_other(c) - at_label)",
+        r"-\(at_label \+ mean\)",
+        "-(at_label)",
         ("regions",),
     ),
     Mutant(
