@@ -66,7 +66,7 @@ def _value_and_gradients(
     call: Call, device: CupyDevice, launch: execute.Bound, wanted: Wanted, auxiliary: list[int]
 ) -> tuple[Any, list[Any]]:
     plan = launch[0]
-    keeps = plan.single_use or not (plan.scalar or plan.recomputes)
+    keeps = plan.single_use or plan.keeps_residual or not (plan.scalar or plan.recomputes)
     if plan.residual is not None and True in wanted and keeps:
         residual = execute.residual(plan, device)
         value = execute.reduced_or_not(*launch, [*auxiliary[:-1], device.address(residual)])

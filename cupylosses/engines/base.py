@@ -111,11 +111,14 @@ class Plan(ABC):
         divisor: The constant part of the divisor of a sum; times the last scalar if ``weighted``; times a sum that a
             launch before finds if ``counted``, or that every kernel finds itself if ``self_counting``: these kernels
             take no divisor.
+        tallies: True of a ``counted`` plan whose kernels can also count while they evaluate: for a value alone, and for
+            speculative gradients, which then assume that everything counts.
         partials: Doubles of workspace that the reduction of the value takes.
         records: Recorded values of the ``grad_output`` that a speculative gradient was written for.
         slot: The entry for it in the table of expected values.
         auxiliary: The outputs besides the value, in the kernels' order; None for those that this call leaves out.
         residual: The per-row coefficients from which backward writes gradients; None for engines that recompute.
+        keeps_residual: True if backward of one number, too, writes gradients from the residual; forward writes none.
         recomputes: True if backward of a value with dimensions leaves the residual out, because its gradients are found
             as fast from the operands.
         empty: True if there is nothing to compute, which is the reference's to do.
@@ -146,11 +149,13 @@ class Plan(ABC):
     weighted: bool = False
     counted: bool = False
     self_counting: bool = False
+    tallies: bool = False
     partials: int
     records: int
     slot: int
     auxiliary: tuple[TensorSpec | None, ...] = ()
     residual: TensorSpec | None = None
+    keeps_residual: bool = False
     recomputes: bool = False
     empty: bool = False
     takes_status: bool = False

@@ -155,6 +155,9 @@ class Pending(list["Speculation"]):
 #: What describes a launch: plan, device, addresses of the arrays, scalars, divisor.
 Bound = tuple[Plan, Device, Sequence[int], Sequence[float], Divisor]
 
+#: The divisor of a value alone that is counted while it is computed.
+TALLIED = Divisor(None)
+
 #: Gradients that were written speculatively, and their check.
 Speculation = tuple[GradScaleCheck, list[Any]]
 
@@ -193,6 +196,15 @@ def denominator(
     read = [device.address(pointers[i]) if plan.composite else pointers[i] for i in positions]
     array = value(counting, device, read, (), Divisor(counting.divisor))
     return Divisor(divisor * factor, array, device.address(array))
+
+
+def tallied(plan: Plan, device: Device, differentiated: bool) -> Divisor | None:
+    """The divisor of a plan whose kernels count while they evaluate; None if a launch before has to."""
+    if not (plan.tallies and plan.scalar):
+        return None
+    if not differentiated:
+        return TALLIED
+    return device.assumption(plan.slot) if options.one_pass_enabled() and not plan.single_use else None
 
 
 def value(
@@ -279,6 +291,8 @@ def verified_gradients(
     grad_output: int,
 ) -> list[Any]:
     """The gradients that the value's kernel could have written, for the true ``grad_output``."""
+    if plan.tallies and not divisor.known:
+        divisor = denominator(plan, device, pointers, scalars, found=True)
     gradients, addresses = gradient_buffers(plan, device, wanted)
     launcher = plan.launcher("verify_gradient", wanted, divisor.counted)
     expected = device.expectation(plan.slot)
