@@ -61,6 +61,7 @@ DENSE_FILES = {
     "two_pass": "two_pass_dense",
     "thread_per_row": "dense_thread_per_row",
     "packed_rows": "packed_dense_rows",
+    "columns": "dense_columns",
     "thread_per_row_two_pass": "dense_thread_per_row",
 }
 
@@ -547,6 +548,7 @@ class _Dense:
             "two_pass": long,
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
+            "columns": f"DenseColumnReader<{kernel.vec_size}>",
             "packed_rows": f"PackedDenseReader<{kernel.per_thread}, {kernel.vec_size * ITEMSIZE[kernel.input]}>",
         }.get(kernel.layout, long if kernel.kind == "hvp" else f"ResidentDenseReader<{kernel.vec_size}>")
 

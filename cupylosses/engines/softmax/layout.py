@@ -466,6 +466,10 @@ def dense_layout(
     else:
         vec_size, threads, shared = _thread_per_row(classes, 1, size)
         kind, width = "thread_per_row", 1
+        moved = 0 if together else _column_words(sizes, [strides[0], strides[1], strides[2], strides[5]], operands)
+        if moved:
+            kind, vec_size, threads = "columns", moved, min(threads, COLUMN_THREADS)
+            shared = classes * size * threads
     in_warps = kind not in ("block", "two_pass")
     per_block = threads // WARP if in_warps else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
@@ -485,6 +489,19 @@ def dense_layout(
         kind, vec_size, width, threads, _chunks(units), per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread,
     )  # fmt: skip
+
+
+def _column_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
+    """Neighbouring rows of a class that a lane moves as a word in all tensors; 0 if that saves nothing."""
+    itemsizes = [x.itemsize for x in tensors]
+    apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]
+    for rows in (8, 4, 2):
+        if rows * max(itemsizes) > 16 or rows * min(itemsizes) < 4 or sizes[0] % rows:
+            continue
+        aligned = not any(x.misalignment % (rows * x.itemsize) for x in tensors)
+        if aligned and all(x[0] == 1 for x in strides) and not any(x % rows for x in apart):
+            return rows
+    return 0
 
 
 def _packed_dense(
