@@ -16,6 +16,7 @@ from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.engines.softmax.layout import (
     BLOCK_THREADS,
+    COLUMN_RESIDENT,
     COLUMN_THREADS,
     LABEL_ONLY_TILES,
     PACKED_THREADS,
@@ -480,7 +481,7 @@ class _Indices:
         if layout == "packed_rows":
             return f"{PACKED_THREADS}"
         if layout == "columns":
-            return f"{COLUMN_THREADS}"
+            return f"{COLUMN_THREADS}, {COLUMN_RESIDENT // COLUMN_THREADS}"
         if layout in ("column_tiles", "column_tiles_two_pass") and not second:
             threads = kernel.warps * WARP
             return f"{threads}, {max(1, int(TILE_RESIDENT / threads / fewer))}"
