@@ -229,10 +229,13 @@ def annotation(loss: Definition, name: str) -> str:
         return "float"
     for flag in loss.flags:
         if flag.name == name:
-            texts = [quoted(x) for x in flag.choices if isinstance(x, str)]
-            return " | ".join(["bool", *([f"Literal[{', '.join(texts)}]"] if texts else [])])
+            texts = [quoted(x) if isinstance(x, str) else repr(x) for x in flag.choices if not isinstance(x, bool)]
+            bools = ["bool"] * (any(isinstance(x, bool) for x in flag.choices) or flag.choices[0] is None)
+            return " | ".join([*bools, *([f"Literal[{', '.join(texts)}]"] if texts else [])])
     if isinstance(loss, LinearSoftmaxLoss | LinearLogProbs) and name in OF_LAYERS:
         return "int" if name == "ignore_index" and loss.common[name] is not None else OF_LAYERS[name]
+    if isinstance(loss, MarginLoss) and name in OF_ROWS:
+        return OF_ROWS[name]
     if isinstance(loss, SoftmaxLoss | LinearSoftmaxLoss | LogProbs) and name in OF_ROWS:
         return "int" if name == "class_dim" and loss.class_dim is not None else OF_ROWS[name]
     if isinstance(loss, StatisticsFunction) and name == "dim":

@@ -13,6 +13,7 @@
 //    that of a class depends on its own score and the label's alone.
 // 2. The group adds the hinges, and their derivatives. The thread that wrote the vector of the label overwrites the
 //    label's gradient. A row whose value is NaN is written again.
+// Rows whose classes lie apart are taken by a thread each (ThreadPerRowReader), in the same way.
 //
 // Several labels (ListReader): a warp or a block takes a row.
 // 1. Its threads read labels, as many at a time as they are, until one finds the end of the list.
@@ -37,8 +38,8 @@
 // Order of additions: within a thread in the order of its vectors, then by the group's fixed tree. Derivatives of z
 // itself are counted in integers.
 //
-// Preconditions: class stride 1 of scores and gradients; a group has a power of two of threads, at least
-// 2 (kVecSize - 1); for lists a whole warp at least.
+// Preconditions: class stride 1 of scores and gradients, but for ThreadPerRowReader; a group has a power of two of
+// threads, at least 2 (kVecSize - 1); for lists a whole warp at least.
 #pragma once
 #include "softmax/rows.cuh"
 
@@ -320,6 +321,75 @@ struct OneLabelReader {
     if constexpr (Group::kMultiWarp) __syncthreads();
     for_each_row(group, scale, program.space.rows, chunks, work,
                  Visit<kGradient, Group, Program, Scale>{program, group, scale});
+  }
+};
+
+// A row of one label whose classes lie apart, by one thread. Neighbouring threads take neighbouring rows, so that a
+// warp reads and writes each class of its rows together. kTogether classes are in flight.
+template <bool kGradient, int kTogether, class Program, class Scale>
+__device__ __forceinline__ double thread_row(const Program& program, int64 row, bool exists, Scale& scale) {
+  using Input = typename Program::Input;
+  if (!exists) return 0.0;
+  const RowTarget<double> t = program.target(row);
+  const bool counts = t.active && t.weight != 0.0;
+  const int64 classes = program.space.classes, step = program.space.class_stride[kGradients];
+  Input* const to = kGradient ? program.gradient_pointer(t.offset) : nullptr;
+  typename Program::Sums sums{0.0, typename Program::Slopes(0)};
+  double factor = 0.0;
+  if (counts) {
+    const double own = program.score(t.offset, t.label);
+    if constexpr (kGradient) factor = grad_factor(scale, t.offset) * (t.weight * program.inverse);
+#pragma unroll 1
+    for (int64 first = 0; first < classes; first += kTogether) {
+      Input x[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i < classes) x[i] = program.raw(t.offset, first + i);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i >= classes || first + i == t.label) continue;
+        const auto slope = program.add(program.excess(widen<double>(x[i]), own), sums.value);
+        sums.slopes += slope;
+        if constexpr (kGradient) to[(first + i) * step] = Narrow<Input>::from(Program::gradient(slope, factor));
+      }
+    }
+  }
+  double value = t.invalid_label ? scalar_nan(0.0) : 0.0;
+  if (counts) value = t.weight * (sums.value * program.inverse);
+  if constexpr (kGradient) {
+    if (!counts || value != value) {
+      for (int64 c = 0; c < classes; ++c) to[c * step] = Narrow<Input>::from(counts ? value : 0.0);
+    } else {
+      to[t.label * step] = Narrow<Input>::from(Program::gradient(sums.slopes, -factor));
+    }
+  }
+  if (t.invalid_label) {
+    report_label(program.status, program.site, t.offset[kResults], t.label, program.space.classes);
+  }
+  program.store(t.offset, value);
+  return value;
+}
+
+// The reader of rows of one label whose classes lie apart. The group is a lane.
+template <int kTogether>
+struct ThreadPerRowReader {
+  template <bool kGradient, class Group, class Program, class Scale>
+  struct Visit {
+    static constexpr bool kNeedsNextRow = false;
+    const Program& program;
+    Scale& scale;
+    __device__ __forceinline__ double operator()(int64 row, bool exists, int64, SyncState&) const {
+      return thread_row<kGradient, kTogether>(program, row, exists, scale);
+    }
+  };
+
+  // Visits every row once. The members of `work` may be null.
+  template <bool kGradient, class Group, class Program, class Scale>
+  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
+                                               const Workspace& work) {
+    for_each_row(group, scale, program.space.rows, chunks, work,
+                 Visit<kGradient, Group, Program, Scale>{program, scale});
   }
 };
 

@@ -44,9 +44,9 @@ _CALLS = {
 class MarginKernel(Kernel):
     """A compiled module of this engine. Equal ones have equal source.
 
-    ``layout`` is "subwarp" or "block", of so many ``threads``. A thread reads ``ahead`` vectors at once. ``weight`` is
-    a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows
-    that count, which the kernel finds itself (``self_counting``).
+    ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``. A thread reads ``ahead`` vectors at once.
+    ``weight`` is a dtype, or "". The divisor of the sum is an argument, or lies on the device (``counted``), or is the
+    number of rows that count, which the kernel finds itself (``self_counting``).
     """
 
     loss: MarginLoss
@@ -156,6 +156,8 @@ def _entry(kernel: MarginKernel) -> list[str]:
         return name if name in given else "nullptr"
 
     reader = f"{'ListReader' if several else 'OneLabelReader'}<{kernel.vec_size}, {kernel.ahead}>"
+    if kernel.layout == "thread_per_row":
+        reader = f"ThreadPerRowReader<{kernel.ahead}>"
     block = kernel.layout == "block"
     resident = LIST_RESIDENT_THREADS if several else RESIDENT_THREADS
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]

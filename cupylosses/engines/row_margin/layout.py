@@ -1,7 +1,11 @@
 """Launch geometry of losses of rows of scores: which threads take which rows. Pure functions of integers.
 
-subwarp    neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
-block      a block shares a row
+subwarp         neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
+block           a block shares a row
+thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
+
+Rows of classes that lie apart are read in place only where there are many, next to each other, with one label; all
+others are first copied with their classes contiguous.
 
 A row is read once, and only its labels stay on chip: their scores in registers, or in shared memory where there may be
 more than a warp has lanes.
@@ -35,6 +39,10 @@ MIN_BLOCK_THREADS = 64
 #: Threads that a multiprocessor runs at once, for one label and for lists, by the registers that they are given.
 RESIDENT_THREADS = 640
 LIST_RESIDENT_THREADS = 512
+#: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
+#: from and written to take three times the traffic.
+APART_ROWS = 8192
+APART_TOGETHER = 8
 #: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
@@ -62,8 +70,14 @@ class Layout:
 
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
-        per_block = self.threads // WARP if self.kind == "subwarp" else 1
+        per_block = 1 if self.kind == "block" else self.threads // WARP
         return max(1, min(-(-self.chunks // per_block), processors * max(1, self.resident // self.threads)))
+
+
+def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
+    """True if rows of one label whose classes lie apart are read in place."""
+    neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
+    return prod(shape) >= APART_ROWS and any(neighbours)
 
 
 def layout(
@@ -76,12 +90,20 @@ def layout(
     labels: int | None,
     chip: Chip,
 ) -> Layout:
-    """The layout of rows of a given shape, whose classes are contiguous. ``others`` are the strides of labels, mask and
-    results. Lists have so many ``labels``, which lie ``label_stride`` apart; None for one label.
+    """The layout of rows of a given shape, whose classes are contiguous unless they are `read_apart`. ``others`` are
+    the strides of labels, mask and results. Lists have so many ``labels``, which lie ``label_stride`` apart; None for
+    one label.
     """
     sizes, strides = merge(shape, [scores.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
     vec_size = 1
+    strides_of_classes = (scores.class_stride, gradients.class_stride, label_stride, 0, 0, 0)
+    words = space_words(rows, classes, strides_of_classes, sizes, strides)
+    if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
+        chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
+        return Layout(
+            "thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER, RESIDENT_THREADS
+        )
     if classes > FEW_CLASSES:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     vectors = -(-classes // vec_size)
@@ -116,7 +138,6 @@ def layout(
             capacity = min(labels, most, fits) if mask_words else 0
             shared = of_block * group_bytes(capacity, mask_words, score)
     chunks = max(1, min(-(-rows // (1 if kind == "block" else WARP // width)), MAX_CHUNKS))
-    words = space_words(rows, classes, (1, 1, label_stride, 0, 0, 0), sizes, strides)
     return Layout(
         kind, vec_size, width, threads, chunks, len(sizes) > 1, words, together, resident, capacity, mask_words, shared
     )
