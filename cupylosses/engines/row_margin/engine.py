@@ -57,9 +57,6 @@ class MarginEngine(Engine):
         *given, normalizer = arrays
         named = [(n, x) for n, x in zip(loss.array_names, given, strict=False) if x is not None]
         _, present = common_library(loss, [n for n, _ in named], tuple([x for _, x in named]))
-        if not loss.several and len(present[0].shape) == 1 and tuple(present[1].shape) == (1,):
-            # The label of a single row: torch takes it with a dimension, too.
-            present = (present[0], present[1].reshape(()), *present[2:])
         rank, weighted, masked = len(present[0].shape), given[2] is not None, given[3] is not None
         arguments = (loss, tuple(present[0].shape), weighted, masked, normalizer, settings, legacy)
         if legacy and any([x is not None for x in legacy]):
@@ -69,6 +66,9 @@ class MarginEngine(Engine):
             static, scalars = _SETTINGS.find(key, settings, lambda: checked_settings(*arguments))
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
+        if not loss.several and rank == 1 and static.reduction != "none" and tuple(present[1].shape) == (1,):
+            # The label of a single row: torch takes it with a dimension, too, which its values then have.
+            present = (present[0], present[1].reshape(()), *present[2:])
         return loss, present, static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
