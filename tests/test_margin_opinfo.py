@@ -83,7 +83,7 @@ def test_functions(definition: MarginLoss, dtype: str, device: str) -> None:
         single = given["input"].dim() == 1 and given["target"].shape == (1,) and given.get("reduction") == "none"
         if given["input"].dim() == 0 or (single and not definition.several):
             # As docs/differences.md says.
-            with pytest.raises(ValueError, match="needs a class dimension|`target` must have the shape"):
+            with pytest.raises(ValueError, match=r"needs a class dimension|`target` must have the shape"):
                 getattr(F, definition.name)(**given)
         else:
             holds(getattr(F, definition.name), twin(definition), given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupylosses.definition.expressions import cuda, in_double
 from cupylosses.engines.row_margin.definition import MarginLoss
-from cupylosses.engines.row_margin.layout import LIST_RESIDENT_THREADS, RESIDENT_THREADS
+from cupylosses.engines.row_margin.layout import RESIDENT_THREADS
 from cupylosses.engines.softmax.codegen import SELF_COUNTED
 from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counted_divisor, written_at
 from cupylosses.jit.kernel import Kernel
@@ -159,7 +159,6 @@ def _entry(kernel: MarginKernel) -> list[str]:
     if kernel.layout == "thread_per_row":
         reader = f"ThreadPerRowReader<{kernel.ahead}>"
     block = kernel.layout == "block"
-    resident = LIST_RESIDENT_THREADS if several else RESIDENT_THREADS
     fixed = ["int64 ignored", "int64 site", "int64 labels", "int64 inner", "int64 capacity", "int64 mask_words"]
     fixed += ["int64 chunks", "int width", "const __grid_constant__ Space space"]
     parameters = ", ".join(["0.0" if kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
@@ -169,7 +168,7 @@ def _entry(kernel: MarginKernel) -> list[str]:
         f"using Program = MarginProgram<RowProgram<Hinge, Space, {', '.join(types)}>>;",
         *([f"using Reader = {reader};"] if kind != "denominator" else []),
         "",
-        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, resident // kernel.threads)})',
+        f'extern "C" __global__ void __launch_bounds__({kernel.threads}, {max(1, RESIDENT_THREADS // kernel.threads)})',
         f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{",
         *counted_divisor(kernel.counted, kind != "value"),
         f"  const Program program{{{{Hinge{{{parameters}}}, space, {argument('input')}, {argument('input_gradients')},",

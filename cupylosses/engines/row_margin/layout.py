@@ -24,8 +24,9 @@ from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 #: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, and of a list.
 VECTORS = 8
 LIST_VECTORS = 4
-#: Vectors that a thread reads together, of one label, and elements of lists.
-TOGETHER = 4
+#: Vectors that a thread reads together, at most, and their elements, of one label and of lists.
+TOGETHER = 8
+ELEMENTS = 32
 LIST_ELEMENTS = 8
 #: Classes below which a thread reads single elements: a row would be nothing but edges of vectors.
 FEW_CLASSES = 32
@@ -36,9 +37,8 @@ MAX_BLOCK_THREADS = 512
 MANY_ROWS_THREADS = 128
 MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
-#: Threads that a multiprocessor runs at once, for one label and for lists, by the registers that they are given.
-RESIDENT_THREADS = 640
-LIST_RESIDENT_THREADS = 512
+#: Threads that a multiprocessor runs at once, by the registers that they are given.
+RESIDENT_THREADS = 512
 #: Rows from which on a thread takes each of them, and classes that it reads together. The copies that others are read
 #: from and written to take three times the traffic.
 APART_ROWS = 8192
@@ -63,7 +63,6 @@ class Layout:
     many: bool
     words: list[int]
     together: int
-    resident: int
     capacity: int = 0
     mask_words: int = 0
     shared: int = 0
@@ -71,7 +70,7 @@ class Layout:
     def blocks(self, processors: int) -> int:
         """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
         per_block = 1 if self.kind == "block" else self.threads // WARP
-        return max(1, min(-(-self.chunks // per_block), processors * max(1, self.resident // self.threads)))
+        return max(1, min(-(-self.chunks // per_block), processors * max(1, RESIDENT_THREADS // self.threads)))
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides) -> bool:
@@ -101,15 +100,13 @@ def layout(
     words = space_words(rows, classes, strides_of_classes, sizes, strides)
     if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
-        return Layout(
-            "thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER, RESIDENT_THREADS
-        )
+        return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER)
     if classes > FEW_CLASSES:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
     vectors = -(-classes // vec_size)
     most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
-    kind, resident, together = "subwarp", RESIDENT_THREADS, TOGETHER
+    kind, together = "subwarp", min((ELEMENTS if labels is None else LIST_ELEMENTS) // vec_size, TOGETHER)
     capacity = mask_words = shared = 0
     if labels is None:
         threads = SUBWARP_THREADS
@@ -117,8 +114,7 @@ def layout(
             kind, threads = "block", min(max(width, MIN_BLOCK_THREADS), most_threads)
             width = threads
     else:
-        resident, together = LIST_RESIDENT_THREADS, max(1, min(LIST_ELEMENTS // vec_size, 2 * TOGETHER))
-        sorted_at_all = labels > WARP
+        sorted_at_all = labels >= WARP
         threads = SUBWARP_THREADS
         if width > WARP or (sorted_at_all and classes > WARP_CLASSES):
             width = power_of_two(-(-vectors // LIST_VECTORS))
@@ -138,9 +134,7 @@ def layout(
             capacity = min(labels, most, fits) if mask_words else 0
             shared = of_block * group_bytes(capacity, mask_words, score)
     chunks = max(1, min(-(-rows // (1 if kind == "block" else WARP // width)), MAX_CHUNKS))
-    return Layout(
-        kind, vec_size, width, threads, chunks, len(sizes) > 1, words, together, resident, capacity, mask_words, shared
-    )
+    return Layout(kind, vec_size, width, threads, chunks, len(sizes) > 1, words, together, capacity, mask_words, shared)
 
 
 def group_bytes(capacity: int, mask_words: int, score: int) -> int:
