@@ -21,14 +21,16 @@ from cupylosses.engines.softmax.layout import MAX_CHUNKS, RowStrides, power_of_t
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
-#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, and of a list.
+#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, also in rows
+#: without edges that a warp shares, and of a list. What a row costs besides its scores is paid by each thread.
 VECTORS = 8
+WHOLE_VECTORS = 4
 LIST_VECTORS = 4
 #: Vectors that a thread reads together, at most, and their elements, of one label and of lists.
 TOGETHER = 8
 ELEMENTS = 32
 LIST_ELEMENTS = 8
-#: Classes below which a thread reads single elements: a row would be nothing but edges of vectors.
+#: Classes below which vectors must divide a row: it would be nothing but edges.
 FEW_CLASSES = 32
 #: Threads of a block whose warps take rows of their own, and of one that shares a row: at most, and at most if there
 #: are rows for all multiprocessors several times over, whose barriers are then cheaper; and at least.
@@ -101,11 +103,17 @@ def layout(
     if classes > 1 and not scores.class_stride == gradients.class_stride == 1:
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
         return Layout("thread_per_row", 1, 1, SUBWARP_THREADS, chunks, len(sizes) > 1, words, APART_TOGETHER)
-    if classes > FEW_CLASSES:
+    if classes > 1:
         vec_size = vector_size(sizes, strides, scores, gradients, True)
+    whole = _whole(classes, vec_size, strides[:2], scores, gradients)
+    while classes <= FEW_CLASSES and not whole:
+        vec_size //= 2
+        whole = _whole(classes, vec_size, strides[:2], scores, gradients)
     vectors = -(-classes // vec_size)
     most_threads = MANY_ROWS_THREADS if rows > MANY_ROWS else MAX_BLOCK_THREADS
     width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
+    if whole and width <= WARP // 2:
+        width = power_of_two(max(1, -(-vectors // WHOLE_VECTORS)))
     kind, together = "subwarp", min((ELEMENTS if labels is None else LIST_ELEMENTS) // vec_size, TOGETHER)
     capacity = mask_words = shared = 0
     if labels is None:
@@ -135,6 +143,14 @@ def layout(
             shared = of_block * group_bytes(capacity, mask_words, score)
     chunks = max(1, min(-(-rows // (1 if kind == "block" else WARP // width)), MAX_CHUNKS))
     return Layout(kind, vec_size, width, threads, chunks, len(sizes) > 1, words, together, capacity, mask_words, shared)
+
+
+def _whole(
+    classes: int, vec_size: int, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
+) -> bool:
+    """True if all rows begin and end with a vector."""
+    starts = [x.misalignment % (vec_size * x.itemsize) for x in (scores, gradients)]
+    return not (classes % vec_size or any(starts) or any(x % vec_size for s in strides for x in s))
 
 
 def group_bytes(capacity: int, mask_words: int, score: int) -> int:
