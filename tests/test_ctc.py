@@ -470,7 +470,9 @@ def test_lengths_out_of_range(device: str) -> None:
     uneven = torch.tensor([1, 1, 1, 1], device=device)
     value, slope = run(x, joined, None, uneven, reduction="none", check_targets="off")
     assert value.isnan().all() and not slope.any()
-    with pytest.raises(ValueError, match=r"^ctc_loss: `(input|target)_lengths` must be within 0 to [62], got (7|-1|3) for sample"):
+    with pytest.raises(
+        ValueError, match=r"^ctc_loss: `(input|target)_lengths` must be within 0 to [62], got (7|-1|3) for sample"
+    ):
         F.ctc_loss(x, targets, ends, lengths, check_targets="sync")
     with pytest.raises(ValueError, match=r"^ctc_loss: `target_lengths` must add up to .* 5, got 4"):
         F.ctc_loss(x, joined, None, uneven, check_targets="sync")
