@@ -123,7 +123,7 @@ __device__ __forceinline__ void read_frame(const Sequences& shape, const Storage
   }
   if (lane == 0) {
     sums[n * shape.frames + t] = sum;
-    if (sum.others != sum.others) atomicOr(broken + n, 1u);
+    if (sum.others != sum.others) atomicOr(broken + n, kNanLogit);
   }
 }
 
@@ -164,7 +164,8 @@ __device__ __forceinline__ double alignments(const StoredNumber<Mantissa>* alpha
     for (int i = 0; i < 4; i += 2) {
       const int64 e = joint_exponent(terms.of[i], terms.of[i + 1]);
       const double product = static_cast<double>(terms.of[i].m) * static_cast<double>(terms.of[i + 1].m);
-      if (e != kNoExponent) total += product * power_of_two(e - exponent, 0.0);
+      if (e != kNoExponent)
+        total += product * power_of_two(static_cast<int>(max(e - exponent, static_cast<int64>(-1023))), 0.0);
     }
   }
   total = block_sum(total);
@@ -205,7 +206,8 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
   } else if (sample.outcome == kBad) {
     loss = not_a_number(0.0);
   }
-  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped && broken[n] != 0u) loss = not_a_number(0.0);
+  if (kLogits && sample.outcome != kBad && sample.outcome != kSkipped && (broken[n] & kNanLogit) != 0u)
+    loss = not_a_number(0.0);
   if (threadIdx.x == 0) {
     if (sample.outcome != kSkipped) loss = (loss + 0.0) * sample.weight;
     if (values != nullptr) values[n] = Narrow<Result>::from(loss);
@@ -357,7 +359,9 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const int size = sample.labels + 1;
   bool is_nan;
   const bool exists = has_alignments(shape, sample, labels, meeting, is_nan);
-  if (kKind == kSoftmax && sample.outcome != kBad && sample.outcome != kSkipped) is_nan = is_nan || broken[n] != 0u;
+  if (kKind == kSoftmax && sample.outcome != kBad && sample.outcome != kSkipped) {
+    is_nan = is_nan || (broken[n] & kNanLogit) != 0u;
+  }
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
   for (int64 t = first + warp; t < end; t += warps) {
     Storage* const row = g + g_offset + t * shape.g_frame;

@@ -46,6 +46,9 @@ struct Sequences {
   }
 };
 
+// A NaN among the logits of a frame; one among the emissions of blank and labels.
+constexpr unsigned kNanLogit = 1u, kNanEmission = 2u;
+
 // What can be said of a sample. kRuns: the recursion decides.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };

@@ -99,7 +99,7 @@ class SequenceKernel(Kernel):
             "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
-        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {});"
+        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, at.broken);"
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
                     "reinterpret_cast<unsigned long long*>(at.columns), words);",
