@@ -232,6 +232,7 @@ __device__ __forceinline__ void finish_sample(const Sequences& shape, int64 n, c
 // The gradient of frame t of sample n, by a warp. `posteriors` are those of the recursion. kPlain: 0 but for labels;
 // kOfLogits: plus exp(x); kSoftmax: plus softmax.
 enum GradientKind { kPlain, kOfLogits, kSoftmax };
+constexpr int kKept = 4;
 
 template <GradientKind kKind, class Mantissa, class Storage>
 __device__ __forceinline__ void write_frame(const Sequences& shape, const Storage* x, Storage* g, const int* labels,
@@ -251,20 +252,32 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     if constexpr (kKind == kPlain) return Mantissa(0);
     return probability(x[c * shape.x_class]);
   };
-  double of_blank = 0.0, of_labels = 0.0, of_others = 0.0;
-  for (int j = lane; j < size; j += 32) {
-    const double blank = posteriors[j].m;
+  // A lane has positions lane, lane + 32, ...: the first kKept of them in registers.
+  Mantissa kept[kKept], of_blank = 0, of_labels = 0, of_others = 0;
+  auto add = [&](int j) -> Mantissa {
+    const Mantissa blank = posteriors[j].m;
+    const Mantissa label = j < size - 1 ? posteriors[size + j].m : Mantissa(0);
     of_blank += blank;
-    if (likely != shape.blank) of_others += blank;
-    if (j < size - 1) {
-      const double label = posteriors[size + j].m;
-      of_labels += label;
-      if (likely >= 0 && labels[j] != likely) of_others += label;
+    of_labels += label;
+    if (likely >= 0) {
+      of_others += likely != shape.blank ? blank : Mantissa(0);
+      of_others += j < size - 1 && labels[j] != likely ? label : Mantissa(0);
     }
+    return label;
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) kept[i] = lane + 32 * i < size ? add(lane + 32 * i) : Mantissa(0);
+  for (int j = lane + 32 * kKept; j < size; j += 32) add(j);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    of_blank += __shfl_xor_sync(0xffffffffu, of_blank, offset);
+    of_labels += __shfl_xor_sync(0xffffffffu, of_labels, offset);
   }
-  of_blank = warp_sum(of_blank);
-  const double total = of_blank + warp_sum(of_labels);
-  if (likely >= 0) of_others = warp_sum(of_others);
+  if (likely >= 0) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) of_others += __shfl_xor_sync(0xffffffffu, of_others, offset);
+  }
+  const Mantissa share = Mantissa(1) / (of_blank + of_labels);
   constexpr int kVec = 16 / sizeof(Storage);
   int64 done = 0;
   if (is_vector(g, shape.g_class) && (kKind == kPlain || is_vector(x, shape.x_class))) {
@@ -287,53 +300,39 @@ __device__ __forceinline__ void write_frame(const Sequences& shape, const Storag
     g[c * shape.g_class] = Narrow<Storage>::from(kKind == kPlain ? Mantissa(0) : before(c) * scale);
   }
   // The rest of softmax, and of occ, for the class that has most of both.
-  auto write = [&](int64 c, double posterior) {
-    const Mantissa occ = static_cast<Mantissa>(posterior / total);
+  auto write = [&](int64 c, Mantissa of_class) {
+    const Mantissa occ = of_class * share;
     Mantissa found = before(c) - occ;
-    if (c == likely && occ > Mantissa(0.5)) {
-      found = static_cast<Mantissa>(of_others / total) - sum.others * inverse;
-    }
+    if (c == likely && occ > Mantissa(0.5)) found = of_others * share - sum.others * inverse;
     g[c * shape.g_class] = Narrow<Storage>::from(found * scale);
   };
-  __syncwarp();
-  for (int j = lane; j < size - 1; j += 32) {
+  // The first occurrence of a class adds the others.
+  auto write_label = [&](int j, Mantissa of_class) {
     unsigned link = links[j];
-    if (link & 0x80000000u) continue;
-    double posterior = posteriors[size + j].m;
-    while (link & 0x7fffffffu) {
-      const int next = static_cast<int>(link & 0x7fffffffu) - 1;
-      posterior += posteriors[size + next].m;
-      link = links[next];
+    if (link & kEarlier) return;
+    while (link != 0u) {
+      const int next = static_cast<int>(link) - 1;
+      of_class += posteriors[size + next].m;
+      link = links[next] & ~kEarlier;
     }
-    write(labels[j], posterior);
+    write(labels[j], of_class);
+  };
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (lane + 32 * i < size - 1) write_label(lane + 32 * i, kept[i]);
   }
+  for (int j = lane + 32 * kKept; j < size - 1; j += 32) write_label(j, posteriors[size + j].m);
   if (lane == 0) write(shape.blank, of_blank);
 }
 
-// True if a sample has alignments; `is_nan` if one of them is NaN, which is in Z. Preconditions: the whole block calls
-// it; it ends in a barrier.
-template <class Mantissa>
-__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const int* labels,
-                                               const StoredNumber<Mantissa>* meeting, bool& is_nan) {
-  is_nan = false;
-  if (sample.outcome != kRuns) return false;
-  const int size = sample.labels + 1;
-  const StoredNumber<Mantissa>* const alpha = meeting + 2 * sample.first;
-  const StoredNumber<Mantissa>* const beta = meeting + 2 * (shape.positions + sample.first);
-  bool some = false, spoilt = false;
-  for (int j = threadIdx.x; j < size; j += blockDim.x) {
-    const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, labels + sample.first, size, j);
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const Mantissa product = terms.of[i].m * terms.of[i + 1].m;
-      const bool counts = joint_exponent(terms.of[i], terms.of[i + 1]) != kNoExponent;
-      some = some || counts;
-      spoilt = spoilt || (counts && product != product);
-    }
-  }
-  some = __syncthreads_or(some) != 0;
-  is_nan = __syncthreads_or(spoilt) != 0;
-  return some;
+// True if sample n has alignments, as the recursion has found at the meeting. `is_nan` if its loss is, for a reason
+// among `reasons`.
+__device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
+                                               int64 n, unsigned reasons, bool& is_nan) {
+  const unsigned found = broken[n] | broken[shape.samples + n];
+  is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
+  return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
 }
 
 // The gradient of run `block` of frames, for grad_output of the sample over the divisor.
@@ -342,8 +341,7 @@ __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sam
 template <GradientKind kKind, class Mantissa, class Storage, class Result>
 __device__ __forceinline__ void write_gradient(const Sequences& shape, const Storage* x, Storage* g,
                                                const Sample* samples, const int* labels, const unsigned* links,
-                                               const StoredNumber<Mantissa>* lattice,
-                                               const StoredNumber<Mantissa>* meeting, const FrameSum<Mantissa>* sums,
+                                               const StoredNumber<Mantissa>* lattice, const FrameSum<Mantissa>* sums,
                                                const unsigned* broken, const Result* grad_output, const double* used,
                                                int64 per_sample, double multiple, const double* count, unsigned block) {
   const unsigned runs = runs_of(shape);
@@ -356,12 +354,10 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   // A mean of nothing has no gradient.
   scale = divisor == 0.0 ? 0.0 : scale * sample.weight / divisor;
   if (shape.averages != 0 && sample.labels > 1) scale /= static_cast<double>(sample.labels);
-  const int size = sample.labels + 1;
   bool is_nan;
-  const bool exists = has_alignments(shape, sample, labels, meeting, is_nan);
-  if (kKind == kSoftmax && sample.outcome != kBad && sample.outcome != kSkipped) {
-    is_nan = is_nan || (broken[n] & kNanLogit) != 0u;
-  }
+  const bool exists =
+      has_alignments(shape, sample, broken, n, kKind == kSoftmax ? kNanLogit | kNanLoss : kNanLoss, is_nan);
+  const int size = sample.labels + 1;
   const int64 x_offset = shape.x_offset(n), g_offset = shape.g_offset(n);
   for (int64 t = first + warp; t < end; t += warps) {
     Storage* const row = g + g_offset + t * shape.g_frame;

@@ -87,6 +87,13 @@ __device__ __forceinline__ int64 joint_exponent(const Extended<Mantissa>& a, con
   return zero ? kNoExponent : static_cast<int64>(a.e) + b.e;
 }
 
+// True if it is NaN.
+template <class Mantissa>
+__device__ __forceinline__ bool is_nan(const Extended<Mantissa>& a, const Extended<Mantissa>& b) {
+  const Mantissa m = a.m * b.m;
+  return joint_exponent(a, b) != kNoExponent && m != m;
+}
+
 // 2^by for |by| below 127 and 1023; 0 below, and the largest power above.
 __device__ __forceinline__ float power_of_two(int by, float) {
   return __uint_as_float(static_cast<unsigned>(min(max(by, -127), 127) + 127) << 23);
@@ -208,7 +215,9 @@ template <int kPhase, class Mantissa, class Storage>
 struct Ahead {
   Extended<Mantissa> y[kChunk], y_blank;
   Storage raw[kChunk], raw_blank, later[kChunk], later_blank;
-  Extended<Mantissa> others[kPhase == 2 ? kChunk : 1][2], next[kPhase == 2 ? kChunk : 1][2];
+  // Doubles are fetched when their chunk begins: two chunks of them do not fit the registers.
+  static constexpr bool kNext = sizeof(Mantissa) == 4;
+  Extended<Mantissa> others[kPhase == 2 ? kChunk : 1][2], next[kPhase == 2 && kNext ? kChunk : 1][2];
   bool ordinary;  // of the warp's emissions of this chunk
 
   // Precondition: `steps` is not 0.
@@ -224,15 +233,16 @@ struct Ahead {
       for (int f = 0; f < kChunk; ++f) later[f] = walk.x[min(first + f, last) * walk.step];
     }
   }
-  __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps) {
+  __device__ __forceinline__ void fetch_others(const Walk<Mantissa, Storage>& walk, int first, int steps,
+                                               Extended<Mantissa> (&to)[kPhase == 2 ? kChunk : 1][2]) {
     const int last = steps - 1;
     if (walk.has_blank) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) next[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
+      for (int f = 0; f < kChunk; ++f) to[f][0] = load_number(walk.at_blank + min(first + f, last) * walk.row_step);
     }
     if (walk.has_label) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) next[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
+      for (int f = 0; f < kChunk; ++f) to[f][1] = load_number(walk.at_label + min(first + f, last) * walk.row_step);
     }
   }
   __device__ __forceinline__ void emit(const Walk<Mantissa, Storage>& walk, int f) {
@@ -258,7 +268,7 @@ struct Ahead {
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
     raw_blank = later_blank;
-    if constexpr (kPhase == 2) {
+    if constexpr (kPhase == 2 && kNext) {
 #pragma unroll
       for (int f = 0; f < kChunk; ++f) {
         others[f][0] = next[f][0];
@@ -273,8 +283,12 @@ struct Ahead {
     fetch(walk, 0, steps);
     if constexpr (kPhase == 2) {
 #pragma unroll
-      for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
-      fetch_others(walk, 0, steps);
+      for (int f = 0; f < kChunk; ++f) others[f][0] = others[f][1] = zero_number<Mantissa>();
+      if constexpr (kNext) {
+#pragma unroll
+        for (int f = 0; f < kChunk; ++f) next[f][0] = next[f][1] = zero_number<Mantissa>();
+        fetch_others(walk, 0, steps, next);
+      }
     }
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) raw[f] = later[f];
@@ -384,7 +398,20 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
   int64 exponent = 0;
   if constexpr (kPhase == 2) {
     exponent = largest_exponent(alpha, beta, own, size);
-    if (exponent == kNoExponent) return;
+    const bool reports = which % 2 == 0 && band == 0 && threadIdx.x == 0;
+    if (exponent == kNoExponent) {
+      if (reports) broken[shape.samples + n] = kNoAlignment;
+      return;
+    }
+    if ((broken[n] & kNanEmission) != 0u) {
+      bool nan = false;
+      for (int i = threadIdx.x; i < size; i += blockDim.x) {
+        const MeetingTerms<Mantissa> terms = meeting_terms(alpha, beta, own, size, i);
+        nan = nan || is_nan(terms.of[0], terms.of[1]) || is_nan(terms.of[2], terms.of[3]);
+      }
+      nan = __syncthreads_or(nan) != 0;
+      if (nan && reports) broken[shape.samples + n] = kNanLoss;
+    }
   }
   Walk<Mantissa, Storage> walk;
   walk.has_blank = j < size;
@@ -467,7 +494,13 @@ __device__ __forceinline__ void walk_half(const Sequences& shape, const Storage*
         at_label += chunk * kChunk * walk.row_step;
       }
       ahead.fetch(walk, (chunk + 2) * kChunk, steps);
-      if constexpr (kPhase == 2) ahead.fetch_others(walk, (chunk + 1) * kChunk, steps);
+      if constexpr (kPhase == 2) {
+        if constexpr (ahead.kNext) {
+          ahead.fetch_others(walk, (chunk + 1) * kChunk, steps, ahead.next);
+        } else {
+          ahead.fetch_others(walk, chunk * kChunk, steps, ahead.others);
+        }
+      }
       if (plain && ahead.ordinary && count >= kChunk) {
         walk_chunk<kPhase, kStores, true>(walk, ahead, count, carried, incoming, outgoing, at_blank, at_label,
                                           exponent);

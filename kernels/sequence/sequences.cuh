@@ -46,8 +46,10 @@ struct Sequences {
   }
 };
 
-// A NaN among the logits of a frame; one among the emissions of blank and labels.
-constexpr unsigned kNanLogit = 1u, kNanEmission = 2u;
+// A NaN among the logits of a frame; one among the emissions of blank and labels; what the meeting says of the loss.
+constexpr unsigned kNanLogit = 1u, kNanEmission = 2u, kNanLoss = 4u, kNoAlignment = 8u;
+// In a link: there is an earlier occurrence of the class.
+constexpr unsigned kEarlier = 0x80000000u;
 
 // What can be said of a sample. kRuns: the recursion decides.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
@@ -162,7 +164,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
   if (threadIdx.x == 0) {
     totals[0] = totals[1] = 0;
     out_of_range = 0;
-    broken[n] = 0;
+    broken[n] = broken[shape.samples + n] = 0;
     if (n == 0) {
       *ticket = started[0] = started[1] = 0;
       *used = expected == nullptr ? 1.0 : __ldcg(expected);
@@ -236,8 +238,8 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const voi
         int next = j + 1, earlier = j - 1;
         while (next < size && mine[next] != label) ++next;
         while (earlier >= 0 && mine[earlier] != label) --earlier;
-        // The next position, plus one, or 0; the sign bit if there is an earlier one.
-        links[sample.first + j] = (next < size ? next + 1u : 0u) | (earlier >= 0 ? 0x80000000u : 0u);
+        // The next position, plus one, or 0.
+        links[sample.first + j] = (next < size ? next + 1u : 0u) | (earlier >= 0 ? kEarlier : 0u);
       }
     }
   }

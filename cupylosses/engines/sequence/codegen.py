@@ -99,7 +99,10 @@ class SequenceKernel(Kernel):
             "at.meeting, at.sums, at.broken, at.losses, {values}, value, multiple, count, at.ticket);"
         )
         stores = str(self.stores).lower()
-        walk = "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, at.broken);"
+        walk = (
+            "walk_half<{}>(shape, x, at.samples, at.labels, lattice, at.meeting, at.columns, at.started + {}, "
+            "at.broken);"
+        )
         if self.kind == "prepare":
             return ["if (blockIdx.x >= shape.samples) empty_columns(shape, "
                     "reinterpret_cast<unsigned long long*>(at.columns), words);",
@@ -127,6 +130,6 @@ class SequenceKernel(Kernel):
             "  if (blockIdx.x == 0 && threadIdx.x == 0) *expected = widen<double>(*grad_output);",
             "}",
             f"if (blockIdx.x < finishes) {finish.format(values='static_cast<Result*>(nullptr)')}",
-            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, at.meeting, "
+            f"else write_gradient<{self.added}>(shape, x, g, at.samples, at.labels, at.links, lattice, "
             "at.sums, at.broken, grad_output, at.used, per_sample, multiple, count, blockIdx.x - finishes);",
         ]

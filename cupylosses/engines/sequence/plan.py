@@ -128,7 +128,7 @@ class SequencePlan(CompositePlan):
             32 * found.every,
             4 * count,
             4 * count,
-            4 * found.every,
+            8 * found.every,
             8 * wide * count,
             sums,
             8 * found.every,
